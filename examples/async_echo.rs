@@ -1,5 +1,6 @@
-//! An echo server and its client as tokio tasks. `uiw::with_tokio::drive` lets tokio's own thread
-//! drive the device: no other thread stands between an arrival and the task that waits for it.
+//! Echo server and client as tokio tasks. With `uiw::with_tokio::drive`, tokio's own thread drives
+//! the device, so no switch to another thread is needed between an arrival and the task that waits
+//! for it.
 
 use std::error::Error;
 use uiw::{Connection, ConnectionConfig, Device, Listener};
@@ -13,7 +14,7 @@ async fn echo(connection: Connection) {
 }
 
 async fn serve(listener: Listener) {
-    // A peer that fails or is silent neither ends this loop nor delays another one.
+    // A peer that fails or is silent does not end this loop and does not delay other peers.
     while let Ok(connection) = listener.accept().await {
         tokio::spawn(echo(connection));
     }

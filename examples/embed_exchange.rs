@@ -1,5 +1,5 @@
-//! What the two ends of `embed_stream` and `embed_smoltcp` do with each other, and what must come
-//! of it.
+//! Messages that the two ends of `embed_stream` and `embed_smoltcp` exchange, and the expected
+//! results.
 
 use crate::embed_host::{MEMORY, Peer};
 use std::error::Error;
@@ -9,16 +9,17 @@ use uiw::stream::{
 
 pub(crate) type AnyError = Box<dyn Error + Send + Sync>;
 
-/// An STag that names no memory.
+/// STag that refers to no memory.
 pub(crate) const SINK: STag = STag(0xFFFF_FF00);
 
 impl Peer {
-    /// The end with the memory: 56 bytes and a counter.
+    /// Creates the end with the memory: 56 bytes and a counter.
     pub(crate) fn responder() -> Self {
         Self { memory: [vec![0; 56], 37u64.to_ne_bytes().to_vec()].concat(), ..Self::default() }
     }
 
-    /// The responder offers its memory and greets, the initiator uses the memory.
+    /// Handles an event: the responder sends the STag of its memory, and the initiator uses the
+    /// memory.
     pub(crate) fn on_event(
         &mut self,
         event: Event,
@@ -40,7 +41,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Every operation, and behind them all a Write that breaks a rule.
+    /// Posts each kind of operation, and finally a Write that violates a rule.
     fn use_memory(&mut self, stag: &[u8]) -> Result<(), AnyError> {
         let stag = STag(u32::from_be_bytes(stag.try_into()?));
         let at = |to| Remote { stag, to };
@@ -53,7 +54,7 @@ impl Peer {
     }
 }
 
-/// Prints what happened, and panics if anything of it is wrong.
+/// Prints the results, and panics if they are not as expected.
 pub(crate) fn report(initiator: &Peer, responder: &Peer) {
     for (name, peer) in [("initiator", initiator), ("responder", responder)] {
         let error = &peer.ended.as_ref().expect("the stream has ended").error;

@@ -1,19 +1,19 @@
-//! The host of `embed_stream` and `embed_smoltcp`: memory, requests and receives of one end.
+//! Host of `embed_stream` and `embed_smoltcp`: memory, requests and receives of one end.
 
 use uiw::stream::{
     AccessError, AtomicError, AtomicRequest, LocalError, Op, PeerKind, ReceiveError, ReceivedMessage,
     Request, ResponsePart, STag, StreamEnd, StreamHost, Verified,
 };
 
-/// The memory of the responder.
+/// STag of the responder's memory.
 pub(crate) const MEMORY: STag = STag(0x1234);
 
 /// Memory, requests and receives of one end.
 #[derive(Default)]
 pub(crate) struct Peer {
     pub(crate) memory: Vec<u8>,
-    /// Every request, with its payload or the place of its answer. The stream has built this many
-    /// of them.
+    /// All requests, each with its payload or the buffer for its answer. The stream has already
+    /// built the first `built` ones.
     pub(crate) requests: Vec<(Request, Vec<u8>)>,
     pub(crate) built: usize,
     pub(crate) completed: Vec<u32>,
@@ -30,7 +30,8 @@ impl Peer {
         self.requests.push((request, payload.to_vec()));
     }
 
-    /// RFC 5041 section 7.1: STag and range are checked before a byte is touched.
+    /// Returns a range of the memory. STag and range are checked before any byte is accessed (RFC
+    /// 5041 section 7.1).
     fn range(&mut self, stag: STag, to: u64, len: usize) -> Result<&mut [u8], AccessError> {
         let end = to.checked_add(len as u64).ok_or(AccessError::ToWrap)?;
         if stag != MEMORY {

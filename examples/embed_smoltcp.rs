@@ -1,6 +1,6 @@
-//! iWARP inside of an existing smoltcp loop: no thread, no descriptor, the loop's own clock. Two
-//! sockets of one interface talk over a device in memory. FPDUs are taken where they lie in a
-//! socket's receive buffer.
+//! iWARP in an existing smoltcp loop, without threads and descriptors, using the clock of the loop.
+//! Two sockets of one interface communicate over a device in memory. FPDUs are processed in the
+//! receive buffer of the socket, without a copy.
 
 #[path = "embed_exchange.rs"]
 mod embed_exchange;
@@ -17,12 +17,12 @@ use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
 use std::hash::{BuildHasher, RandomState};
 use uiw::stream::{RdmapConfig, RdmapStream, Time, Transmit};
 
-/// One end: what the loop keeps for a socket.
+/// State of the loop for one socket.
 struct SocketEnd {
     socket: SocketHandle,
     stream: RdmapStream<Vec<u8>>,
     peer: Peer,
-    /// Bytes that stood on both sides of the end of the socket's ring.
+    /// Bytes that wrap around the end of the socket's ring buffer, copied to be contiguous.
     joined: Vec<u8>,
 }
 
@@ -31,7 +31,7 @@ impl SocketEnd {
         Self { socket, stream, peer, joined: Vec::new() }
     }
 
-    /// Called by the loop after every poll of the interface.
+    /// Processes the socket. The loop calls this after each poll of the interface.
     fn step(&mut self, socket: &mut Socket<'_>, now: Time) -> Result<(), AnyError> {
         if socket.may_send() {
             self.stream.handle_connected(now);
@@ -56,7 +56,8 @@ impl SocketEnd {
         Ok(())
     }
 
-    /// Takes what is whole of the socket's receive buffer, mostly where it lies. False: nothing is.
+    /// Processes complete frames in the socket's receive buffer, usually in place. Returns `false`
+    /// if there is none.
     fn receive(&mut self, socket: &mut Socket<'_>, now: Time) -> Result<bool, AnyError> {
         let Self { stream, peer, joined, .. } = self;
         let queued = socket.recv_queue();
@@ -131,7 +132,7 @@ fn main() -> Result<(), AnyError> {
             let time = Time::from_nanos(now.total_micros() as u64 * 1000);
             end.step(sockets.get_mut(end.socket), time)?;
         }
-        // The loop's own clock: this one never waits.
+        // The clock of this loop is virtual, so the loop never waits.
         now += Duration::from_millis(1);
         if now > Instant::from_secs(10) {
             return Err("nothing happens".into());

@@ -1,7 +1,9 @@
-//! A whole peer over any reader and writer (here a pair of Unix sockets): a pipe, a TLS session, a
-//! serial line, a TCP of your own. No engine and no driver thread: one `uiw::stream::RdmapStream`,
-//! and a host (`embed_host.rs`) with the memory, the requests and the receives; `embed_exchange.rs`
-//! is what the two ends do with each other.
+//! Complete peer over any reader and writer, such as a pipe, a TLS session, a serial line or your
+//! own TCP; here it is a pair of Unix sockets.
+//!
+//! It uses neither the engine nor a driver thread, but one `uiw::stream::RdmapStream`, and a host
+//! (`embed_host.rs`) with the memory, the requests and the receives. `embed_exchange.rs` has the
+//! messages that the two ends exchange.
 
 #[path = "embed_exchange.rs"]
 mod embed_exchange;
@@ -16,8 +18,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use uiw::stream::{RdmapConfig, RdmapStream, Time, Transmit};
 
-/// Runs a stream to its end. A read that times out lets the stream's deadlines pass; `shut_down`
-/// ends the transport's sending half.
+/// Runs a stream to its end. Reads must time out, so that the stream's deadlines are handled.
+/// `shut_down` ends the sending half of the transport.
 fn run<T: Read + Write>(
     mut transport: T,
     shut_down: impl Fn(&T) -> std::io::Result<()>,
@@ -47,8 +49,8 @@ fn run<T: Read + Write>(
         if stream.is_over() {
             return Ok(peer);
         }
-        // What came with a start-up frame belongs to Full Operation, once the host has taken the
-        // event of the frame.
+        // Bytes that arrived together with a startup frame belong to Full Operation. They are
+        // processed after the host has handled the event of the frame.
         let used = stream.handle_bytes(&mut peer, &mut unread, now());
         unread.drain(..used);
         if used > 0 || !stream.accepts_bytes() {

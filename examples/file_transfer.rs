@@ -1,6 +1,8 @@
-//! Transfers a file: the receiver opens memory of a few blocks, the sender writes a block by RDMA
-//! and notifies the receiver in the same request, and the receiver returns each block when its
-//! bytes are in the file. `file_transfer FROM TO`; without arguments a file is made.
+//! Transfers a file by RDMA Writes: `file_transfer FROM TO`. Without arguments, a file is created.
+//!
+//! The receiver gives access to memory of a few blocks. The sender writes a block and notifies the
+//! receiver in the same request. The receiver returns each block after its bytes were written to
+//! the file.
 
 use std::error::Error;
 use std::fs::File;
@@ -20,13 +22,13 @@ type AnyError = Box<dyn Error + Send + Sync>;
 fn receive(listener: &Listener, to: &Path) -> Result<u64, AnyError> {
     let connection = listener.accept()?;
     let memory = connection.pd().share(BLOCK * BLOCKS, Access::empty())?;
-    // The memory is open to this peer only.
+    // Only this peer has access to the memory.
     let window = connection.bind_window(&memory, 0..BLOCK * BLOCKS, Access::REMOTE_WRITE)?;
     connection.send_copy(&window.remote().to_bytes())?;
     let mut file = File::create(to)?;
     let mut received = 0;
     while let Some(written) = connection.recv()? {
-        // The immediate names the block, and comes behind its bytes.
+        // The immediate data is the number of the block, and arrives after the bytes.
         let block = written.imm().ok_or("a message without an immediate")? as usize;
         let len = written.write_len().unwrap_or(0) as usize;
         file.write_all(&memory.to_vec(block * BLOCK..block * BLOCK + len)?)?;
@@ -65,8 +67,8 @@ fn send(to: SocketAddr, from: &Path) -> Result<u64, AnyError> {
         let mut buffer = pd.register(vec![0; BLOCK])?;
         let len = fill(&mut buffer, &mut file)?;
         if len == 0 {
-            // Every block that is under way is returned before the connection is closed: then the
-            // receiver has it.
+            // All blocks in flight must be returned before the connection is closed. Then the
+            // receiver has received them.
             for _ in free.len() + 1..BLOCKS {
                 connection.recv()?.ok_or("the receiver has closed")?;
             }
@@ -74,7 +76,7 @@ fn send(to: SocketAddr, from: &Path) -> Result<u64, AnyError> {
             return Ok(sent);
         }
         let place = memory.slice(block * BLOCK..block * BLOCK + len)?;
-        // Not waited for: the receiver returns the block.
+        // The operation is detached, because the receiver returns the block.
         drop(connection.write_imm(buffer.range(0..len)?, place, block as u32));
         sent += len as u64;
     }

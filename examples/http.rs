@@ -1,5 +1,5 @@
-//! HTTP/1.1 over RDMA: hyper, as it is, serves and asks over [`ByteStream`], which implements
-//! tokio's `AsyncRead` and `AsyncWrite`. All requests go over one connection.
+//! HTTP/1.1 over RDMA: unmodified hyper as server and client over [`ByteStream`], which implements
+//! tokio's `AsyncRead` and `AsyncWrite`. All requests use one connection.
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -62,7 +62,7 @@ async fn main() -> Result<(), AnyError> {
             _ => println!("{method} {path}: {status}, {} bytes", body.len()),
         }
     }
-    // hyper ends the stream in the client's direction, and the server answers with the end of its
+    // hyper shuts down the client's direction of the stream, and then the server shuts down its
     // own.
     drop(requests);
     stream.await??;

@@ -1,6 +1,8 @@
-//! A key-value store: clients put with a Send, and get with one RDMA Read, in which the server's
-//! program takes no part. An entry has a version in front and behind: it is odd, or the two differ,
-//! while the server changes the entry, and the client reads again.
+//! Key-value store: clients put with a Send, and get with one RDMA Read, without involving the
+//! server's program.
+//!
+//! An entry has a version at its beginning and at its end. While the server changes the entry, the
+//! version is odd or the two differ, and the client reads again.
 
 use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,12 +10,12 @@ use std::thread;
 use uiw::blocking::{Connection, Listener};
 use uiw::{Access, ConnectionConfig, Device, RemoteMr, SharedMr};
 
-/// Entries; those of keys with the same hash are the same entry.
+/// Number of entries. Keys with the same hash share one entry.
 const ENTRIES: usize = 1024;
-/// Bytes of a key and of a value, filled up with zeros.
+/// Lengths in bytes of a key and of a value, which are padded with zeros.
 const KEY: usize = 24;
 const VALUE: usize = 24;
-/// Version, key, value, version.
+/// Length in bytes of an entry: version, key, value, version.
 const ENTRY: usize = 8 + KEY + VALUE + 8;
 
 type AnyError = Box<dyn Error + Send + Sync>;
@@ -30,7 +32,7 @@ fn filled<const LEN: usize>(text: &str) -> Result<[u8; LEN], AnyError> {
     Ok(bytes)
 }
 
-/// The server's end of a connection.
+/// Serves a connection.
 fn serve(connection: &Connection, table: &SharedMr) -> uiw::Result<()> {
     connection.send_copy(&table.remote(0..table.len())?.to_bytes())?;
     while let Some(put) = connection.recv()? {

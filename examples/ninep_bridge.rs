@@ -1,11 +1,11 @@
-//! Passes 9P between clients over RDMA, such as Linux's `mount -t 9p -o trans=rdma`, and a file
-//! server that has its client on two descriptors, such as diod: one server process for each
-//! connection. On RDMA a 9P message is one Send; on the descriptors messages follow each other,
-//! each with its length in front.
+//! Forwards 9P messages between clients that use RDMA, such as Linux's `mount -t 9p -o trans=rdma`,
+//! and a file server that serves its client on two descriptors, such as diod. Each connection has
+//! its own server process. On RDMA, a 9P message is one Send. On the descriptors, each message
+//! begins with its length. For example
 //!
 //!     ninep_bridge 192.0.2.1:5640 diod --foreground --no-auth --rfdno 0 --wfdno 1 --export /srv
 //!
-//! reaches the files of /srv from every host that reaches the port. Without arguments a client
+//! exports the files of /srv to all hosts that can connect to the port. Without arguments, a client
 //! sends a message to `cat`, which returns it.
 
 use std::error::Error;
@@ -16,14 +16,14 @@ use std::thread;
 use uiw::blocking::{Connection, Listener};
 use uiw::{ConnectionConfig, Device};
 
-/// The longest message: Linux's client negotiates at most 1 MiB over RDMA.
+/// Maximum length of a message in bytes. Linux's client negotiates at most 1 MiB over RDMA.
 const LONGEST: u32 = 1 << 20;
-/// The shortest message: length, type and tag.
+/// Minimum length of a message in bytes: length, type and tag.
 const SHORTEST: u32 = 7;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
-/// The length that a message begins with, if a message can have it.
+/// Decodes and checks the length at the beginning of a message.
 fn length(start: [u8; 4]) -> Result<u32, AnyError> {
     let length = u32::from_le_bytes(start);
     if (SHORTEST..=LONGEST).contains(&length) {
@@ -32,7 +32,7 @@ fn length(start: [u8; 4]) -> Result<u32, AnyError> {
     Err(format!("a 9P message of {length} bytes; {SHORTEST} to {LONGEST} are possible").into())
 }
 
-/// Passes requests from the client to the server, until either closes.
+/// Forwards requests from the client to the server, until either closes.
 fn requests(connection: &Connection, mut server: ChildStdin) -> Result<(), AnyError> {
     while let Some(message) = connection.recv()? {
         let start = message.first_chunk::<4>().ok_or("a message that is shorter than its length")?;
@@ -47,7 +47,7 @@ fn requests(connection: &Connection, mut server: ChildStdin) -> Result<(), AnyEr
     Ok(())
 }
 
-/// Passes answers from the server to the client, until the server closes.
+/// Forwards answers from the server to the client, until the server closes.
 fn answers(connection: &Connection, mut server: ChildStdout) -> Result<(), AnyError> {
     let mut start = [0; 4];
     loop {
@@ -62,20 +62,20 @@ fn answers(connection: &Connection, mut server: ChildStdout) -> Result<(), AnyEr
     }
 }
 
-/// Serves a connection by a server process of its own. Both end together.
+/// Serves a connection with its own server process. The connection and the process end together.
 fn serve(connection: &Connection, mut server: Child) -> Result<(), AnyError> {
     let (input, output) = (server.stdin.take().ok_or("no input")?, server.stdout.take().ok_or("no output")?);
     let answering = {
         let connection = connection.clone();
         thread::spawn(move || {
             let ended = answers(&connection, output);
-            // The requests end with the connection; it may have ended already.
+            // Closing the connection ends the thread of the requests. It may have ended already.
             let _ = connection.disconnect();
             ended
         })
     };
     let asked = requests(connection, input);
-    // Without input the server ends when it has answered, and its end is that of the answers.
+    // At the end of its input, the server sends its last answers and exits, which ends the answers.
     let answered = answering.join().map_err(|_| "the thread of the answers panicked")?;
     server.wait()?;
     asked.and(answered)
@@ -88,7 +88,7 @@ fn start(program: &[OsString]) -> Result<Child, AnyError> {
     command.spawn().map_err(|error| format!("cannot run {}: {error}", name.display()).into())
 }
 
-/// Accepts connections for ever, each with a process of `program`.
+/// Accepts connections forever, and starts a process of `program` for each.
 fn listen(listener: &Listener, program: &[OsString]) -> Result<(), AnyError> {
     loop {
         let connection = listener.accept()?;

@@ -1,5 +1,5 @@
-//! Round trips on the raw layer: explicitly registered memory, queues and completions; one polling
-//! thread per side.
+//! Round trips on the raw layer, with explicitly registered memory, queues and completions, and a
+//! polling thread at each end.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -40,8 +40,8 @@ impl End {
     }
 
     fn post_recv(&self) -> Result<()> {
-        // SAFETY: the engine owns the memory (`Memory::owned`), and `self.memory` outlives the
-        // queue pair's use of it.
+        // SAFETY: the engine owns the memory (`Memory::owned`), and `self.memory` outlives its use
+        // by the queue pair.
         unsafe { self.qp.post_recv([RecvWr { wr_id: 1, sges: &self.sge(0) }])? };
         Ok(())
     }
@@ -53,7 +53,7 @@ impl End {
         Ok(())
     }
 
-    /// Polls until a message is here.
+    /// Polls until a message has arrived.
     fn receive(&self) -> Result<()> {
         let mut received = false;
         while !received {

@@ -1,6 +1,6 @@
-//! Remote calls as `tower` services: the client is a service of requests, the server runs one for
-//! each request, and both are put together with tower's layers. A message is the number of its
-//! call, big-endian, and the bytes of the request or the answer.
+//! Remote calls as `tower` services: the client is a service, and the server calls a service for
+//! each request. Both can be combined with tower's layers. A message consists of the number of the
+//! call in big-endian order, and the bytes of the request or the answer.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -15,7 +15,7 @@ use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use uiw::{Connection, ConnectionConfig, Device, Listener};
 
 type AnyError = Box<dyn Error + Send + Sync>;
-/// Calls that wait for their answers.
+/// Calls that wait for answers.
 type Calls = Arc<Mutex<HashMap<u64, oneshot::Sender<Vec<u8>>>>>;
 
 fn message(call: u64, body: &[u8]) -> Vec<u8> {
@@ -27,7 +27,8 @@ fn parse(message: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_be_bytes(*call), body))
 }
 
-/// Answers the requests of a connection, each in a task of its own: a slow one delays no other.
+/// Answers the requests of a connection, each in its own task, so that a slow one does not delay
+/// the others.
 async fn serve<S>(connection: Connection, service: S) -> Result<(), AnyError>
 where
     S: Service<Vec<u8>, Response = Vec<u8>, Error = Infallible> + Clone + Send + 'static,
@@ -38,14 +39,14 @@ where
         let (connection, service, body) = (connection.clone(), service.clone(), body.to_vec());
         tokio::spawn(async move {
             let Ok(answer) = service.oneshot(body).await;
-            // Fails when the client has gone: the answer is not needed then.
+            // This fails if the client has closed the connection. Then the answer is not needed.
             let _ = connection.send_copy(&message(call, &answer)).await;
         });
     }
     Ok(())
 }
 
-/// The client's end of a connection.
+/// Client, which sends requests on a connection.
 #[derive(Clone)]
 struct Client {
     connection: Connection,
@@ -61,11 +62,11 @@ impl Client {
             while let Ok(Some(answer)) = receiving.recv().await {
                 let Some((call, body)) = parse(&answer) else { break };
                 if let Some(caller) = waiting.lock().ok().and_then(|mut calls| calls.remove(&call)) {
-                    // A call that was given up has no receiver.
+                    // A call that was cancelled has no receiver.
                     let _ = caller.send(body.to_vec());
                 }
             }
-            // The calls that wait end with their channels.
+            // Dropping the channels ends the calls that still wait.
             waiting.lock().map(|mut calls| calls.clear()).unwrap_or_default();
         });
         Self { connection, calls, next: 0 }
@@ -77,7 +78,7 @@ impl Service<Vec<u8>> for Client {
     type Error = AnyError;
     type Future = Pin<Box<dyn Future<Output = Result<Vec<u8>, AnyError>> + Send>>;
 
-    /// The connection has back-pressure of its own.
+    /// Always ready, because the connection itself has back-pressure.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), AnyError>> {
         Poll::Ready(Ok(()))
     }

@@ -1,9 +1,9 @@
-//! Every example runs alone, and says what it should.
+//! Tests that each example runs and prints the expected text.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Cargo builds examples beside the tests.
+/// Runs an example, which Cargo builds in the folder next to the tests.
 fn example(name: &str) -> PathBuf {
     let mut path = std::env::current_exe().unwrap();
     path.pop();
@@ -83,7 +83,7 @@ fn embed_smoltcp() {
     runs("embed_smoltcp", EMBEDDED);
 }
 
-/// The README's first program is the example, word for word.
+/// The first program in the README is the same as the example.
 #[test]
 fn readme_shows_send_recv() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));

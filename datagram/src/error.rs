@@ -1,34 +1,34 @@
-//! The rules of the format.
+//! Errors of datagrams that violate the format.
 
 use crate::{MAX_PAYLOAD, Qpn, VERSION, sidr};
 
 /// Reason for dropping a datagram: one variant per violated rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DatagramError {
-    /// It ends within its headers or its CRC.
+    /// The datagram ends within its headers or its CRC.
     #[error("datagram of {len} bytes, which is shorter than its headers")]
     TooShort {
         /// Bytes of the datagram.
         len: usize,
     },
-    /// The payload is longer than any MTU.
+    /// The payload is longer than the largest MTU.
     #[error("payload of {len} bytes, {MAX_PAYLOAD} are the most")]
     TooLong {
         /// Bytes of the payload.
         len: usize,
     },
-    /// Version is not 1.
+    /// The version is not 1.
     #[error("version {version} instead of {VERSION}")]
     Version {
         /// The version.
         version: u8,
     },
-    /// Kind is not the one that belongs here.
+    /// The kind is not the expected one.
     #[error("kind {kind} instead of {expected}")]
     Kind {
-        /// The kind.
+        /// Kind of the datagram.
         kind: u8,
-        /// The kind that this port takes.
+        /// Kind that this port accepts.
         expected: u8,
     },
     /// The CRC does not match.
@@ -86,24 +86,24 @@ pub enum DatagramError {
         /// The version.
         version: u8,
     },
-    /// The opcode is no Send that may come as a datagram.
+    /// The opcode is not one of the Sends that datagrams can carry.
     #[error("RDMAP opcode {opcode}, which is no Send that a datagram carries")]
     Opcode {
         /// The raw opcode.
         opcode: u8,
     },
-    /// A SIDR message has another length than [`sidr::LEN`].
+    /// The length of a SIDR message is not [`sidr::LEN`].
     #[error("SIDR message of {len} bytes instead of {}", sidr::LEN)]
     SidrLength {
         /// Bytes of the datagram.
         len: usize,
     },
-    /// The private data of a SIDR message is longer than may be.
+    /// The private data of a SIDR message is too long.
     #[error("SIDR message with {len} bytes of private data, {max} are the most")]
     PrivateData {
-        /// Bytes.
+        /// Length of the private data in bytes.
         len: usize,
-        /// The most.
+        /// Maximum length in bytes.
         max: usize,
     },
     /// The status of a SIDR reply is not defined, or that of a request is not 0.

@@ -1,5 +1,4 @@
-//! The Global Route Header (IBTA volume 1, section 8.3), which stands in front of a received
-//! payload.
+//! Global Route Header (IBTA volume 1, section 8.3), which precedes a received payload.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -14,27 +13,27 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-/// The addresses of a datagram, as GIDs.
+/// Global Route Header, with the addresses of a datagram as GIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grh {
-    /// Bytes of the payload.
+    /// Length of the payload in bytes.
     pub len: u16,
-    /// The sender's address.
+    /// Address of the sender.
     pub source: IpAddr,
-    /// The address that it was sent to: one of the receiver's, or a group's.
+    /// Address to which the datagram was sent: an address of the receiver or of a multicast group.
     pub destination: IpAddr,
 }
 
-/// The IBA transport.
+/// Value of NxtHdr, which stands for the IBA transport.
 const NEXT_HEADER: u8 = 0x1B;
-/// IPVer.
+/// First byte of the header, with IPVer in the upper four bits.
 const IP_VERSION: u8 = 0x60;
 
 impl Grh {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 40;
 
-    /// The bytes of the header.
+    /// Encodes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
@@ -42,12 +41,12 @@ impl Grh {
         bytes[4..6].copy_from_slice(&self.len.to_be_bytes());
         bytes[6] = NEXT_HEADER;
         bytes[7] = 1;
-        bytes[8..24].copy_from_slice(&gid(self.source));
-        bytes[24..].copy_from_slice(&gid(self.destination));
+        bytes[8..24].copy_from_slice(&to_gid(self.source));
+        bytes[24..].copy_from_slice(&to_gid(self.destination));
         bytes
     }
 
-    /// The header in `bytes`; `None` where none is.
+    /// Decodes the header. Returns `None` if `bytes` is not a Global Route Header.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
         if bytes[0] & 0xF0 != IP_VERSION || bytes[6] != NEXT_HEADER {
@@ -62,8 +61,9 @@ impl Grh {
     }
 }
 
-/// An IPv4 address is its IPv4-mapped IPv6 address, an IPv6 address is itself.
-fn gid(address: IpAddr) -> [u8; 16] {
+/// Returns the GID of an address: the IPv6 address, or the IPv4-mapped IPv6 address of an IPv4
+/// address.
+fn to_gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),

@@ -1,4 +1,4 @@
-//! The header of a message.
+//! Header of a message.
 
 use crate::{CRC_LEN, DatagramError, MAX_PAYLOAD, Qpn, VERSION, check_crc, u32_at};
 use uiw_rdmap::{Control, Opcode, QN_SEND, wire};
@@ -7,16 +7,17 @@ use uiw_rdmap::{Control, Opcode, QN_SEND, wire};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// A message of a queue pair.
+    /// Message of a queue pair.
     Message = 1,
-    /// A SIDR request.
+    /// SIDR request.
     SidrRequest = 2,
-    /// A SIDR reply.
+    /// SIDR reply.
     SidrReply = 3,
 }
 
 impl Kind {
-    /// The kind that the front of a datagram names. `None`: another version, or no kind.
+    /// Returns the kind at the front of a datagram, or `None` if the version or the kind is
+    /// unknown.
     #[must_use]
     pub const fn of(datagram: &[u8]) -> Option<Self> {
         match datagram {
@@ -40,22 +41,22 @@ impl Kind {
     }
 }
 
-/// The header of a message. The payload follows, then [`crc`](crate::crc) of both.
+/// Header of a message. The payload follows it, then the [`crc`](crate::crc) of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// Drawn when the source queue pair entered RTS.
+    /// Random number, chosen when the source queue pair entered RTS.
     pub epoch: u32,
-    /// The destination queue pair, or [`Qpn::MULTICAST`].
+    /// Destination queue pair, or [`Qpn::MULTICAST`].
     pub destination: Qpn,
-    /// The source queue pair.
+    /// Source queue pair.
     pub source: Qpn,
-    /// The Q_Key of the destination.
+    /// Q_Key of the destination.
     pub qkey: u32,
     /// Message Sequence Number within the epoch.
     pub msn: u32,
-    /// Raises a solicited event.
+    /// True if the message raises a solicited event.
     pub solicited: bool,
-    /// The immediate, as the application's number.
+    /// Immediate data, as an integer of the application.
     pub immediate: Option<u32>,
 }
 
@@ -66,10 +67,10 @@ const DDP: usize = 20;
 pub(crate) const MSN: usize = DDP + 10;
 
 impl Header {
-    /// Bytes on the wire.
+    /// Length on the wire in bytes.
     pub const LEN: usize = DDP + uiw_ddp::Untagged::LEN;
 
-    /// The bytes of the header.
+    /// Encodes the header.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
@@ -101,8 +102,8 @@ impl Header {
         bytes
     }
 
-    /// Replaces the MSN in the bytes of a header: headers of messages to one destination often
-    /// differ in nothing else.
+    /// Replaces the MSN in an encoded header. The headers of messages to the same destination often
+    /// differ only in the MSN.
     #[inline]
     pub fn set_msn(bytes: &mut [u8; Self::LEN], msn: u32) {
         bytes[MSN..MSN + 4].copy_from_slice(&msn.to_be_bytes());
@@ -111,8 +112,10 @@ impl Header {
     /// Checks a datagram and returns its header and payload.
     ///
     /// # Errors
-    /// The first rule that it violates. [`Header::check_source`] has the rule about its sender.
-    // Always: a header that is returned through memory is read back before its stores are done.
+    /// Returns the first violation. The rule about the sender is checked by
+    /// [`Header::check_source`].
+    // Inlined always, because a header that is returned through memory would be read before its
+    // stores are complete.
     #[inline(always)]
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), DatagramError> {
         if datagram.len() < Self::LEN + CRC_LEN {
@@ -134,7 +137,7 @@ impl Header {
         let (uiw_ddp::Header::Untagged(ddp), _) = uiw_ddp::Header::parse(&header[DDP..])? else {
             return Err(DatagramError::Tagged);
         };
-        let (solicited, immediate) = operation(&ddp)?;
+        let (solicited, immediate) = parse_operation(&ddp)?;
         let header = Self {
             epoch: u32_at(header, 4),
             destination,
@@ -147,18 +150,19 @@ impl Header {
         Ok((header, payload))
     }
 
-    /// Returns whether two headers are equal except for the MSN.
+    /// Returns whether two encoded headers are equal except for the MSN.
     #[inline(always)]
     #[must_use]
     pub fn is_equal_but_msn(bytes: &[u8; Self::LEN], other: &[u8; Self::LEN]) -> bool {
-        // Parts of lengths that are known: each is a few comparisons of numbers.
+        // The lengths of the parts are constant, so each comparison compiles to a few comparisons
+        // of integers.
         bytes[..16] == other[..16] && bytes[16..MSN] == other[16..MSN] && bytes[MSN + 4..] == other[MSN + 4..]
     }
 
     /// Checks the UDP port that the datagram came from.
     ///
     /// # Errors
-    /// [`DatagramError::SourcePort`].
+    /// Returns [`DatagramError::SourcePort`] if it is not the port of the source QPN.
     #[inline]
     pub fn check_source(&self, port: u16) -> Result<(), DatagramError> {
         if self.source.port() == port {
@@ -170,7 +174,7 @@ impl Header {
 }
 
 /// Returns whether the message is solicited, and its immediate data.
-fn operation(ddp: &uiw_ddp::Untagged) -> Result<(bool, Option<u32>), DatagramError> {
+fn parse_operation(ddp: &uiw_ddp::Untagged) -> Result<(bool, Option<u32>), DatagramError> {
     if !ddp.last {
         return Err(DatagramError::NotLast);
     }

@@ -1,6 +1,7 @@
-//! Datagrams between uiw peers: one untagged DDP message in a UDP datagram, SIDR, and the Global
-//! Route Header in front of a received payload. **No I/O, no clock, no unsafe code**; `no_std`.
-//! `docs/datagrams.md` is the format's definition.
+//! Datagrams between uiw peers: untagged DDP messages, each in one UDP datagram; SIDR; and the
+//! Global Route Header before a received payload. **No I/O, no clock, no unsafe code**; `no_std`.
+//!
+//! `docs/datagrams.md` defines the format.
 //!
 //! ```
 //! use uiw_datagram::{Header, Qpn};
@@ -40,32 +41,32 @@ pub use header::{Header, Kind};
 pub use qpn::Qpn;
 pub use run_crc::RunCrc;
 
-/// The version of the format.
+/// Version of the format.
 pub const VERSION: u8 = 1;
 
-/// The UDP port of every multicast message.
+/// UDP destination port of all multicast messages.
 pub const MULTICAST_PORT: u16 = 5041;
 
-/// Bytes of the longest payload.
+/// Maximum length of a payload in bytes.
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// Bytes of a CRC32C, at the end of every datagram.
+/// Length in bytes of the CRC32C at the end of each datagram.
 pub const CRC_LEN: usize = 4;
 
-/// Bytes of a message that are not payload.
+/// Length in bytes of the header and the CRC of a message.
 pub const OVERHEAD: usize = Header::LEN + CRC_LEN;
 
-/// Bytes of the headers of UDP and IPv6, the longer of the two versions.
+/// Length in bytes of the headers of UDP and IPv6, which is longer than IPv4.
 const UDP_AND_IP: usize = 8 + 40;
 
-/// The CRC field behind `bytes`.
+/// Returns the CRC field that follows `bytes`.
 #[must_use]
 pub fn crc(bytes: &[u8]) -> [u8; CRC_LEN] {
     uiw_mpa::Crc32c::new().update(bytes).finish_wire()
 }
 
-/// Bytes of the longest payload on a network device with this MTU: an MTU of the IBTA. `None`: not
-/// even the smallest one fits.
+/// Returns the maximum payload length in bytes on a network device with this MTU. It is one of the
+/// MTUs that the IBTA defines; `None` if not even the smallest of them fits.
 #[must_use]
 pub fn max_payload(mtu: usize) -> Option<usize> {
     [4096, 2048, 1024, 512, 256].into_iter().find(|payload| payload + OVERHEAD + UDP_AND_IP <= mtu)
@@ -74,7 +75,8 @@ pub fn max_payload(mtu: usize) -> Option<usize> {
 /// Checks the CRC at the end of `datagram`, and returns the bytes before it.
 ///
 /// # Errors
-/// [`DatagramError::Crc`], [`DatagramError::TooShort`].
+/// [`DatagramError::Crc`] if the CRC does not match, and [`DatagramError::TooShort`] if there is
+/// none.
 #[inline]
 pub fn check_crc(datagram: &[u8]) -> Result<&[u8], DatagramError> {
     let (bytes, field) =
@@ -86,7 +88,7 @@ pub fn check_crc(datagram: &[u8]) -> Result<&[u8], DatagramError> {
     Ok(bytes)
 }
 
-/// The big-endian 32 bits at `at`.
+/// Returns the big-endian 32-bit integer at offset `at`.
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }

@@ -1,26 +1,28 @@
-//! CRCs of datagrams whose headers differ in the MSN alone.
+//! CRCs of datagrams whose headers differ only in the MSN.
 
 use crate::header::MSN;
 use crate::{CRC_LEN, crc};
 
-/// Bytes of the longest datagrams for which the part in front of the MSN is worth leaving out.
+/// Maximum length in bytes of datagrams for which skipping the part before the MSN makes the CRC
+/// faster.
 const LONGEST: usize = 512;
 
-/// The CRCs of datagrams of one length whose headers differ in the MSN alone.
+/// Computes the CRCs of datagrams that have the same length and whose headers differ only in the
+/// MSN.
 ///
-/// A CRC is an affine function of the bits: of messages that have the same first bytes and one
-/// length, the exclusive-or of the CRC of the whole and the CRC of the rest is the same. So the
-/// first bytes are read once.
+/// A CRC is an affine function of the bits. So for messages with the same length and the same first
+/// bytes, the exclusive-or of the CRC of all bytes and the CRC of the remaining bytes is a
+/// constant. It is computed once, after which only the remaining bytes of each datagram are read.
 #[derive(Clone, Copy, Debug)]
 pub struct RunCrc {
-    /// The CRC of a datagram and that of its part from the MSN on, as one number. `None`: whole
-    /// datagrams are read.
+    /// Exclusive-or of the CRC of a datagram and the CRC of its part from the MSN on. `None` if the
+    /// datagrams are so long that their complete CRCs are computed.
     difference: Option<u32>,
 }
 
 impl RunCrc {
-    /// Prepares the CRCs of datagrams that have the length and header of `bytes`, which excludes
-    /// the CRC field.
+    /// Prepares the CRCs of datagrams that have the same length and header as `bytes`, a datagram
+    /// without its CRC field.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         let rest = bytes.get(MSN..).filter(|_| bytes.len() <= LONGEST);
@@ -28,8 +30,8 @@ impl RunCrc {
         Self { difference: rest.map(|rest| number(crc(bytes)) ^ number(crc(rest))) }
     }
 
-    /// The CRC field behind a datagram. It is another one if the length is not the common one, or
-    /// the header differs in more than the MSN.
+    /// Returns the CRC field of a datagram. It is wrong if the length differs from that of the
+    /// prepared datagram, or the header differs in more than the MSN.
     #[inline]
     #[must_use]
     pub fn crc(&self, bytes: &[u8]) -> [u8; CRC_LEN] {

@@ -1,22 +1,23 @@
-//! SIDR: the exchange that gives a requester the number and Q_Key of a listener's queue pair.
+//! SIDR, the exchange by which a requester learns the number and Q_Key of a listener's queue pair.
 
 use crate::{CRC_LEN, DatagramError, Kind, Qpn, VERSION, check_crc, crc, u32_at};
 
-/// Bytes of a request and of a reply, so that no reply is larger than its request.
+/// Length in bytes of requests and replies. It is the same for both, so that no reply is larger
+/// than its request.
 pub const LEN: usize = 256;
-/// Bytes of private data in a request.
+/// Maximum length in bytes of the private data in a request.
 pub const MAX_REQUEST_DATA: usize = 180;
-/// Bytes of private data in a reply.
+/// Maximum length in bytes of the private data in a reply.
 pub const MAX_REPLY_DATA: usize = 136;
 
-/// Offset of the private data.
+/// Offset of the private data in bytes.
 const DATA: usize = 20;
 
-/// Result in a reply.
+/// Status in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// The queue pair is in the reply.
+    /// The reply contains the number of the queue pair.
     Valid = 0,
     /// The application rejected the request.
     Rejected = 1,
@@ -35,16 +36,16 @@ impl Status {
     }
 }
 
-/// A request.
+/// Request for the queue pair of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request<'a> {
-    /// The requester's random number.
+    /// Random number of the requester.
     pub transaction: u64,
     /// Private data for the application.
     pub private_data: &'a [u8],
 }
 
-/// A reply.
+/// Reply of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reply<'a> {
     /// Transaction number of the request.
@@ -60,59 +61,61 @@ pub struct Reply<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The bytes of the request.
+    /// Encodes the request.
     ///
     /// # Errors
-    /// [`DatagramError::PrivateData`].
+    /// Returns [`DatagramError::PrivateData`] if the private data is too long.
     pub fn emit(&self) -> Result<[u8; LEN], DatagramError> {
-        emit(Kind::SidrRequest, self.transaction, self.private_data, MAX_REQUEST_DATA, |_| {})
+        emit_message(Kind::SidrRequest, self.transaction, self.private_data, MAX_REQUEST_DATA, |_| {})
     }
 
-    /// Checks a datagram.
+    /// Checks and decodes a datagram.
     ///
     /// # Errors
-    /// The first rule that it violates.
+    /// Returns the first violation of the format.
     pub fn parse(datagram: &'a [u8]) -> Result<Self, DatagramError> {
-        let (bytes, private_data) = parse(datagram, Kind::SidrRequest, MAX_REQUEST_DATA)?;
+        let (bytes, private_data) = parse_message(datagram, Kind::SidrRequest, MAX_REQUEST_DATA)?;
         if bytes[2] != 0 {
             return Err(DatagramError::SidrStatus { status: bytes[2] });
         }
-        Ok(Self { transaction: transaction(bytes), private_data })
+        Ok(Self { transaction: transaction_of(bytes), private_data })
     }
 }
 
 impl<'a> Reply<'a> {
-    /// The bytes of the reply.
+    /// Encodes the reply.
     ///
     /// # Errors
-    /// [`DatagramError::PrivateData`].
+    /// Returns [`DatagramError::PrivateData`] if the private data is too long.
     pub fn emit(&self) -> Result<[u8; LEN], DatagramError> {
-        emit(Kind::SidrReply, self.transaction, self.private_data, MAX_REPLY_DATA, |bytes| {
+        emit_message(Kind::SidrReply, self.transaction, self.private_data, MAX_REPLY_DATA, |bytes| {
             bytes[2] = self.status as u8;
             bytes[12..16].copy_from_slice(&self.qpn.raw().to_be_bytes());
             bytes[16..DATA].copy_from_slice(&self.qkey.to_be_bytes());
         })
     }
 
-    /// Checks a datagram.
+    /// Checks and decodes a datagram.
     ///
     /// # Errors
-    /// The first rule that it violates.
+    /// Returns the first violation of the format.
     pub fn parse(datagram: &'a [u8]) -> Result<Self, DatagramError> {
-        let (bytes, private_data) = parse(datagram, Kind::SidrReply, MAX_REPLY_DATA)?;
+        let (bytes, private_data) = parse_message(datagram, Kind::SidrReply, MAX_REPLY_DATA)?;
         let (status, qpn) = (Status::from_raw(bytes[2])?, Qpn::from_raw(u32_at(bytes, 12)));
         if status == Status::Valid && qpn.port() == 0 {
             return Err(DatagramError::DestinationQpn { qpn });
         }
-        Ok(Self { transaction: transaction(bytes), status, qpn, qkey: u32_at(bytes, 16), private_data })
+        Ok(Self { transaction: transaction_of(bytes), status, qpn, qkey: u32_at(bytes, 16), private_data })
     }
 }
 
-fn transaction(bytes: &[u8]) -> u64 {
+/// Decodes the transaction number.
+fn transaction_of(bytes: &[u8]) -> u64 {
     u64::from(u32_at(bytes, 4)) << 32 | u64::from(u32_at(bytes, 8))
 }
 
-fn emit(
+/// Encodes a message. `rest` writes the fields that only this kind of message has.
+fn emit_message(
     kind: Kind,
     transaction: u64,
     data: &[u8],
@@ -133,8 +136,9 @@ fn emit(
     Ok(bytes)
 }
 
-/// The bytes in front of the CRC, and the private data in them.
-fn parse(datagram: &[u8], kind: Kind, max: usize) -> Result<(&[u8], &[u8]), DatagramError> {
+/// Checks the common parts of a message. Returns the bytes before the CRC, and the private data in
+/// them.
+fn parse_message(datagram: &[u8], kind: Kind, max: usize) -> Result<(&[u8], &[u8]), DatagramError> {
     if datagram.len() != LEN {
         return Err(DatagramError::SidrLength { len: datagram.len() });
     }

@@ -1,20 +1,20 @@
-//! The format of `docs/datagrams.md`: bytes written by another implementation, every rule, and
-//! whatever bytes may come.
+//! Tests of the format in `docs/datagrams.md`: the bytes of another implementation, each rule, and
+//! arbitrary bytes.
 
 use proptest::prelude::*;
 use std::net::IpAddr;
 use uiw_datagram::sidr::{self, Reply, Request, Status};
 use uiw_datagram::{DatagramError, Grh, Header, Kind, MAX_PAYLOAD, OVERHEAD, Qpn, RunCrc, crc, max_payload};
 
-/// Bytes of `text`, two hexadecimal digits each.
+/// Decodes bytes from `text`, which has two hexadecimal digits for each.
 fn hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// A Send of five bytes, made by a Python program that shares no code with this crate.
+/// Send of five bytes, built by a Python program that shares no code with this crate.
 const SEND: &str =
     "0101000001020304001f9001001f91021111111141430000000000000000000000010000000068656c6c6fb40a88b3";
-/// A solicited multicast Send with immediate data, from the same program.
+/// Solicited multicast Send with immediate data, built by the same program.
 const MULTICAST: &str =
     "01010000a0b0c0d000ffffff001f910280010000415fdeadbeef00000000ffffffff000000001f71f7b0";
 
@@ -75,7 +75,7 @@ fn golden_sidr() {
     assert_eq!(Reply::parse(&bytes), Ok(reply));
 }
 
-/// Changes bytes of a message, with a CRC that matches.
+/// Changes bytes of a message and corrects its CRC.
 fn changed(at: usize, to: &[u8]) -> Vec<u8> {
     let mut header = send().emit();
     header[at..at + to.len()].copy_from_slice(to);
@@ -217,7 +217,7 @@ proptest! {
             let mut bytes = datagram(msn.wrapping_add(at as u32), payload);
             let field = run.crc(&bytes);
             prop_assert_eq!(field, crc(&bytes));
-            // What a receiver does not compare with the first header.
+            // These bytes are not compared with the first header.
             let at = 30 + flip.index(bytes.len() - 30);
             bytes[at] ^= 1;
             prop_assert_ne!(run.crc(&bytes), field);

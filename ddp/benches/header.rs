@@ -1,4 +1,4 @@
-//! Headers of segments: parsing and emitting, and the checks of an untagged queue.
+//! Benchmarks of encoding and decoding headers, and of the checks of an untagged queue.
 
 use divan::{Bencher, black_box};
 use uiw_ddp::{Header, STag, Tagged, UntaggedRx};

@@ -1,16 +1,17 @@
 //! DDP, direct data placement: [RFC 5041]. **No I/O, no clock, no unsafe code**; `no_std`.
 //!
-//! A DDP segment is one ULPDU of the layer below: a header that says where its payload belongs, and
-//! the payload.
+//! A DDP segment is one ULPDU of the layer below. It consists of a header, which states the
+//! destination of the payload, and the payload.
 //!
 //! ```text
-//!   ULPDU ──▶ Header::parse ──▶ Tagged:   STag, TO ──────▶ the ULP's Tagged Buffers (wherever those are kept)
+//!   ULPDU ──▶ Header::parse ──▶ Tagged:   STag, TO ──────▶ the ULP's Tagged Buffers
 //!                          └──▶ Untagged: QN, MSN, MO ───▶ UntaggedRx::check ─▶ place ─▶ UntaggedRx::placed
 //!
 //!   message ──▶ segments ──▶ Header::emit ──▶ ULPDU
 //! ```
 //!
-//! Payload never passes through this crate: it says what may be placed where, the caller places.
+//! Payload never passes through this crate: it checks where a payload may be placed, and the caller
+//! places it.
 //!
 //! [RFC 5041]: https://www.rfc-editor.org/rfc/rfc5041
 

@@ -1,14 +1,15 @@
-//! What may be placed: the checks of RFC 5041 section 7.1.
+//! Checks of received segments before their payload is placed (RFC 5041 section 7.1).
 //!
-//! TCP is an ordered LLP, so segments arrive in the order in which they were sent: of a queue only
-//! the message in progress, or else the next one, can be valid, and of that only the next byte.
+//! TCP is an ordered LLP, so segments arrive in the order in which they were sent. A segment of a
+//! queue is valid only if it continues the message in progress at its next byte or, between
+//! messages, begins the next one.
 
 use crate::STag;
 use crate::wire::Untagged;
 
-/// Receiving side of one untagged queue of one stream: the next message and the next byte of it.
+/// Receive state of one untagged queue of a stream: the next expected message and its next byte.
 ///
-/// For each segment call [`check`](Self::check), place the payload, then call
+/// For each segment, call [`check`](Self::check), place the payload, then call
 /// [`placed`](Self::placed).
 ///
 /// ```
@@ -28,8 +29,10 @@ pub struct UntaggedRx {
     message: Option<OpenMessage>,
 }
 
+/// Message of which not all segments have arrived.
 #[derive(Clone, Copy, Debug)]
 struct OpenMessage {
+    /// Number of bytes placed so far.
     received: u32,
     rsvd_ulp: u8,
 }
@@ -37,11 +40,11 @@ struct OpenMessage {
 /// Destination of a segment's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Bytes from the start of the message's buffer.
+    /// Offset from the start of the message's buffer, in bytes.
     pub offset: u32,
 }
 
-/// A message that is complete.
+/// Completely received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeliveredMessage {
     /// Message Sequence Number.
@@ -51,25 +54,25 @@ pub struct DeliveredMessage {
 }
 
 impl UntaggedRx {
-    /// A queue whose next message is `first_msn`: 1 on a new stream.
+    /// Creates a queue that expects the message `first_msn` first. On a new stream that is 1.
     #[must_use]
     pub const fn new(first_msn: u32) -> Self {
         Self { msn: first_msn, message: None }
     }
 
-    /// The MSN of the message in progress, or else of the next.
+    /// Returns the MSN of the message in progress or, between messages, of the next one.
     #[must_use]
     pub const fn expected_msn(&self) -> u32 {
         self.msn
     }
 
-    /// Returns whether a message has begun and not ended.
+    /// Returns whether a message has begun and is not complete.
     #[must_use]
     pub const fn in_progress(&self) -> bool {
         self.message.is_some()
     }
 
-    /// Bytes of the message in progress placed so far.
+    /// Returns the number of bytes of the message in progress that were placed so far.
     #[must_use]
     #[inline]
     pub fn received(&self) -> u32 {
@@ -77,11 +80,11 @@ impl UntaggedRx {
     }
 
     /// Checks whether a segment with `len` bytes of payload may be placed into the message's buffer
-    /// of `buffer` bytes, and returns its place. `None` means that no buffer is posted. A message
-    /// without bytes needs a buffer too.
+    /// of `buffer` bytes, and returns its place. `buffer` is `None` if no buffer is posted. An
+    /// empty message needs a buffer as well.
     ///
     /// # Errors
-    /// The first rule broken, in this order: MSN, buffer, MO, RsvdULP, length.
+    /// Returns the first violation, in the order MSN, buffer, MO, RsvdULP, length.
     #[inline]
     pub fn check(
         &self,
@@ -97,8 +100,8 @@ impl UntaggedRx {
         if header.mo != received {
             return Err(UntaggedError::Mo { expected: received, got: header.mo });
         }
-        // Only the byte that says what the message is: the other 32 bits are, for most messages, to
-        // be ignored.
+        // Only this byte is compared, which has the opcode of the message. The other 32 bits of
+        // RsvdULP must be ignored for most messages.
         if let Some(OpenMessage { rsvd_ulp, .. }) = self.message
             && rsvd_ulp != header.rsvd_ulp
         {
@@ -111,7 +114,7 @@ impl UntaggedRx {
         Ok(Placement { offset: received })
     }
 
-    /// Counts the payload of a checked segment as placed. `Some` when that completes the message.
+    /// Counts the payload of a checked segment as placed. Returns the message if this completes it.
     #[inline]
     pub fn placed(&mut self, header: &Untagged, len: u32) -> Option<DeliveredMessage> {
         let received = self.received().wrapping_add(len);
@@ -126,7 +129,7 @@ impl UntaggedRx {
     }
 }
 
-/// A segment that must not be placed into an Untagged Buffer (RFC 5041 section 7.2, type 2).
+/// Reason why a segment must not be placed into an Untagged Buffer (RFC 5041 section 7.2, type 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UntaggedError {
     /// Code 1: the stream has no such queue.
@@ -141,18 +144,18 @@ pub enum UntaggedError {
         /// MSN of the segment.
         msn: u32,
     },
-    /// Code 3: not the message that comes next.
+    /// Code 3: the segment does not belong to the expected message.
     #[error("MSN {got} where {expected} is due")]
     MsnRange {
-        /// The MSN that is due.
+        /// Expected MSN.
         expected: u32,
         /// MSN of the segment.
         got: u32,
     },
-    /// Code 4: not the byte that comes next.
+    /// Code 4: the segment does not start at the expected byte.
     #[error("MO {got} where {expected} is due")]
     Mo {
-        /// Bytes of the message so far.
+        /// Number of bytes of the message that were placed so far.
         expected: u32,
         /// MO of the segment.
         got: u32,
@@ -160,20 +163,21 @@ pub enum UntaggedError {
     /// Code 5: the message does not fit its buffer.
     #[error("message of at least {message} bytes for a buffer of {buffer}")]
     TooLong {
-        /// Bytes of the message with this segment.
+        /// Length of the message up to and including this segment, in bytes.
         message: u32,
-        /// Bytes of the buffer.
+        /// Length of the buffer in bytes.
         buffer: u32,
     },
-    /// The segments of a message disagree on what it is (section 4.3). DDP has no code for it.
+    /// The segments of a message have different values of RsvdULP, and so different opcodes
+    /// (section 4.3). DDP has no code for this error.
     #[error("RsvdULP {got:#04x} in a message that began with {was:#04x}")]
     RsvdUlpChanged {
-        /// RsvdULP\[0:7\] so far.
+        /// RsvdULP\[0:7\] of the earlier segments.
         was: u8,
         /// RsvdULP\[0:7\] of the segment.
         got: u8,
     },
-    /// Code 5 as well: a message has less than 2^32 bytes (section 5.2).
+    /// Code 5, too: the message has 2^32 bytes or more, which is not allowed (section 5.2).
     #[error("message of 2^32 bytes or more: {len} at MO {mo}")]
     MessageTooLong {
         /// MO of the segment.
@@ -183,26 +187,26 @@ pub enum UntaggedError {
     },
 }
 
-/// A segment that must not be placed into a Tagged Buffer (RFC 5041 section 7.2, type 1).
+/// Reason why a segment must not be placed into a Tagged Buffer (RFC 5041 section 7.2, type 1).
 ///
-/// None of these applies to a segment without payload: its STag and TO are not checked (section
-/// 5.2).
+/// A segment without payload never causes these errors, because its STag and TO are not checked
+/// (section 5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TaggedError {
-    /// Code 0: there is no such Tagged Buffer, or not any more.
+    /// Code 0: the Tagged Buffer does not exist, or does not exist any more.
     #[error("invalid STag {stag}")]
     InvalidStag {
         /// STag of the segment.
         stag: STag,
     },
-    /// Code 0 too, as there is none of its own: the Tagged Buffer does not allow placement (the
-    /// second check of section 7.1).
+    /// Code 0, because this error has no code of its own: the Tagged Buffer does not allow
+    /// placement (the second check of section 7.1).
     #[error("STag {stag} gives no right to write")]
     AccessRights {
         /// STag of the segment.
         stag: STag,
     },
-    /// Code 1: the payload does not lie within the Tagged Buffer.
+    /// Code 1: the payload is not completely within the Tagged Buffer.
     #[error("TO {to:#x} with {len} bytes is outside STag {stag}")]
     BaseOrBounds {
         /// STag of the segment.
@@ -212,13 +216,13 @@ pub enum TaggedError {
         /// Bytes of its payload.
         len: u32,
     },
-    /// Code 2: the Tagged Buffer is another stream's.
+    /// Code 2: the Tagged Buffer belongs to another stream.
     #[error("STag {stag} is not associated with this stream")]
     NotAssociated {
         /// STag of the segment.
         stag: STag,
     },
-    /// Code 3: TO and length add up to more than 64 bits.
+    /// Code 3: the sum of TO and length exceeds 64 bits.
     #[error("TO {to:#x} with {len} bytes wraps")]
     ToWrap {
         /// STag of the segment.
@@ -236,7 +240,7 @@ mod tests {
 
     const SEND: Untagged = Untagged { last: true, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
 
-    /// A queue of which `bytes` of a message have come.
+    /// Returns a queue that has received `bytes` bytes of a message.
     fn amid(msn: u32, bytes: u32) -> UntaggedRx {
         let mut queue = UntaggedRx::new(msn);
         queue.placed(&Untagged { last: false, msn, ..SEND }, bytes);
@@ -324,8 +328,8 @@ mod tests {
         assert!(ignored.is_ok());
     }
 
-    /// DDP says what is wrong, and leaves the stream to its ULP: a segment that is refused changes
-    /// nothing.
+    /// DDP only reports the error and leaves the stream to its ULP: a refused segment changes no
+    /// state.
     // [test:RFC5041-6.2-01] [test:RFC5041-6.2.2-07]
     #[test]
     fn rejected_segment_changes_nothing() {
@@ -355,7 +359,7 @@ mod tests {
             assert_eq!(queue.placed(&segment, 10), None);
             assert!(queue.in_progress());
         }
-        // An empty last segment is odd, yet legal.
+        // An empty last segment is unusual, but legal.
         let end = Untagged { mo: 30, ..SEND };
         assert!(queue.check(&end, 0, Some(64)).is_ok());
         assert_eq!(queue.placed(&end, 0), Some(DeliveredMessage { msn: 1, len: 30 }));

@@ -1,19 +1,20 @@
-//! Cutting a message into segments (RFC 5041 section 5.2).
+//! Segmentation of messages (RFC 5041 section 5.2).
 
 use core::iter::FusedIterator;
 
-/// A segment's share of its message.
+/// Part of a message that one segment carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Bytes of the message before it: its MO, or what its TO adds to the message's first.
+    /// Offset in the message in bytes: the MO of an untagged segment, or the difference to the TO
+    /// of the first segment of a tagged message.
     pub offset: u32,
-    /// Bytes of its payload.
+    /// Length of the payload in bytes.
     pub len: u32,
-    /// L: nothing of the message comes after it.
+    /// L: this is the last segment of the message.
     pub last: bool,
 }
 
-/// The segments of a message, in increasing offset. See [`segments`].
+/// Iterator over the segments of a message, in the order of their offsets. See [`segments`].
 #[derive(Clone, Debug)]
 pub struct Segments {
     total: u32,
@@ -22,10 +23,10 @@ pub struct Segments {
     next: Option<u32>,
 }
 
-/// Cuts a message of `total` bytes into segments with at most `max_payload` bytes each. A message
-/// without bytes is exactly one segment.
+/// Splits a message of `total` bytes into segments with at most `max_payload` bytes each. An empty
+/// message is one segment.
 ///
-/// A `max_payload` of 0 counts as 1.
+/// A `max_payload` of 0 is taken as 1.
 ///
 /// ```
 /// # use uiw_ddp::{Segment, segments};
@@ -76,7 +77,7 @@ mod tests {
 
     #[test]
     fn segments_cover_message_in_order() {
-        // Miri takes a part.
+        // Miri is slow, so it tests only some of the cases.
         let step = if cfg!(miri) { 13 } else { 1 };
         for total in (0..300).step_by(step) {
             for max_payload in (1..40).step_by(step) {

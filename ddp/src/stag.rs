@@ -2,28 +2,28 @@
 
 use core::fmt;
 
-/// A Steering Tag: the name of a Tagged Buffer (RFC 5041 section 4.2).
+/// Steering Tag, which identifies a Tagged Buffer (RFC 5041 section 4.2).
 ///
-/// On the wire it is 32 bits without structure. Verbs divide it into an index of 24 bits, which the
-/// device chooses, and a key of 8 bits, which the consumer may choose.
+/// On the wire it has 32 bits without structure. The verbs divide it into an index of 24 bits,
+/// which the device chooses, and a key of 8 bits, which the application may choose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct STag(pub u32);
 
 impl STag {
-    /// The STag of an index, whose low 24 bits count, and a key.
+    /// Combines an index, of which the low 24 bits are used, and a key.
     #[must_use]
     pub const fn from_parts(index: u32, key: u8) -> Self {
         Self(index << 8 | key as u32)
     }
 
-    /// The upper 24 bits.
+    /// Returns the index: the upper 24 bits.
     #[must_use]
     pub const fn index(self) -> u32 {
         self.0 >> 8
     }
 
-    /// The lower 8 bits.
+    /// Returns the key: the lower 8 bits.
     #[must_use]
     pub const fn key(self) -> u8 {
         self.0 as u8

@@ -1,9 +1,10 @@
-//! Messages cut by one end and put together by the other, with nothing but bytes in between.
+//! Tests in which one end splits messages into segments and the other end reassembles them from the
+//! bytes.
 
 use proptest::prelude::*;
 use uiw_ddp::{Header, Placement, STag, Tagged, Untagged, UntaggedError, UntaggedRx, segments};
 
-/// The segments of `message` as they go to the layer below.
+/// Returns the segments of `message` as they are passed to the layer below.
 fn untagged_segments(message: &[u8], msn: u32, max_payload: u32) -> Vec<Vec<u8>> {
     segments(message.len() as u32, max_payload)
         .map(|cut| {
@@ -31,7 +32,8 @@ fn untagged(segment: &[u8]) -> (Untagged, &[u8]) {
 }
 
 proptest! {
-    // [test:RFC5041-4.3-08] [test:RFC5041-4.3-10] [test:RFC5041-5.3-07] [test:RFC5041-5.4-01] [test:RFC5041-5.4-03]
+    // [test:RFC5041-4.3-08] [test:RFC5041-4.3-10] [test:RFC5041-5.3-07] [test:RFC5041-5.4-01]
+    // [test:RFC5041-5.4-03]
     #[test]
     fn untagged_messages(
         messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..400), 1..8),
@@ -57,7 +59,8 @@ proptest! {
         }
     }
 
-    /// A segment left out, sent twice or swapped with the next is never placed.
+    /// If a segment is missing, sent twice or swapped with the next one, no wrong segment is
+    /// placed.
     // [test:RFC5041-7.1-08] [test:RFC5041-7.1-10] [test:RFC5041-5.3-06]
     #[test]
     fn disorder_detected(count in 3..20u32, at in 0..19u32, how in 0..3) {
@@ -81,8 +84,8 @@ proptest! {
         prop_assert!(found, "{error:?}");
     }
 
-    /// TO of each segment is the first one's plus what came before; STag and RsvdULP are the same
-    /// in all.
+    /// The TO of each segment is the TO of the first one plus the length of the segments before it.
+    /// STag and RsvdULP are the same in all segments.
     #[test]
     fn tagged_messages(message in prop::collection::vec(any::<u8>(), 0..400), max_payload in 1..100u32, base in 0..u64::MAX - 400) {
         let mut buffer = vec![0; message.len()];
@@ -102,7 +105,7 @@ proptest! {
         if let Ok((header, len)) = Header::parse(&bytes) {
             let mut out = [0; Header::MAX_LEN];
             prop_assert_eq!(header.emit(&mut out), len);
-            // All but the reserved bits come back.
+            // All bits except the reserved ones survive the round trip.
             prop_assert_eq!(out[0], bytes[0] & !0x3C);
             prop_assert_eq!(&out[1..len], &bytes[1..len]);
             if let Header::Untagged(header) = header {

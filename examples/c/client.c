@@ -1,5 +1,5 @@
 /*
- * Sends one message and prints the answer.
+ * Sends one message to a server and prints the answer.
  *
  *     cc -o client client.c -lrdmacm -libverbs
  *     uiw run -- ./client HOST PORT "good day"

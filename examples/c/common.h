@@ -1,4 +1,4 @@
-/* What server.c and client.c share: a connection with one buffer each way, and a wait for its completions. */
+/* Common part of server.c and client.c: a connection with one buffer for each direction, and a function that waits for completions. */
 #ifndef UIW_EXAMPLE_COMMON_H
 #define UIW_EXAMPLE_COMMON_H
 
@@ -26,7 +26,7 @@ static inline void fail(const char *what)
 	exit(EXIT_FAILURE);
 }
 
-/* One message may come at any time from now on. */
+/* From now on, one message may arrive at any time. */
 static inline void expect_message(struct connection *c)
 {
 	struct ibv_sge sge = {
@@ -53,7 +53,7 @@ static inline void send_message(struct connection *c, const char *text)
 		fail("ibv_post_send");
 }
 
-/* Everything that a queue pair needs, and the queue pair. */
+/* Creates a queue pair, and all objects that it needs. */
 static inline struct connection *make_connection(struct rdma_cm_id *id)
 {
 	struct connection *c = calloc(1, sizeof *c);
@@ -106,7 +106,7 @@ static inline void wait_completions(struct connection *c, int wanted)
 		if (ibv_get_cq_event(c->channel, &cq, &context))
 			fail("ibv_get_cq_event");
 		ibv_ack_cq_events(cq, 1);
-		/* Poll once more after arming: what completed before raises no event. */
+		/* Poll once more after arming, because earlier completions raise no event. */
 		if (ibv_req_notify_cq(cq, 0))
 			fail("ibv_req_notify_cq");
 	}

@@ -1,5 +1,5 @@
 /*
- * Answers every message of every client, until it has had as many clients as its argument says (0 = for ever).
+ * Answers all messages of all clients. The argument is the number of clients after which the server exits (0: never).
  *
  *     cc -o server server.c -lrdmacm -libverbs
  *     uiw run -- ./server 1

@@ -1,4 +1,4 @@
-/* Exercise 2: the client writes to the server's memory and reads it back. The server's program does nothing. */
+/* Exercise 2: the client writes to the server's memory and reads it back, while the server's program does nothing. */
 /* GAP 1: let the peer write and read: IBV_ACCESS_.. */
 #define RIGHTS IBV_ACCESS_LOCAL_WRITE
 #include "learn.h"

@@ -20,14 +20,14 @@ static void client(struct end *end)
 	struct ibv_wc wc;
 	int got = 0;
 
-	/* GAP 2: in place of this loop: sleep in ibv_get_cq_event(end->id->recv_cq_channel, ..) and acknowledge the event; arm the queue
-	 * again; then poll until it is empty, as one event stands for several completions. */
+	/* GAP 2: instead of this loop, sleep in ibv_get_cq_event(end->id->recv_cq_channel, ..) and acknowledge the event; arm the queue
+	 * again; then poll until it is empty, because one event may report several completions. */
 	while (got < MESSAGES)
 		got += ibv_poll_cq(cq, 1, &wc);
 	printf("client got %d messages\n", got);
 }
 
-/* Sends two messages at a time. */
+/* Sends two messages at the same time. */
 static void server(struct end *end)
 {
 	struct ibv_sge sge = part(end, 0, 64);

@@ -1,4 +1,4 @@
-/* Exercise 4: a Read with a wrong key, and what the peer says to it. */
+/* Exercise 4: a Read with a wrong key, and the peer's response to it. */
 #define RIGHTS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ)
 #include "learn.h"
 
@@ -18,7 +18,7 @@ static void client(struct end *end)
 	}, *bad;
 
 	wr.wr.rdma.remote_addr = end->peer_address;
-	/* GAP 1: make the key a wrong one. */
+	/* GAP 1: replace the key by a wrong one. */
 	wr.wr.rdma.rkey = end->peer_key;
 	need(!ibv_post_send(end->id->qp, &wr, &bad), "ibv_post_send");
 	printf("the Read ended with: %s\n", ibv_wc_status_str(completed(end->id->send_cq)));

@@ -21,7 +21,7 @@ static void client(struct end *end)
 	}, *bad;
 
 	strcpy(end->memory + 2048, "group");
-	/* GAP 1: say where it goes, in wr.wr.ud: ah, remote_qpn and remote_qkey, from end->group, group_qpn and group_qkey. Then post it. */
+	/* GAP 1: set the destination in wr.wr.ud: ah, remote_qpn and remote_qkey, from end->group, group_qpn and group_qkey. Then post it. */
 	(void)wr, (void)bad;
 }
 

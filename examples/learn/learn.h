@@ -1,4 +1,4 @@
-/* The part that all exercises share: main() connects a client and a server, and calls the functions that the exercise defines. */
+/* Common part of all exercises: main() connects a client and a server, and calls the functions that the exercise defines. */
 #include <arpa/inet.h>
 #include <rdma/rdma_cma.h>
 #include <stdint.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the peer may do with `memory`. */
+/* Rights of the peer on `memory`. */
 #ifndef RIGHTS
 #define RIGHTS IBV_ACCESS_LOCAL_WRITE
 #endif
@@ -14,16 +14,16 @@
 struct end {
 	struct rdma_cm_id *id; /* with qp, send_cq, recv_cq, recv_cq_channel */
 	struct ibv_mr *mr; /* the region of `memory` */
-	uint64_t peer_address; /* where the server's `memory` is, at the client */
+	uint64_t peer_address; /* at the client: address of the server's `memory` */
 	uint32_t peer_key; /* its key */
 	struct ibv_ah *group; /* the multicast group, in exercise 5 */
 	uint32_t group_qpn, group_qkey;
 	char memory[4096];
 };
 
-/* Runs at both ends before they are connected. */
+/* Called at both ends before they are connected. */
 static void prepare(struct end *end);
-/* Run when they are connected. When the client returns, it disconnects. */
+/* Called after they are connected. The client disconnects when its function returns. */
 static void client(struct end *end);
 static void server(struct end *end);
 
@@ -37,7 +37,7 @@ static inline void need(int ok, const char *what)
 	}
 }
 
-/* Part of `memory`. */
+/* Returns an element for a part of `memory`. */
 static inline struct ibv_sge part(struct end *end, size_t offset, uint32_t length)
 {
 	struct ibv_sge sge = { (uintptr_t)end->memory + offset, length, end->mr->lkey };
@@ -133,7 +133,7 @@ int main(int argc, char **argv)
 		param.private_data_len = sizeof name;
 		need(!rdma_accept(id, &param), "rdma_accept");
 		server(&end);
-		/* Until the client disconnects. */
+		/* This loop runs until the client disconnects. */
 		need(!rdma_get_cm_event(id->channel, &event), "rdma_get_cm_event");
 	} else {
 		need(!rdma_create_ep(&id, address, NULL, &attributes), "rdma_create_ep");

@@ -1,7 +1,8 @@
-//! A whole connection over the simulated link: our engine with an application that posts and
-//! destroys what it likes, and a peer that says what it likes. After every run, memory without
-//! access rights is as it was, no byte of it was seen on the wire, and every request has completed
-//! once.
+//! Complete connection over the simulated link, between our engine with an application that posts
+//! requests and destroys objects in any order, and a peer that sends arbitrary messages.
+//!
+//! After each run, memory without access rights must be unchanged, no byte of it may have appeared
+//! on the wire, and each request must have completed exactly once.
 
 mod application;
 mod memory;
@@ -24,10 +25,10 @@ use peer::Peer;
 const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 const PORT: u16 = 4791;
-/// Steps of a conversation.
+/// Number of steps of a run.
 const STEPS: usize = 96;
 
-/// An input: options, rights, and the actions of both ends in their order.
+/// Runs an input, which consists of options, rights, and the actions of both ends in their order.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let network = Network::new(input.u8().into());
@@ -57,7 +58,7 @@ pub fn run(data: &[u8]) {
     };
     converse(&network, &device, &mut application, &mut peer, &arena, &mut input);
     peer.close();
-    // Every time-out passes.
+    // All time-outs expire.
     for _ in 0..40 {
         run_until_idle(&network, &device);
         application.poll();
@@ -83,8 +84,8 @@ fn converse(
     run_until_idle(network, device);
     application.events();
     run_until_idle(network, device);
-    peer.take(application.rights);
-    peer.full_operation(input);
+    peer.receive(application.rights);
+    peer.enter_full_operation(input);
     for _ in 0..STEPS {
         if input.is_empty() {
             break;
@@ -100,15 +101,15 @@ fn converse(
         if input.u8() & 1 == 0 {
             run_until_idle(network, device);
             application.poll();
-            peer.take(application.rights);
+            peer.receive(application.rights);
         }
     }
     network.stall(THEIRS, OURS, false);
     run_until_idle(network, device);
-    peer.take(application.rights);
+    peer.receive(application.rights);
 }
 
-/// Until nothing moves without the clock.
+/// Drives the engine until it waits only for the clock.
 fn run_until_idle(network: &Network, device: &Device) {
     let mut idle = 0;
     for _ in 0..400 {

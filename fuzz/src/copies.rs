@@ -1,7 +1,9 @@
-//! Files of `uiw cp`: messages, batches and lists as any bytes; a journal that is torn or altered;
-//! and a share whose client sends what it likes, in any order, repeats it and comes back after the
-//! server was ended. Nothing beside the share may change, nothing in a share that is read-only, and
-//! a file that is complete has only bytes that were sent for it.
+//! Files of `uiw cp`: messages, batches and lists of arbitrary bytes; a truncated or damaged
+//! journal; and a share whose client sends arbitrary requests, repeats them, and reconnects after a
+//! restart of the server.
+//!
+//! Files outside of the share and in a read-only share must not change, and a complete file may
+//! only contain bytes that were sent for it.
 
 use crate::input::Input;
 use std::collections::BTreeMap;
@@ -23,9 +25,9 @@ use uiw_copy::protocol::{
 use uiw_copy::root::Root;
 use uiw_copy::wire::WireError;
 
-/// Requests of an input.
+/// Maximum number of requests of an input.
 const STEPS: usize = 60;
-/// Names that a client asks for: what is there, what is not, and what leads out.
+/// Names that the client requests: existing ones, missing ones, and ones outside of the share.
 const PATHS: [&str; 16] = [
     "a",
     "b",
@@ -44,7 +46,7 @@ const PATHS: [&str; 16] = [
     "d/../a",
     "a.uiw-part",
 ];
-/// What is beside the share.
+/// Content of the file outside of the share.
 const SECRET: &[u8] = b"secret";
 
 /// Runs an input.
@@ -55,7 +57,7 @@ pub fn run(bytes: &[u8]) {
     FuzzedShare::new(input.bool()).run(&mut input);
 }
 
-/// What is decoded is encoded as it was.
+/// Checks that decoded values are encoded to the same bytes.
 fn formats(bytes: &[u8]) {
     let (number, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let framed = [&[0, 7, number % 15], rest].concat();
@@ -64,7 +66,7 @@ fn formats(bytes: &[u8]) {
             assert_eq!(request.encode(tag), bytes, "{request:?}");
         }
         match Reply::decode(bytes) {
-            // Its text is cleaned and cut.
+            // The text is cleaned and truncated.
             Ok((tag, Reply::Failed { errno, text })) => {
                 assert!(!text.chars().any(char::is_control));
                 let again = Reply::decode(&Reply::Failed { errno, text }.encode(tag));
@@ -92,8 +94,8 @@ fn formats(bytes: &[u8]) {
     }
 }
 
-/// A journal with records of a file, cut and altered: only records that were written come back, in
-/// their order.
+/// Truncates and changes a journal with records of a file. Only records that were written may be
+/// read, in their order.
 fn journal(input: &mut Input<'_>) {
     let file = memory();
     let head = head(RelPath::default(), input);
@@ -137,9 +139,9 @@ fn journal(input: &mut Input<'_>) {
     assert!(read(&file).len() <= bytes.len().max(40));
 }
 
-/// A file without a name.
+/// Creates a file without a name.
 fn memory() -> fs::File {
-    let path = folder();
+    let path = unused_path();
     let file = fs::File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
     fs::remove_file(path).expect("it is there");
     file
@@ -151,8 +153,8 @@ fn read(file: &fs::File) -> Vec<u8> {
     bytes
 }
 
-/// A path that is free.
-fn folder() -> PathBuf {
+/// Returns a path that does not exist.
+fn unused_path() -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let memory = Path::new("/dev/shm");
@@ -160,8 +162,8 @@ fn folder() -> PathBuf {
     parent.join(format!("uiw-fuzz-{}-{number}", std::process::id()))
 }
 
-/// A file as its client describes it: of few sizes and versions, so that requests are often about
-/// the same.
+/// Returns the description of a file by the client. It has one of a few sizes and versions, so that
+/// requests often refer to the same file.
 fn head(path: RelPath, input: &mut Input<'_>) -> FileHead {
     let version = [input.u8() % 3; 16];
     let size = input.pick(&[0, 1, 700, 5000, SMALL, SMALL + 1, BLOCK, BLOCK + 1]);
@@ -172,23 +174,23 @@ fn head(path: RelPath, input: &mut Input<'_>) -> FileHead {
     FileHead { path, meta }
 }
 
-/// The bytes of a block that a client sends: one of two kinds, or a hole.
+/// Returns the bytes of a block that the client sends: one of two kinds, or a hole.
 fn block(head: &FileHead, index: u64, kind: u8) -> Vec<u8> {
     vec![if kind == 0 { 0 } else { kind % 2 + 1 + head.meta.version[0] * 2 }; head.block_len(index) as usize]
 }
 
-/// A share, what is beside it, and its client.
+/// Share, the folder around it, and the client.
 struct FuzzedShare {
     outer: PathBuf,
     writable: bool,
-    /// What the client was about last: mostly it goes on with that.
+    /// File of the last request, with which the client usually continues.
     file: Option<FileHead>,
     before: BTreeMap<PathBuf, String>,
 }
 
 impl FuzzedShare {
     fn new(writable: bool) -> Self {
-        let outer = folder();
+        let outer = unused_path();
         let share = outer.join("share");
         fs::create_dir_all(share.join("d")).expect("a folder");
         fs::write(outer.join("secret"), SECRET).expect("a file");
@@ -217,8 +219,7 @@ impl FuzzedShare {
                 break;
             }
             match input.below(16) {
-                // The server is ended and started again; meanwhile its incomplete files may be
-                // damaged.
+                // The server is restarted, and its incomplete files may be damaged meanwhile.
                 0 => {
                     drop(handler);
                     self.damage(input);
@@ -286,7 +287,8 @@ impl FuzzedShare {
             }
             _ => Request::GetBatch { paths: vec![path, file.path] },
         };
-        // Over the wire, perhaps with a byte altered: what is no message does not get here.
+        // The request is encoded and decoded, possibly with a changed byte. Invalid messages do not
+        // reach the handler.
         let mut message = request.encode(1);
         if input.u8() == 0 {
             let at = input.below(message.len());
@@ -302,7 +304,7 @@ impl FuzzedShare {
         assert!(sent.is_none_or(|sent| sent.len() <= SLOT as usize));
     }
 
-    /// The medium has lost or altered bytes of what is incomplete.
+    /// Simulates lost or changed bytes of incomplete files on the storage medium.
     fn damage(&self, input: &mut Input<'_>) {
         let names: Vec<_> = listing(&self.path()).into_keys().collect();
         for name in names {
@@ -358,7 +360,7 @@ impl FuzzedShare {
 
 impl Drop for FuzzedShare {
     fn drop(&mut self) {
-        // Folders may have lost their rights.
+        // Folders may have no permissions any more.
         for (name, what) in listing(&self.path()) {
             if what.starts_with("folder") {
                 let _ = fs::set_permissions(self.path().join(name), fs::Permissions::from_mode(0o700));
@@ -368,7 +370,7 @@ impl Drop for FuzzedShare {
     }
 }
 
-/// Everything below a folder: what it is, with its size and rights.
+/// Lists all entries below a folder, with their type, size and permissions.
 fn listing(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![PathBuf::new()];

@@ -1,5 +1,5 @@
-//! Datagrams: a UD queue pair and a SIDR listener on a simulated network, and a socket that sends
-//! them right and wrong ones. What must arrive is known beforehand; everything else is dropped,
+//! Datagrams: a socket sends valid and invalid ones to a UD queue pair and a SIDR listener on a
+//! simulated network. The target knows which ones must be delivered; all others must be dropped,
 //! counted, and not answered.
 
 use crate::input::Input;
@@ -20,23 +20,23 @@ use uiw_verbs::{
 
 const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
-/// Steps of an input.
+/// Maximum number of steps of an input.
 const STEPS: usize = 60;
-/// Rounds without work after which the device is idle: sockets that are not read directly are
-/// polled in one of 32.
+/// Number of rounds without work after which the device is idle. Sockets that are not read directly
+/// are polled only in one of 32 rounds.
 const QUIET_ROUNDS: usize = 33;
-/// Bytes of each receive's place in memory.
+/// Length in bytes of the memory of each receive.
 const PLACE: u64 = 8192;
 const PLACES: u64 = 16;
 
-/// Our end, and what is expected of it.
+/// Our end, and its expected state.
 struct FuzzedTarget {
     network: Network,
     device: Device,
     qp: Qp,
     cq: Arc<Cq>,
     mr: RawMr,
-    /// Receives that are posted: number and length.
+    /// Posted receives: number and length in bytes.
     posted: VecDeque<(u64, u32)>,
     next: u64,
     qkey: u32,
@@ -44,7 +44,7 @@ struct FuzzedTarget {
     dropped: u64,
 }
 
-/// The end that the input drives.
+/// End that sends datagrams according to the input.
 struct FuzzedSender {
     socket: Box<dyn DatagramSocket>,
     peer: SocketAddr,
@@ -68,7 +68,7 @@ impl FuzzedSender {
         assert_eq!(sent.expect("room"), 1);
     }
 
-    /// What came back.
+    /// Receives all answers.
     fn receive(&mut self) -> Vec<Vec<u8>> {
         let (mut buffer, mut incoming) = (vec![0; DATAGRAM_BUFFER], Vec::new());
         let mut all = Vec::new();
@@ -107,7 +107,7 @@ impl FuzzedTarget {
         let wr_id = self.next;
         self.next += 1;
         let sge = Sge { addr: self.mr.addr() + wr_id % PLACES * PLACE, length, lkey: self.mr.lkey() };
-        // SAFETY: the region lives as long as the queue pair, and is read through copies.
+        // SAFETY: the region exists as long as the queue pair, and is only read by copying.
         unsafe { self.qp.post_recv([RecvWr { wr_id, sges: &[sge] }]) }.expect("room for a receive");
         self.posted.push_back((wr_id, length));
     }
@@ -123,7 +123,8 @@ impl FuzzedTarget {
         out
     }
 
-    /// A datagram was sent: `message` is what must arrive, if it is valid.
+    /// Checks the result of a datagram. `message` is the message that must be delivered if the
+    /// datagram is valid.
     fn check(&mut self, message: Option<(&Header, &[u8])>) {
         self.pump();
         let got = self.completions();
@@ -172,7 +173,7 @@ impl FuzzedTarget {
     }
 }
 
-/// An input: steps.
+/// Runs an input, which consists of steps.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let network = Network::new(1);
@@ -199,7 +200,7 @@ pub fn run(data: &[u8]) {
                 let raw = input.below(200);
                 let raw = input.take(raw);
                 sender.send(raw);
-                // With a CRC of four zero bytes nothing matches by chance.
+                // Arbitrary bytes hardly ever have a correct CRC.
                 let valid =
                     Header::parse(raw).ok().filter(|(header, _)| header.check_source(sender.port()).is_ok());
                 assert!(valid.is_none(), "a CRC of the input's own");
@@ -213,7 +214,7 @@ pub fn run(data: &[u8]) {
     drop(listener);
 }
 
-/// A message with at most one thing wrong.
+/// Sends a message with at most one error.
 fn message(input: &mut Input<'_>, target: &mut FuzzedTarget, sender: &mut FuzzedSender) {
     let source = Qpn::new(sender.port(), input.u8());
     let header = Header {
@@ -235,7 +236,7 @@ fn message(input: &mut Input<'_>, target: &mut FuzzedTarget, sender: &mut Fuzzed
     match wrong {
         0 => change(0, &mut bytes, input),
         1 => change(1, &mut bytes, input),
-        // The index, and the port.
+        // The index and the port of a queue pair number.
         2 => change(11, &mut bytes, input),
         3 => change(9, &mut bytes, input),
         4 => change(13, &mut bytes, input),
@@ -264,7 +265,7 @@ fn message(input: &mut Input<'_>, target: &mut FuzzedTarget, sender: &mut Fuzzed
     target.check(valid.then_some((&header, &payload)));
 }
 
-/// A request for the queue pair, right or wrong, new or repeated.
+/// Sends a request for the queue pair, valid or invalid, new or repeated.
 fn ask(
     input: &mut Input<'_>,
     target: &mut FuzzedTarget,

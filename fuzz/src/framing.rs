@@ -1,5 +1,5 @@
-//! FPDUs, with and without Markers and CRCs: a sender that lies here and there, and a receiver that
-//! is given the stream in pieces of any size. What must arrive is known beforehand.
+//! FPDUs, with and without Markers and CRCs, from a sender that makes errors, to a receiver that
+//! gets the stream in pieces of any size. The target knows the expected results.
 
 use uiw_mpa::rx::{FpduError, FpduRx, Step};
 use uiw_mpa::tx::FpduTx;
@@ -7,7 +7,7 @@ use uiw_mpa::{MAX_ULPDU, crc32c};
 
 use crate::input::Input;
 
-/// What the receiver must make of an FPDU.
+/// Expected result of an FPDU at the receiver.
 #[derive(Debug)]
 enum ExpectedFpdu {
     /// Exactly this ULPDU.
@@ -16,13 +16,13 @@ enum ExpectedFpdu {
     Crc,
     /// A Marker error.
     Marker,
-    /// No ULPDU may be delivered any more; the receiver may as well wait for bytes that never come.
+    /// No ULPDU may be delivered any more. The receiver may also wait for bytes that never arrive.
     Nothing,
-    /// Without CRCs it cannot be detected.
+    /// Any result, because the error cannot be detected without CRCs.
     Anything,
 }
 
-/// A stream, and what is due for it.
+/// Stream, and the expected results of its FPDUs.
 struct FramedSender {
     crc: bool,
     markers: bool,
@@ -31,7 +31,8 @@ struct FramedSender {
     due: Vec<ExpectedFpdu>,
 }
 
-/// An input: what was negotiated, FPDUs, how they are cut.
+/// Runs an input, which consists of the negotiated properties, FPDUs, and the lengths of the
+/// pieces.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let bits = input.u8();
@@ -41,7 +42,7 @@ pub fn run(data: &[u8]) {
     let fpdus = input.below(12);
     for _ in 0..fpdus {
         sender.item(&mut input);
-        if sender.over() {
+        if sender.is_uncertain() {
             break;
         }
     }
@@ -56,16 +57,16 @@ pub fn run(data: &[u8]) {
 }
 
 impl FramedSender {
-    /// Returns whether what is due behind this is not known.
-    fn over(&self) -> bool {
+    /// Returns whether the results of further FPDUs are not known.
+    fn is_uncertain(&self) -> bool {
         self.due.last().is_some_and(|due| !matches!(due, ExpectedFpdu::Ulpdu(_)))
     }
 
     fn item(&mut self, input: &mut Input<'_>) {
         let start = self.bytes.len();
         if input.u8() >= 250 {
-            // Usually nonsense; but four bytes of ones, four of zeros and four of ones are an FPDU
-            // with a right CRC.
+            // These bytes are usually invalid, but there are exceptions: four bytes of ones, four
+            // of zeros and four of ones are an FPDU with a correct CRC.
             self.bytes.extend_from_slice(input.take(64));
             self.due.push(ExpectedFpdu::Anything);
             return;
@@ -89,12 +90,12 @@ impl FramedSender {
         self.due.push(due);
     }
 
-    /// Offset of ULPDU_Length.
+    /// Returns the offset of ULPDU_Length.
     fn lead(&self, start: usize) -> usize {
         if self.markers && start.is_multiple_of(512) { 4 } else { 0 }
     }
 
-    /// One byte changes on the way.
+    /// Changes one byte of an FPDU, which makes its CRC wrong.
     fn flip(&self, fpdu: &mut [u8], input: &mut Input<'_>) -> ExpectedFpdu {
         let at = input.below(fpdu.len());
         let by = input.u8().max(1);
@@ -103,11 +104,11 @@ impl FramedSender {
             return ExpectedFpdu::Anything;
         }
         let lead = self.lead(self.bytes.len());
-        // Another length takes in other bytes, perhaps more than there are.
+        // A different length refers to other bytes, possibly more than the stream has.
         if (lead..lead + 2).contains(&at) { ExpectedFpdu::Nothing } else { ExpectedFpdu::Crc }
     }
 
-    /// One byte is not what it should be, and the CRC vouches for it.
+    /// Changes one byte of an FPDU and corrects its CRC.
     fn forge(
         &self,
         start: usize,
@@ -119,7 +120,7 @@ impl FramedSender {
         let markers: Vec<usize> =
             (0..fpdu.len()).filter(|at| self.markers && (start + at).is_multiple_of(512)).collect();
         if markers.is_empty() || input.bool() {
-            // Within the ULPDU, before any Marker behind the length.
+            // The byte is in the ULPDU, before any Marker that follows the length.
             let room = markers.iter().find(|at| **at > 0).copied().unwrap_or(fpdu.len()) - lead - 2;
             let at = input.below(room.min(ulpdu.len()));
             if let Some(byte) = ulpdu.get_mut(at) {
@@ -133,7 +134,7 @@ impl FramedSender {
         let (at, by) = (input.below(4), input.u8().max(1));
         fpdu[marker + at] ^= by;
         self.vouch(fpdu);
-        // The reserved half says nothing, and the low two bits of FPDUPTR count as zero (RFC 5044
+        // The reserved half is ignored, and the low two bits of FPDUPTR are taken as zero (RFC 5044
         // section 4.3).
         let said = match at {
             2 => true,
@@ -152,7 +153,7 @@ impl FramedSender {
     }
 }
 
-/// What came of a stream.
+/// Result of receiving a stream.
 #[derive(Debug, PartialEq, Eq)]
 struct ReceivedStream {
     ulpdus: Vec<Vec<u8>>,

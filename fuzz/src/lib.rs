@@ -1,10 +1,10 @@
-//! Fuzz targets: each takes bytes, makes a conversation of them, and panics where a promise of uiw
-//! is broken.
+//! Fuzz targets. Each one converts bytes to a conversation of two ends, and panics if uiw violates
+//! one of its guarantees.
 //!
-//! Bytes are read as choices ([`input::Input`]), so that frames have right lengths and right CRCs
-//! unless the input asks for a wrong one; otherwise nothing would get past the CRC. The same
-//! functions run under libFuzzer (`fuzz/libfuzzer`) and, over the committed corpora, as ordinary
-//! tests (`tests/corpora.rs`).
+//! The bytes are choices ([`input::Input`]), so frames have correct lengths and CRCs unless the
+//! input selects an error. With arbitrary frames, nothing would pass the CRC. The same functions
+//! run under libFuzzer (`fuzz/libfuzzer`) and, with the committed corpora, as ordinary tests
+//! (`tests/corpora.rs`).
 
 pub mod connection;
 pub mod copies;
@@ -16,10 +16,10 @@ pub mod segments;
 pub mod startup;
 pub mod stream;
 
-/// A target: what it is called, and what it does with an input.
+/// Fuzz target: its name, and the function that runs an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All targets.
 pub const TARGETS: [Target; 8] = [
     ("startup", startup::run),
     ("framing", framing::run),

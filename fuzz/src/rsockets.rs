@@ -1,6 +1,6 @@
-//! rsockets: private data, the headers of datagrams, and the receiving half of a connection with a
-//! peer that keeps the protocol and breaks it. What is read must be what a peer may have written,
-//! in order, and inside of the buffer.
+//! rsockets: private data, the headers of datagrams, and the receiving half of a connection whose
+//! peer follows or violates the protocol. The bytes that are read must be those that the peer may
+//! have written, in order and inside of the buffer.
 
 use crate::input::Input;
 use std::collections::VecDeque;
@@ -8,19 +8,20 @@ use uiw_cabi_rsocket::datagram::wire::{ExchangeHeader, MessageHeader};
 use uiw_cabi_rsocket::receiver::{Receiver, Violation};
 use uiw_cabi_rsocket::wire::{ConnData, Mapping, Message, Order, Target};
 
-/// Steps of an input.
+/// Maximum number of steps of an input.
 const STEPS: usize = 400;
 
-/// What is known of the peer's rights.
+/// Expected rights of the peer.
 struct ExpectedRights {
-    /// The bytes of the ring that were published and not read, in their order, of which the first
-    /// `readable` ones are written.
+    /// Bytes of the ring that were published and not read, in their order. The first `readable`
+    /// ones have been written.
     published: VecDeque<u32>,
-    /// Published and not written, written and not read.
+    /// Number of bytes that were published and not written. `readable` is the number of those that
+    /// were written and not read.
     granted: u64,
     readable: u64,
     messages: VecDeque<u64>,
-    /// Data messages that the peer may send.
+    /// Number of data messages that the peer may send.
     credits: u64,
 }
 
@@ -36,7 +37,7 @@ impl ExpectedRights {
         self.messages.push_back(len.into());
     }
 
-    /// Returns how many messages were read to their end.
+    /// Consumes bytes, and returns the number of messages that were read completely.
     fn consume(&mut self, len: u64) -> u64 {
         self.readable -= len;
         self.published.drain(..len as usize);
@@ -58,7 +59,7 @@ fn formats(input: &mut Input<'_>) {
     let mut bytes = [0; ConnData::LEN];
     bytes.fill_with(|| input.u8());
     if input.bool() {
-        // Otherwise nearly everything is refused for its version.
+        // Otherwise nearly all inputs would be refused because of their version.
         bytes[0] = 1;
     }
     if let Ok(data) = ConnData::from_bytes(&bytes) {
@@ -76,8 +77,8 @@ fn formats(input: &mut Input<'_>) {
     }
 }
 
-/// The bytes as they are, and with a front that is right: what is read is written again as it was,
-/// but for fields that are reserved.
+/// Checks the headers of datagrams, with the bytes as they are and with a valid beginning. Decoded
+/// headers must be encoded to the same bytes, except for reserved fields.
 fn datagram_headers(bytes: &[u8]) {
     let mut fronts = vec![bytes.to_vec()];
     for (version, exchange, message) in [(4, 16, 8), (6, 28, 24)] {
@@ -106,10 +107,10 @@ fn datagram_headers(bytes: &[u8]) {
     }
 }
 
-/// The target.
+/// Runs an input.
 ///
 /// # Panics
-/// When a promise is broken.
+/// Panics if a guarantee is violated.
 pub fn run(bytes: &[u8]) {
     datagram_headers(bytes);
     let mut input = Input::new(bytes);

@@ -1,6 +1,6 @@
-//! DDP and RDMAP receiving: verified ULPDUs, right and wrong, into a receiver that places them in
-//! buffers of its own. It models what a correct sender would do next, so right segments must be
-//! taken and wrong ones refused.
+//! Reception in DDP and RDMAP: a receiver gets valid and invalid ULPDUs, and places them in its own
+//! buffers. It knows what a correct sender would send next, so valid segments must be accepted and
+//! invalid ones refused.
 
 use uiw_ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
 use uiw_mpa::MAX_ULPDU;
@@ -12,25 +12,25 @@ use uiw_rdmap::{
 
 use crate::input::Input;
 
-/// Bytes of the buffer that each untagged queue has for a message.
+/// Length in bytes of the message buffer of each untagged queue.
 const BUFFERS: [u32; 4] = [300, 52, 52, 52];
 
 struct SegmentReceiver {
     stream: StreamRx,
     queues: [UntaggedRx; 4],
-    /// What is placed, of each queue.
+    /// Placed bytes of each queue.
     buffers: [Vec<u8>; 4],
-    /// What each queue must hold, by what was sent.
+    /// Expected bytes of each queue.
     sent: [Vec<u8>; 4],
 }
 
-/// An input: extensions, MSNs to begin with, segments.
+/// Runs an input, which consists of extensions, initial MSNs, and segments.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     cut(&mut input);
     let bits = input.u8();
     let extensions = Extensions { immediate: bits & 1 != 0, atomic: bits & 2 != 0, send_imm: bits & 4 != 0 };
-    // Near the wrap of MSNs as often as not.
+    // Half of the inputs start near the wrap of the MSN.
     let first = if bits & 8 == 0 { 1 } else { u32::MAX - u32::from(input.u8() % 4) };
     let mut receiver = SegmentReceiver {
         stream: StreamRx::new(Extensions::default()),
@@ -41,7 +41,7 @@ pub fn run(data: &[u8]) {
     receiver.stream.set_extensions(extensions);
     assert_eq!(receiver.stream.extensions(), extensions);
     for _ in 0..input.below(24) {
-        let (ulpdu, right) = receiver.segment(&mut input);
+        let (ulpdu, right) = receiver.make_segment(&mut input);
         match receiver.take(&ulpdu, &mut input) {
             Ok(()) => {}
             Err(fault) => {
@@ -53,7 +53,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// A message is cut into segments that are all of it, once.
+/// Checks that the segments of a message cover all its bytes exactly once.
 fn cut(input: &mut Input<'_>) {
     let (total, room) = (input.u16().into(), input.u16().max(40).into());
     let mut at = 0;
@@ -68,8 +68,8 @@ fn cut(input: &mut Input<'_>) {
 }
 
 impl SegmentReceiver {
-    /// A ULPDU, and whether nothing is wrong with it.
-    fn segment(&self, input: &mut Input<'_>) -> (Vec<u8>, bool) {
+    /// Creates a ULPDU. Returns it, and whether it is certainly valid.
+    fn make_segment(&self, input: &mut Input<'_>) -> (Vec<u8>, bool) {
         let kind = input.u8();
         if kind >= 250 {
             return (input.take(80).to_vec(), false);
@@ -93,7 +93,7 @@ impl SegmentReceiver {
             Some((opcode, qn)) => {
                 let (word, msn, mo) = (input.u32(), spec.expected_msn(), spec.received());
                 Header::Untagged(match opcode {
-                    // What is in progress goes on as a Send.
+                    // A message in progress continues as a Send.
                     _ if spec.in_progress() => untagged_header(Opcode::Send, qn, msn, mo, true, word),
                     Opcode::SendImm => send_imm_header(msn, mo, true, word, word & 1 != 0),
                     _ => untagged_header(opcode, qn, msn, mo, true, word),
@@ -102,12 +102,12 @@ impl SegmentReceiver {
         };
         let bent = input.u8() >= 170;
         if bent {
-            bend(&mut header, input);
+            corrupt_field(&mut header, input);
         }
         let mut ulpdu = vec![0; header.len()];
         header.emit(&mut ulpdu);
         if bent && input.bool() {
-            // Reserved bits and versions, which no `emit` gets wrong.
+            // Errors in reserved bits and versions, which `emit` cannot create.
             ulpdu[0] ^= input.u8();
         }
         for n in 0..len {
@@ -117,7 +117,8 @@ impl SegmentReceiver {
             ulpdu.truncate(input.below(24));
         }
         ulpdu.truncate(MAX_ULPDU);
-        // What is right with an unfinished message or an extension is left to the receiver to say.
+        // With an unfinished message or an extension, only the receiver decides whether it is
+        // valid.
         (ulpdu, !bent && queue.is_none() && opcode.is_some() && !self.stream.terminated())
     }
 
@@ -142,7 +143,7 @@ impl SegmentReceiver {
         let len = payload.len() as u32;
         let before = (self.queues[qn].expected_msn(), self.queues[qn].received());
         let place = self.queues[qn].check(&untagged, len, room)?.offset as usize;
-        // RFC 5041 section 7.1, read afresh.
+        // These checks are an independent implementation of RFC 5041 section 7.1.
         assert_eq!((untagged.msn, untagged.mo), before);
         assert!(room.is_some_and(|room| untagged.mo + len <= room));
         self.buffers[qn][place..place + payload.len()].copy_from_slice(payload);
@@ -157,10 +158,10 @@ impl SegmentReceiver {
         assert!(message == &*self.sent[qn], "a message is what was sent");
         self.sent[qn].clear();
         let message = message.to_vec();
-        deliver(opcode, &message)
+        check_message(opcode, &message)
     }
 
-    /// Versions, opcodes and extensions, read afresh from the control byte.
+    /// Checks version, opcode and extension independently, from the control byte.
     fn allowed(&self, control: u8) {
         let extensions = self.stream.extensions();
         let agreed = match control & 15 {
@@ -174,7 +175,7 @@ impl SegmentReceiver {
     }
 }
 
-/// A length that a message of this kind may have, more often than not.
+/// Returns the length of a message, which is usually valid for its opcode.
 fn message_len(opcode: Option<Opcode>, input: &mut Input<'_>) -> usize {
     let choice = input.u8();
     let fixed = match opcode {
@@ -188,8 +189,8 @@ fn message_len(opcode: Option<Opcode>, input: &mut Input<'_>) -> usize {
     if choice < 200 { fixed } else { input.below(320) }
 }
 
-/// One field is not what it should be.
-fn bend(header: &mut Header, input: &mut Input<'_>) {
+/// Changes one field to a wrong value.
+fn corrupt_field(header: &mut Header, input: &mut Input<'_>) {
     match header {
         Header::Tagged(header) => header.rsvd_ulp = input.u8(),
         Header::Untagged(header) => match input.u8() % 6 {
@@ -203,8 +204,8 @@ fn bend(header: &mut Header, input: &mut Input<'_>) {
     }
 }
 
-/// Reads a whole message, and puts it together again.
-fn deliver(opcode: Opcode, message: &[u8]) -> Result<(), Fault> {
+/// Decodes a complete message, and encodes it again.
+fn check_message(opcode: Opcode, message: &[u8]) -> Result<(), Fault> {
     match opcode {
         Opcode::ReadRequest => assert_eq!(ReadRequest::parse(message)?.emit(), *message),
         Opcode::AtomicRequest => atomic(AtomicRequest::parse(message)?, message),
@@ -218,7 +219,7 @@ fn deliver(opcode: Opcode, message: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// RFC 7306 section 5.1, bit by bit.
+/// Checks an atomic operation bit by bit, as in RFC 7306 section 5.1.
 fn atomic(request: AtomicRequest, bytes: &[u8]) {
     assert_eq!(request.emit()[..36], [&[0, 0, 0, request.op as u8], &bytes[4..36]].concat());
     let old = request.to ^ request.compare.rotate_left(7);
@@ -234,7 +235,7 @@ fn atomic(request: AtomicRequest, bytes: &[u8]) {
         let set = match request.op {
             AtomicOp::FetchAdd => {
                 let sum = u8::from(a) + u8::from(b) + u8::from(carry);
-                // A set bit of the mask is the top of its field: nothing is carried out of it.
+                // A set bit of the mask is the highest bit of its field, so it has no carry.
                 carry = sum > 1 && !top;
                 sum & 1 != 0
             }
@@ -265,7 +266,7 @@ fn terminate(message: &[u8]) {
     }
 }
 
-/// What is said of a fault is a row of the table, and is understood.
+/// Checks that the Terminate of a fault has known codes, and that it can be decoded.
 fn report(fault: &Fault, ulpdu: &[u8]) {
     let _ = fault.to_string();
     let quoted =

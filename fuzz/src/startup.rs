@@ -1,4 +1,4 @@
-//! MPA's start-up: frames right and wrong at either role, and dialogues between two of ours.
+//! Startup of MPA: valid and invalid frames for both roles, and startups between two of our ends.
 
 use uiw_mpa::startup::{
     Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds, StartupConfig, StartupError,
@@ -8,7 +8,7 @@ use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind, HEADER_LEN, MAX_PRIVATE
 
 use crate::input::Input;
 
-/// An input: two configurations and a frame, or a dialogue.
+/// Runs an input, which consists of two configurations and either a frame or a startup of two ends.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let (ours, theirs) = (config(&mut input), config(&mut input));
@@ -45,7 +45,7 @@ fn config(input: &mut Input<'_>) -> StartupConfig {
     }
 }
 
-/// A frame's bytes, most of them well-formed.
+/// Creates the bytes of a frame, which is usually well-formed.
 fn bytes(kind: FrameKind, input: &mut Input<'_>) -> Vec<u8> {
     let bits = input.u8();
     let enhanced = (bits & 8 == 0).then(|| Enhanced::parse(input.u32().to_be_bytes()));
@@ -77,13 +77,13 @@ fn bytes(kind: FrameKind, input: &mut Input<'_>) -> Vec<u8> {
     if input.u8() >= 200 {
         bytes.truncate(input.below(bytes.len()));
     }
-    // Full Operation follows at once.
+    // Bytes of Full Operation follow immediately.
     bytes.extend_from_slice(input.take(40));
     bytes
 }
 
-/// Independent reading of RFC 5044 section 7.1.1 and RFC 6581 section 9: the length of the
-/// frame.
+/// Returns the length of the frame if it is well-formed, by an independent implementation of RFC
+/// 5044 section 7.1.1 and RFC 6581 section 9.
 fn well_formed(bytes: &[u8]) -> Option<usize> {
     let header = bytes.get(..HEADER_LEN)?;
     let key = header.starts_with(b"MPA ID Req Frame") || header.starts_with(b"MPA ID Rep Frame");
@@ -93,15 +93,15 @@ fn well_formed(bytes: &[u8]) -> Option<usize> {
     whole.then_some(HEADER_LEN + announced)
 }
 
-/// `Frame::parse` agrees with [`well_formed`], takes no byte of Full Operation, and puts together
-/// what it took apart.
+/// Checks that `Frame::parse` agrees with [`well_formed`] and consumes no byte of Full Operation,
+/// and that the decoded frame is encoded to the same bytes.
 fn check_frame(bytes: &[u8]) {
     let parsed = Frame::parse(bytes);
     assert_eq!(parsed.as_ref().ok().and_then(Option::as_ref).map(|(_, used)| *used), well_formed(bytes));
     match parsed {
         Ok(Some((frame, used))) => {
             assert_eq!(frame.emit(), bytes[..used], "{frame}");
-            // What came is put into words, for logs.
+            // Logs contain the text of received frames.
             let words = frame.to_string();
             assert_eq!(words.contains("S=1"), frame.enhanced.is_some());
             assert!(words.ends_with(&format!(" {} bytes", frame.private_data.len())), "{words}");
@@ -111,13 +111,13 @@ fn check_frame(bytes: &[u8]) {
     }
 }
 
-/// Bytes used and what they said, once there are enough.
-type Judged<T> = Result<Option<(usize, T)>, StartupError>;
+/// Result of parsing: the number of consumed bytes and the value, or `None` if bytes are missing.
+type ParseResult<T> = Result<Option<(usize, T)>, StartupError>;
 
-/// However the bytes come in, the answer is the same, and none comes twice.
+/// Checks that the result does not depend on how the bytes arrive.
 fn check_prefixes<T: PartialEq + std::fmt::Debug>(
     bytes: &[u8],
-    judge: &mut dyn FnMut(&[u8]) -> Judged<T>,
+    judge: &mut dyn FnMut(&[u8]) -> ParseResult<T>,
 ) -> Option<(usize, T)> {
     let whole = judge(bytes);
     for len in (0..bytes.len()).filter(|len| *len < 48 || len + 4 > bytes.len() || len % 97 == 0) {
@@ -127,7 +127,7 @@ fn check_prefixes<T: PartialEq + std::fmt::Debug>(
                 assert!(used <= len);
                 assert_eq!(whole.as_ref(), Ok(&Some((used, decoded))), "decided after {len} bytes");
             }
-            // For the same reason or, by then, for another.
+            // With all bytes, the error may be the same one or a different one.
             Err(error) => assert!(whole.is_err(), "{error} after {len} bytes, and then {whole:?}"),
         }
     }
@@ -157,7 +157,7 @@ fn request(limits: &StartupConfig, config: &StartupConfig, input: &mut Input<'_>
     }
 }
 
-/// Revision and S are the Request's, and the Reply is well-formed.
+/// Checks that the Reply is well-formed, and that its revision and S are those of the Request.
 fn check_reply(request: &[u8], reply: &[u8]) {
     assert_eq!(well_formed(reply), Some(reply.len()));
     assert!(reply.starts_with(b"MPA ID Rep Frame"));
@@ -190,7 +190,7 @@ fn reply(config: &StartupConfig, input: &mut Input<'_>) {
     }
 }
 
-/// Two of ours: what they agree on is the same at both ends.
+/// Performs a startup of two of our ends, and checks that they negotiate the same properties.
 fn dialogue(one: &StartupConfig, two: &StartupConfig, input: &mut Input<'_>) {
     let Ok(initiator) = Initiator::new(one.clone(), &vec![1; input.below(513)]) else { return };
     let bytes = initiator.request();
@@ -214,7 +214,7 @@ fn agree(one: &Negotiated, two: &Negotiated, terminate: Option<StartupRefusal>) 
     if !one.enhanced || terminate.is_some() {
         return;
     }
-    // RFC 6581 section 9.1: no end has more outstanding than the other takes.
+    // RFC 6581 section 9.1: the ORD of an end must not exceed the IRD of the other end.
     for (asks, takes) in [(one.ord, two.ird), (two.ord, one.ird)] {
         assert!(asks <= takes || asks == NOT_NEGOTIATED, "{one:?} {two:?}");
     }

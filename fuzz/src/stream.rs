@@ -1,8 +1,8 @@
-//! One stream alone, under a host that does what it likes and a peer that says what it likes, with
-//! a virtual clock. After every run each request has completed once or was flushed by the end, and
-//! no byte of a secret was sent.
+//! Single stream with a virtual clock, between a host with arbitrary actions and a peer with
+//! arbitrary messages. After each run, all requests must have completed exactly once or have been
+//! flushed, and no secret byte may have been sent.
 
-// The host of the stream's own tests, which use the rest of it.
+// Host of the stream's tests. Some of its functions are only used there.
 #[allow(dead_code)]
 #[path = "../../stream/tests/common/host.rs"]
 mod host;
@@ -21,24 +21,24 @@ use uiw_stream::{
 use crate::input::Input;
 use host::{MEMORY, TestHost};
 
-/// Steps of a run.
+/// Maximum number of steps of a run.
 const STEPS: usize = 200;
-/// Bytes of memory that the peer may use.
+/// Length in bytes of the memory that the peer may use.
 const LEN: usize = 40_000;
-/// Stands behind all memory, and never comes from a peer.
+/// Bytes after each memory, which the peer never sends.
 const SECRET: [u8; 16] = *b"\xC3\x5ASECRET-BYTES\xA5\x3C";
 const SINK: STag = STag(0x51_4B00);
 
-/// A stream, its host, and the peer at the other end of the wire.
+/// Stream, its host, and the peer.
 struct StreamRun {
     stream: RdmapStream<Vec<u8>>,
     host: TestHost,
     config: RdmapConfig,
     now: Time,
-    /// Bytes that came and were not taken.
+    /// Received bytes that the stream has not consumed.
     unread: Vec<u8>,
     eof: bool,
-    /// What the stream has sent on the present connection.
+    /// Bytes that the stream has sent on the current connection.
     sent: Vec<u8>,
     fin: bool,
     established: bool,
@@ -48,7 +48,7 @@ struct StreamRun {
     peer: PeerState,
 }
 
-/// What the peer's half remembers, so that its FPDUs can be well-formed.
+/// State of the peer, with which it can create valid FPDUs.
 struct PeerState {
     initiator: Option<Initiator>,
     responder: Option<Responder>,
@@ -57,7 +57,7 @@ struct PeerState {
     msn: [u32; 4],
 }
 
-/// An input: settings, and the actions of both ends in their order.
+/// Runs an input, which consists of settings and the actions of both ends in their order.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let config = config(&mut input);
@@ -135,7 +135,7 @@ fn config(input: &mut Input<'_>) -> RdmapConfig {
 }
 
 impl StreamRun {
-    /// The peer's half of a start-up as it should be.
+    /// Performs the peer's part of the startup correctly.
     fn start_up(&mut self, theirs: &RdmapConfig, input: &mut Input<'_>) {
         if let Some(initiator) = self.peer.initiator.take() {
             let request = initiator.request();
@@ -227,12 +227,13 @@ impl StreamRun {
         }
     }
 
-    /// The memory of requests and receives, and what waits in the transmit queue.
+    /// Deregisters the memory of requests, receives, and bytes in the transmit queue.
     fn deregister(&mut self) {
         (self.host.no_local_memory, self.host.gone) = (true, true);
     }
 
-    /// Bytes come; the stream takes what is whole, from one of their front parts or all of them.
+    /// Delivers bytes to the stream, which consumes complete frames: either all bytes or only a
+    /// part.
     fn arrive(&mut self, bytes: &[u8], input: &mut Input<'_>) {
         if self.eof {
             return;
@@ -257,7 +258,7 @@ impl StreamRun {
         }
     }
 
-    /// The transport takes up to `room` bytes.
+    /// Lets the transport accept up to `room` bytes.
     fn transmit(&mut self, room: usize) {
         let taken = match self.stream.poll_transmit(&mut self.host, self.now) {
             None => return,
@@ -322,7 +323,7 @@ impl StreamRun {
         }
     }
 
-    /// Whatever has come of it: the transport is lost, and every deadline passes.
+    /// Ends the run: the transport is lost, and all deadlines pass.
     fn finish(&mut self, input: &mut Input<'_>) {
         self.transmit(usize::MAX);
         self.events(input);
@@ -347,7 +348,7 @@ fn remote(input: &mut Input<'_>) -> Remote {
     Remote { stag, to }
 }
 
-/// Mostly inside of the memory.
+/// Returns a place in the peer's memory, which is usually valid.
 fn place(input: &mut Input<'_>) -> (STag, u64) {
     let stag = if input.u8() < 230 { MEMORY } else { STag(input.u32()) };
     let to = match input.u8() {
@@ -385,7 +386,7 @@ impl PeerState {
         self.negotiated = Some(negotiated);
     }
 
-    /// The next FPDU: mostly one that may stand here.
+    /// Creates the next FPDU, which is usually valid.
     fn fpdu(&mut self, sink: STag, input: &mut Input<'_>) -> Vec<u8> {
         let last = input.u8() < 220;
         let len = input.pick(&[20, 0, 1, 4, 8, 400, 1400]);

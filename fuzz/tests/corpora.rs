@@ -1,4 +1,4 @@
-//! The fuzzers' inputs as ordinary tests: whatever was found once is tried again with every run.
+//! Inputs of the fuzzers as ordinary tests, so that each run repeats all inputs that were found.
 
 use std::fs;
 use std::path::Path;

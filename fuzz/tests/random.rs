@@ -1,7 +1,7 @@
-//! Random inputs, the same in every run: what a fuzzer would begin with where no corpus has grown
-//! yet. `UIW_FUZZ_INPUTS` is their number.
+//! Random inputs, which are the same in each run, like the first inputs of a fuzzer without a
+//! corpus. `UIW_FUZZ_INPUTS` sets their number.
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
+/// Generator of random bytes: SplitMix64 (Steele, Lea, Flood 2014).
 struct RandomBytes(u64);
 
 impl RandomBytes {
@@ -15,7 +15,7 @@ impl RandomBytes {
 
     fn input(&mut self) -> Vec<u8> {
         let len = self.next() % 2000;
-        // Small choices are frequent ones.
+        // Small numbers are more frequent, because most choices are small.
         let mask = [0xFF, 0xFF, 0x3F, 0x0F][(self.next() % 4) as usize];
         (0..len).map(|_| self.next() as u8 & mask).collect()
     }

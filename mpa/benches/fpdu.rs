@@ -1,5 +1,5 @@
-//! What an FPDU costs in the protocol code: building and taking it apart, with and without CRC and
-//! Markers, and the CRC alone.
+//! Benchmarks of building and parsing FPDUs, with and without CRC and Markers, and of the CRC
+//! alone.
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
@@ -10,10 +10,10 @@ fn main() {
     divan::main();
 }
 
-/// ULPDU bytes: a small Write, what an Ethernet frame carries, what MPA allows.
+/// Lengths of ULPDUs in bytes: a small Write, the payload of an Ethernet frame, the maximum of MPA.
 const SIZES: [usize; 3] = [78, 1418, 64_768];
 
-/// CRC, Markers.
+/// Whether CRCs are used, and whether Markers are.
 const MODES: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
 
 fn built(tx: &mut FpduTx, buffer: &mut Vec<u8>, size: usize) {
@@ -41,8 +41,8 @@ fn parse<const MODE: usize>(bencher: Bencher<'_, '_>, size: usize) {
     let (crc, markers) = MODES[MODE];
     let mut whole = Vec::new();
     built(&mut FpduTx::new(crc, markers), &mut whole, size);
-    // Markers are taken out where they stand: each round needs bytes as they came, at the start of
-    // a stream.
+    // The receiver removes Markers in place, so each round needs a copy of the original bytes, at
+    // the start of a stream.
     bencher.counter(BytesCount::new(size)).with_inputs(|| whole.clone()).bench_local_refs(|bytes| {
         let step = FpduRx::new(crc, markers).next(black_box(bytes));
         assert!(matches!(step, Ok(Step::Fpdu(_))));

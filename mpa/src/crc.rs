@@ -1,29 +1,29 @@
-//! CRC32C as MPA uses it (RFC 5044 section 4.4, by way of iSCSI's digests).
+//! CRC32C of MPA (RFC 5044 section 4.4, which refers to the digests of iSCSI).
 
-/// A CRC32C (Castagnoli) that is being computed, piece by piece.
+/// State of a CRC32C (Castagnoli) that is computed piece by piece.
 ///
-/// It is a plain value: [`update`](Self::update) takes and returns it, so a CRC over a common
-/// prefix can be kept and continued several ways.
+/// It is a plain value, which [`update`](Self::update) takes and returns. So a caller can keep the
+/// CRC of a common prefix and continue it with different bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Crc32c {
-    /// The register, reflected, before the final exclusive-or.
+    /// Register in reflected form, before the final exclusive-or.
     register: u32,
 }
 
-/// The register starts as all ones, and is inverted at the end.
+/// Initial value of the register, with which it is also combined by exclusive-or at the end.
 const ALL_ONES: u32 = 0xFFFF_FFFF;
 
 impl Crc32c {
-    /// The CRC of no bytes.
+    /// Creates the CRC of zero bytes.
     pub const fn new() -> Self {
         Self { register: ALL_ONES }
     }
 
-    /// Continues over `bytes`.
+    /// Continues the CRC with `bytes`.
     #[inline]
     pub fn update(self, bytes: &[u8]) -> Self {
-        // Most FPDUs are one piece, for which the one-shot entry point is faster.
+        // The one-shot function is faster for short inputs, and most FPDUs are one piece.
         let register = if self.register == ALL_ONES {
             engine::one_shot(bytes) ^ ALL_ONES
         } else {
@@ -32,14 +32,14 @@ impl Crc32c {
         Self { register }
     }
 
-    /// The CRC as a number.
+    /// Returns the CRC as a number.
     #[must_use]
     pub const fn finish(self) -> u32 {
         self.register ^ ALL_ONES
     }
 
-    /// The CRC as it stands in the CRC field of an FPDU: least significant byte first (RFC 5044
-    /// Figure 5).
+    /// Returns the bytes of the CRC field of an FPDU: least significant byte first (RFC 5044 Figure
+    /// 5).
     #[must_use]
     pub const fn finish_wire(self) -> [u8; 4] {
         self.finish().to_le_bytes()
@@ -52,7 +52,7 @@ impl Default for Crc32c {
     }
 }
 
-/// The CRC32C of `bytes`, fast for short inputs as well.
+/// Returns the CRC32C of `bytes`. This is fast for short inputs as well.
 ///
 /// ```
 /// assert_eq!(uiw_mpa::crc32c(b"123456789"), 0xE306_9283);

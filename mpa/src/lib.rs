@@ -13,15 +13,16 @@
 //!   FPDU FPDU ... ◀─── FpduTx::seal / header + trailer ◀──────────────────── segment
 //! ```
 //!
-//! A connection starts with one Request and one Reply ([`startup`], formats in [`wire`]); what they
-//! agree on is a [`startup::Negotiated`]. After that each direction is a sequence of FPDUs of its
-//! own: one [`rx::FpduRx`] for what arrives, one [`tx::FpduTx`] for what leaves.
+//! A connection starts with one Request and one Reply ([`startup`], formats in [`wire`]). The
+//! result of this exchange is a [`startup::Negotiated`]. After it, each direction is a sequence of
+//! FPDUs: an [`rx::FpduRx`] parses the received ones, and a [`tx::FpduTx`] builds those to send.
 //!
-//! Buffers belong to the caller everywhere; in steady state nothing is allocated.
+//! All buffers belong to the caller, and nothing is allocated after startup.
 //!
 //! # Features
-//! `std` (on by default) takes CRC32C from `crc-fast`, which uses the widest vector instructions
-//! the machine has. Without it a table-driven CRC serves any target. Nothing else changes.
+//! With `std` (on by default), CRC32C comes from `crc-fast`, which uses the widest vector
+//! instructions of the machine. Without it, a table-driven CRC works on any target. Nothing else
+//! changes.
 //!
 //! [RFC 5044]: https://www.rfc-editor.org/rfc/rfc5044
 //! [RFC 6581]: https://www.rfc-editor.org/rfc/rfc6581

@@ -1,4 +1,4 @@
-//! Where the Markers of an FPDU stand (RFC 5044 section 4.3).
+//! Positions of the Markers in an FPDU (RFC 5044 section 4.3).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -8,84 +8,89 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! A Marker stands at every 512th byte of Full Operation in its direction, the first one before the
-//! first FPDU. FPDUs are multiples of four bytes long, so a Marker never splits ULPDU_Length or the
-//! CRC field. A Marker that falls between two FPDUs belongs to the second.
+//! There is a Marker at every 512th byte of Full Operation of a direction. The first one precedes
+//! the first FPDU. The length of an FPDU is a multiple of four, so a Marker never splits
+//! ULPDU_Length or the CRC field. A Marker between two FPDUs belongs to the second one.
 
-/// Bytes of a Marker.
+/// Length of a Marker in bytes.
 pub(crate) const MARKER_LEN: usize = 4;
 
-/// Bytes of the stream from one Marker to the next.
+/// Distance in bytes of the stream from the start of one Marker to the start of the next.
 const INTERVAL: usize = 512;
 
-/// Bytes of FPDU between two Markers.
-pub(crate) const STRIDE: usize = INTERVAL - MARKER_LEN;
+/// Number of FPDU bytes between two Markers.
+pub(crate) const FPDU_STRIDE: usize = INTERVAL - MARKER_LEN;
 
-/// The Markers of one FPDU that starts at a known position of the stream.
+/// Positions of the Markers in one FPDU, which follow from its position in the stream and its
+/// length.
 ///
 /// ```text
-///  lead                first        STRIDE            STRIDE
+/// lead_len       first           FPDU_STRIDE       FPDU_STRIDE
 /// ┌────┬──────────────────────┬────┬─────────────┬────┬───────╌╌
 /// │ M? │ ULPDU_Length ULPDU.. │ M  │ ..ULPDU..   │ M  │ ..
 /// └────┴──────────────────────┴────┴─────────────┴────┴───────╌╌
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
-    /// Bytes of the Marker right before ULPDU_Length: 4, or 0 when there is none.
-    pub(crate) lead: usize,
-    /// Bytes of FPDU before the first Marker behind ULPDU_Length: 4..=508.
+pub(crate) struct MarkerLayout {
+    /// Length in bytes of the Marker directly before ULPDU_Length: 4, or 0 if there is none.
+    pub(crate) lead_len: usize,
+    /// Number of FPDU bytes before the first Marker that follows ULPDU_Length, from 4 to 508.
     first: usize,
-    /// Markers behind ULPDU_Length.
+    /// Number of Markers after ULPDU_Length.
     inner: usize,
-    /// Bytes of the FPDU without its Markers.
+    /// Length of the FPDU in bytes, without Markers.
     fpdu_len: usize,
 }
 
-impl Layout {
-    /// `position`: bytes of Full Operation before this FPDU; `fpdu_len`: its bytes without Markers.
+impl MarkerLayout {
+    /// Computes the layout of an FPDU. `position` is the number of bytes of Full Operation before
+    /// it, and `fpdu_len` its length without Markers.
     #[inline]
     pub(crate) fn new(position: u64, fpdu_len: usize) -> Self {
         let past_marker = (position % INTERVAL as u64) as usize;
-        let (lead, first) = if past_marker == 0 { (MARKER_LEN, STRIDE) } else { (0, INTERVAL - past_marker) };
-        // A Marker right behind the CRC field is the next FPDU's: only those with FPDU bytes behind
-        // them count.
-        let inner = fpdu_len.saturating_sub(first).div_ceil(STRIDE);
-        Self { lead, first, inner, fpdu_len }
+        let (lead_len, first) =
+            if past_marker == 0 { (MARKER_LEN, FPDU_STRIDE) } else { (0, INTERVAL - past_marker) };
+        // A Marker directly after the CRC field belongs to the next FPDU, so only Markers that are
+        // followed by bytes of this FPDU count.
+        let inner = fpdu_len.saturating_sub(first).div_ceil(FPDU_STRIDE);
+        Self { lead_len, first, inner, fpdu_len }
     }
 
-    /// Bytes on the wire, all Markers included.
+    /// Returns the length on the wire in bytes, including all Markers.
     #[inline]
     pub(crate) fn wire_len(&self) -> usize {
-        self.lead + self.fpdu_len + MARKER_LEN * self.inner
+        self.lead_len + self.fpdu_len + MARKER_LEN * self.inner
     }
 
-    /// Markers behind ULPDU_Length.
+    /// Returns the number of inner Markers: those after ULPDU_Length.
     #[inline]
-    pub(crate) fn inner(&self) -> usize {
+    pub(crate) fn inner_count(&self) -> usize {
         self.inner
     }
 
-    /// Bytes of FPDU before inner Marker `n` (0-based).
+    /// Returns the number of FPDU bytes before inner Marker `n`, counted from 0.
     #[inline]
     pub(crate) fn fpdu_offset(&self, n: usize) -> usize {
-        self.first + STRIDE * n
+        self.first + FPDU_STRIDE * n
     }
 
-    /// Bytes from ULPDU_Length to the first byte of inner Marker `n`: its FPDUPTR.
+    /// Returns the FPDUPTR of inner Marker `n`: the distance in bytes from ULPDU_Length to the
+    /// Marker.
     #[inline]
     pub(crate) fn pointer(&self, n: usize) -> usize {
         self.first + INTERVAL * n
     }
 }
 
-/// The bytes of a Marker.
+/// Encodes a Marker with this FPDUPTR.
 #[inline]
 pub(crate) fn emit(pointer: u16) -> [u8; MARKER_LEN] {
     let [high, low] = pointer.to_be_bytes();
     [0, 0, high, low]
 }
 
-/// The FPDUPTR of a Marker; the reserved half is ignored, and the low two bits count as zero.
+/// Decodes the FPDUPTR of a Marker. The reserved half is ignored, and the two low bits are taken as
+/// zero.
 #[inline]
 pub(crate) fn parse(marker: [u8; MARKER_LEN]) -> u16 {
     u16::from_be_bytes([marker[2], marker[3]]) & !0b11
@@ -98,9 +103,9 @@ mod tests {
 
     /// Walks the stream word by word, as the RFC describes it.
     fn by_walking(position: u64, fpdu_len: usize) -> (usize, Vec<usize>) {
-        let (mut at, mut lead, mut pointers) = (position, 0, Vec::new());
+        let (mut at, mut lead_len, mut pointers) = (position, 0, Vec::new());
         if at % 512 == 0 {
-            (at, lead) = (at + 4, 4);
+            (at, lead_len) = (at + 4, 4);
         }
         let (start, mut left) = (at, fpdu_len);
         while left > 0 {
@@ -111,7 +116,7 @@ mod tests {
             }
             at += 4;
         }
-        (lead, pointers)
+        (lead_len, pointers)
     }
 
     // [test:RFC5044-4.3-03] [test:RFC5044-4.3-07] [test:RFC5044-4.3-08]
@@ -122,11 +127,11 @@ mod tests {
         let (positions, lengths) = if cfg!(miri) { (508, 50) } else { (4, 1) };
         for position in (0..1024).chain(near_wrap..near_wrap + 1024).step_by(positions) {
             for fpdu_len in (8..2200).step_by(4).chain([64_776, 65_544]).step_by(lengths) {
-                let (lead, pointers) = by_walking(position, fpdu_len);
-                let layout = Layout::new(position, fpdu_len);
-                let found: Vec<_> = (0..layout.inner()).map(|n| layout.pointer(n)).collect();
-                assert_eq!((layout.lead, found), (lead, pointers), "at {position}, {fpdu_len} bytes");
-                assert_eq!(layout.wire_len(), lead + fpdu_len + 4 * layout.inner());
+                let (lead_len, pointers) = by_walking(position, fpdu_len);
+                let layout = MarkerLayout::new(position, fpdu_len);
+                let found: Vec<_> = (0..layout.inner_count()).map(|n| layout.pointer(n)).collect();
+                assert_eq!((layout.lead_len, found), (lead_len, pointers), "at {position}, {fpdu_len} bytes");
+                assert_eq!(layout.wire_len(), lead_len + fpdu_len + 4 * layout.inner_count());
             }
         }
     }

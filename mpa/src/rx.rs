@@ -1,15 +1,16 @@
-//! Receiving FPDUs: one direction's bytes in, verified ULPDUs out (RFC 5044 sections 4 and 6).
+//! Reception of FPDUs: verifies them and returns their ULPDUs (RFC 5044 sections 4 and 6).
 
 use alloc::vec::Vec;
 use core::ops::{Deref, Range};
 
 use crate::crc::crc32c;
-use crate::marker::{self, Layout, MARKER_LEN, STRIDE};
+use crate::marker::{self, FPDU_STRIDE, MARKER_LEN, MarkerLayout};
 use crate::size::{CRC_LEN, LENGTH_LEN, MIN_FPDU, fpdu_len};
 
-/// The receive framing of one direction.
+/// Receiver of the FPDUs of one direction.
 ///
-/// The caller owns the buffer and hands in what it has from the current position of the stream on:
+/// The caller owns the buffer and passes the bytes that it has received from the current position
+/// of the stream on:
 ///
 /// ```text
 ///   position()
@@ -20,7 +21,7 @@ use crate::size::{CRC_LEN, LENGTH_LEN, MIN_FPDU, fpdu_len};
 ///    ◀── consumed ──▶ next call starts here
 /// ```
 ///
-/// How bytes are cut into reads makes no difference.
+/// The result does not depend on how the bytes are split into reads.
 #[derive(Debug)]
 pub struct FpduRx {
     crc: bool,
@@ -29,32 +30,34 @@ pub struct FpduRx {
     failed: Option<FpduError>,
 }
 
-/// Result of looking at the front of the input.
+/// Result of [`FpduRx::next`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// The input does not hold a whole FPDU yet.
+    /// The input does not contain a complete FPDU yet.
     NeedMore {
         /// Number of bytes, counted from the front, that are needed to make progress.
         at_least: usize,
     },
-    /// A whole and valid FPDU.
+    /// A complete and valid FPDU.
     Fpdu(Fpdu<'a>),
 }
 
-/// A valid FPDU at the front of the input.
+/// Valid FPDU at the front of the input.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fpdu<'a> {
-    /// Bytes of the input it takes, Markers included.
+    /// Length of the FPDU in bytes, including Markers.
     pub consumed: usize,
-    /// Bytes of the input in front of the ULPDU.
+    /// Offset of the ULPDU in the input, in bytes.
     pub start: usize,
-    /// ULPDU of the FPDU, in one piece.
+    /// ULPDU, contiguous and without Markers.
     pub ulpdu: Verified<'a>,
 }
 
-/// Bytes of an FPDU that was verified as RFC 5044 section 6 demands before its ULPDU may reach DDP:
-/// its CRC was right, or CRCs are off by negotiation. Only [`FpduRx`] creates it, so a function
-/// that takes it cannot be given bytes that were not verified:
+/// Bytes of an FPDU that was verified, as RFC 5044 section 6 demands before its ULPDU may reach
+/// DDP.
+///
+/// Either the CRC was correct, or the ends have negotiated not to use CRCs. Only [`FpduRx`] creates
+/// this type, so a function that takes it cannot be called with bytes that were not verified:
 ///
 /// ```compile_fail,E0423
 /// let forged = uiw_mpa::Verified(b"no CRC was checked");
@@ -68,17 +71,17 @@ pub struct Fpdu<'a> {
 pub struct Verified<'a>(&'a [u8]);
 
 impl<'a> Verified<'a> {
-    /// The bytes.
+    /// Returns the bytes.
     #[inline]
     #[must_use]
     pub const fn as_bytes(self) -> &'a [u8] {
         self.0
     }
 
-    /// The first `mid` bytes, and the rest.
+    /// Returns the first `mid` bytes and the remaining bytes.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// Panics if there are fewer than `mid` bytes.
     #[inline]
     #[must_use]
     pub fn split_at(self, mid: usize) -> (Self, Self) {
@@ -86,7 +89,7 @@ impl<'a> Verified<'a> {
         (Self(front), Self(rest))
     }
 
-    /// A copy that can be kept after the buffer is reused.
+    /// Returns a copy that can be kept after the buffer is reused.
     #[must_use]
     pub fn to_buf(self) -> VerifiedBuf {
         VerifiedBuf(Vec::from(self.0))
@@ -102,39 +105,40 @@ impl Deref for Verified<'_> {
     }
 }
 
-/// A copy of [`Verified`] bytes.
+/// Copy of [`Verified`] bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedBuf(Vec<u8>);
 
 impl VerifiedBuf {
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_verified(&self) -> Verified<'_> {
         Verified(&self.0)
     }
 }
 
-/// Reason why the direction is dead (RFC 5044 section 8). TCP must stay open for the Terminate that
-/// reports it.
+/// Error after which no more FPDUs can be received in this direction (RFC 5044 section 8).
+///
+/// TCP must stay open for the Terminate that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FpduError {
     /// Code 2: the CRC does not match.
     #[error("FPDU at byte {position}: CRC32C is {received:#010x}, computed {computed:#010x}")]
     Crc {
-        /// Bytes of Full Operation before the FPDU.
+        /// Position of the FPDU: number of bytes of Full Operation before it.
         position: u64,
         /// CRC computed over the received bytes.
         computed: u32,
         /// Value of the CRC field.
         received: u32,
     },
-    /// Code 3: the CRC is right, but a Marker and the ULPDU_Lengths disagree on where the FPDU
+    /// Code 3: the CRC is correct, but a Marker and the ULPDU_Lengths disagree on where the FPDU
     /// starts.
     #[error("Marker at byte {position}: FPDUPTR is {found}, the FPDU starts {expected} bytes before")]
     Marker {
-        /// Bytes of Full Operation before the Marker.
+        /// Position of the Marker: number of bytes of Full Operation before it.
         position: u64,
-        /// FPDUPTR by the ULPDU_Lengths.
+        /// FPDUPTR that follows from the ULPDU_Lengths.
         expected: u16,
         /// FPDUPTR as received.
         found: u16,
@@ -142,28 +146,31 @@ pub enum FpduError {
 }
 
 impl FpduRx {
-    /// The direction at the first byte behind the startup frame, with what was negotiated for it.
+    /// Creates a receiver that starts at the first byte after the startup frame. `crc` and
+    /// `markers` state whether the ends have negotiated CRCs, and Markers for this direction.
     #[must_use]
     pub const fn new(crc: bool, markers: bool) -> Self {
         Self { crc, markers, position: 0, failed: None }
     }
 
-    /// The direction at byte `position` of Full Operation, where an FPDU begins: for a decoder of
-    /// captures that lack what was before.
+    /// Creates a receiver that starts at byte `position` of Full Operation, where an FPDU must
+    /// begin. This is for a decoder of captures that lack the beginning of the stream.
     #[must_use]
     pub const fn at(crc: bool, markers: bool, position: u64) -> Self {
         Self { crc, markers, position, failed: None }
     }
 
-    /// Looks at the front of `input`, whose first byte is the one at [`position`](Self::position).
+    /// Verifies and returns the FPDU at the front of `input`, whose first byte is at
+    /// [`position`](Self::position) of the stream.
     ///
-    /// A whole FPDU is verified and counted as consumed. With Markers its ULPDU is moved together
-    /// in place, so that [`Fpdu::ulpdu`] is the ULPDU alone. Until the FPDU is whole, `input` is
-    /// left as it is.
+    /// A complete FPDU is verified and counted as consumed. If it contains Markers, they are
+    /// removed in place, so that [`Fpdu::ulpdu`] is contiguous. `input` is not modified until the
+    /// FPDU is complete.
     ///
     /// # Errors
-    /// An invalid FPDU. From then on every call gives the same error: once MPA has reported one, it
-    /// must not pass any more FPDUs on that half connection (RFC 5044 section 8).
+    /// Returns an [`FpduError`] if the FPDU is invalid. All later calls return the same error,
+    /// because MPA must not pass any more FPDUs on a half connection after it has reported an error
+    /// (RFC 5044 section 8).
     #[inline]
     pub fn next<'a>(&mut self, input: &'a mut [u8]) -> Result<Step<'a>, FpduError> {
         if let Some(error) = self.failed {
@@ -178,7 +185,7 @@ impl FpduRx {
         step
     }
 
-    /// Bytes of Full Operation consumed so far.
+    /// Returns the number of bytes of Full Operation consumed so far.
     #[must_use]
     pub const fn position(&self) -> u64 {
         self.position
@@ -205,34 +212,35 @@ impl FpduRx {
         let consumed = fpdu_len(ulpdu_len);
         let Some(fpdu) = input.get(..consumed) else { return Ok(Step::NeedMore { at_least: consumed }) };
         self.check_crc(fpdu)?;
-        Ok(Step::Fpdu(Self::fpdu(fpdu, LENGTH_LEN..LENGTH_LEN + ulpdu_len)))
+        Ok(Step::Fpdu(Self::verified_fpdu(fpdu, LENGTH_LEN..LENGTH_LEN + ulpdu_len)))
     }
 
     fn next_with_markers<'a>(&self, input: &'a mut [u8]) -> Result<Step<'a>, FpduError> {
-        let lead = Layout::new(self.position, MIN_FPDU).lead;
-        let Some(length) = input.get(lead..).and_then(|input| input.first_chunk::<LENGTH_LEN>()) else {
-            return Ok(Step::NeedMore { at_least: lead + MIN_FPDU });
+        let lead_len = MarkerLayout::new(self.position, MIN_FPDU).lead_len;
+        let Some(length) = input.get(lead_len..).and_then(|input| input.first_chunk::<LENGTH_LEN>()) else {
+            return Ok(Step::NeedMore { at_least: lead_len + MIN_FPDU });
         };
         let ulpdu_len = usize::from(u16::from_be_bytes(*length));
-        let layout = Layout::new(self.position, fpdu_len(ulpdu_len));
+        let layout = MarkerLayout::new(self.position, fpdu_len(ulpdu_len));
         let consumed = layout.wire_len();
         let Some(fpdu) = input.get_mut(..consumed) else { return Ok(Step::NeedMore { at_least: consumed }) };
-        // In this order: code 3 is for FPDUs whose CRC is valid.
+        // The CRC is checked first, because error code 3 is for FPDUs whose CRC is valid.
         self.check_crc(fpdu)?;
         self.check_markers(fpdu, &layout)?;
         remove_markers(fpdu, &layout, LENGTH_LEN + ulpdu_len);
-        let start = lead + LENGTH_LEN;
-        Ok(Step::Fpdu(Self::fpdu(fpdu, start..start + ulpdu_len)))
+        let start = lead_len + LENGTH_LEN;
+        Ok(Step::Fpdu(Self::verified_fpdu(fpdu, start..start + ulpdu_len)))
     }
 
-    /// The one place where bytes become [`Verified`]: the caller has checked all of `fpdu`.
+    /// Wraps an FPDU that the caller has checked completely. Only this function creates
+    /// [`Verified`] bytes of the input.
     #[inline]
-    fn fpdu(fpdu: &[u8], ulpdu: Range<usize>) -> Fpdu<'_> {
+    fn verified_fpdu(fpdu: &[u8], ulpdu: Range<usize>) -> Fpdu<'_> {
         Fpdu { consumed: fpdu.len(), start: ulpdu.start, ulpdu: Verified(&fpdu[ulpdu]) }
     }
 
-    /// The CRC covers all bytes before the CRC field, a leading Marker and one between PAD and CRC
-    /// included.
+    /// Checks the CRC if CRCs are used. It covers all bytes before the CRC field, including a
+    /// leading Marker and a Marker between PAD and CRC.
     #[inline]
     fn check_crc(&self, fpdu: &[u8]) -> Result<(), FpduError> {
         if self.crc
@@ -246,10 +254,10 @@ impl FpduRx {
         Ok(())
     }
 
-    fn check_markers(&self, fpdu: &[u8], layout: &Layout) -> Result<(), FpduError> {
+    fn check_markers(&self, fpdu: &[u8], layout: &MarkerLayout) -> Result<(), FpduError> {
         let check = |at: usize, expected: usize| {
-            // Behind an oversized ULPDU a Marker may be too far from the header for FPDUPTR to say
-            // it.
+            // In an oversized ULPDU, the distance between the header and a Marker may exceed the
+            // range of FPDUPTR.
             let Ok(expected) = u16::try_from(expected) else { return Ok(()) };
             let marker = fpdu.get(at..).and_then(|bytes| bytes.first_chunk::<MARKER_LEN>());
             match marker.map(|marker| marker::parse(*marker)) {
@@ -259,25 +267,26 @@ impl FpduRx {
                 _ => Ok(()),
             }
         };
-        if layout.lead != 0 {
+        if layout.lead_len != 0 {
             check(0, 0)?;
         }
-        (0..layout.inner())
+        (0..layout.inner_count())
             .map(|n| layout.pointer(n))
-            .try_for_each(|pointer| check(layout.lead + pointer, pointer))
+            .try_for_each(|pointer| check(layout.lead_len + pointer, pointer))
     }
 }
 
-/// Moves the first `wanted` bytes of FPDU (ULPDU_Length and ULPDU) together, one move per Marker.
-fn remove_markers(fpdu: &mut [u8], layout: &Layout, wanted: usize) {
-    for n in 0..layout.inner() {
+/// Removes the Markers among the first `wanted` bytes of the FPDU (ULPDU_Length and ULPDU), with
+/// one move for each Marker.
+fn remove_markers(fpdu: &mut [u8], layout: &MarkerLayout, wanted: usize) {
+    for n in 0..layout.inner_count() {
         let to = layout.fpdu_offset(n);
         if to >= wanted {
             break;
         }
-        let from = layout.lead + layout.pointer(n) + MARKER_LEN;
-        let len = STRIDE.min(wanted - to);
-        fpdu.copy_within(from..from + len, layout.lead + to);
+        let from = layout.lead_len + layout.pointer(n) + MARKER_LEN;
+        let len = FPDU_STRIDE.min(wanted - to);
+        fpdu.copy_within(from..from + len, layout.lead_len + to);
     }
 }
 

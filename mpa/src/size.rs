@@ -1,43 +1,44 @@
-//! How long things are: ULPDU, FPDU, MULPDU (RFC 5044 sections 3, 4.1, 4.5).
+//! Lengths of ULPDU, FPDU and MULPDU (RFC 5044 sections 3, 4.1, 4.5).
 
 use crate::marker::MARKER_LEN;
 
-/// Bytes of the ULPDU_Length field.
+/// Length in bytes of the ULPDU_Length field.
 pub(crate) const LENGTH_LEN: usize = 2;
 
-/// Bytes of the CRC field.
+/// Length in bytes of the CRC field.
 pub(crate) const CRC_LEN: usize = 4;
 
-/// The largest ULPDU DDP may post: 64,768 bytes (RFC 5044 section 3). With it, FPDUPTR cannot
-/// overflow.
+/// Maximum length of a ULPDU that DDP may post: 64,768 bytes (RFC 5044 section 3). With this limit,
+/// FPDUPTR cannot overflow.
 pub const MAX_ULPDU: usize = 64_768;
 
-/// The smallest MULPDU MPA may announce: 128 bytes (RFC 5044 section 3).
+/// Minimum MULPDU that MPA may announce: 128 bytes (RFC 5044 section 3).
 pub const MIN_MULPDU: usize = 128;
 
-/// Bytes of the smallest FPDU: that of an empty ULPDU.
+/// Length in bytes of the shortest FPDU, which has an empty ULPDU.
 pub const MIN_FPDU: usize = fpdu_len(0);
 
-/// Bytes of the largest FPDU a peer can put on the wire, its Markers included.
+/// Length in bytes of the longest FPDU that a peer can send, including Markers.
 ///
-/// ULPDU_Length can announce more than [`MAX_ULPDU`]; such FPDUs are taken, so buffers are sized
-/// for them.
+/// The field ULPDU_Length can exceed [`MAX_ULPDU`]. Such FPDUs are accepted, so buffers must have
+/// room for them.
 pub const MAX_FPDU_ON_WIRE: usize = {
     let plain = fpdu_len(u16::MAX as usize);
-    // Markers stand 508 bytes of FPDU apart; at worst one stands right in front of the FPDU or 4
-    // bytes behind.
+    // There are 508 bytes of FPDU between two Markers. In the worst case, a Marker is directly
+    // before the FPDU or 4 bytes after its start.
     plain + MARKER_LEN * (plain.div_ceil(508) + 1)
 };
 
-/// Bytes of PAD behind a ULPDU of `ulpdu_len` bytes: 0 to 3 (RFC 5044 section 4.1).
+/// Returns the length in bytes of the PAD after a ULPDU of `ulpdu_len` bytes: 0 to 3 (RFC 5044
+/// section 4.1).
 #[inline]
 #[must_use]
 pub const fn pad_len(ulpdu_len: usize) -> usize {
     (LENGTH_LEN + ulpdu_len).wrapping_neg() % 4
 }
 
-/// Bytes of the FPDU around a ULPDU of `ulpdu_len` bytes, without Markers: always a multiple of
-/// four.
+/// Returns the length in bytes of the FPDU with a ULPDU of `ulpdu_len` bytes, without Markers. It
+/// is always a multiple of four.
 ///
 /// ```
 /// assert_eq!(uiw_mpa::fpdu_len(42), 48);
@@ -49,8 +50,8 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
 }
 
-/// The largest ULPDU whose FPDU fills a TCP segment of `emss` bytes (RFC 5044 section 4.5), kept
-/// between [`MIN_MULPDU`] and [`MAX_ULPDU`].
+/// Returns the MULPDU: the maximum length in bytes of a ULPDU whose FPDU fits in a TCP segment of
+/// `emss` bytes (RFC 5044 section 4.5), limited to the range from [`MIN_MULPDU`] to [`MAX_ULPDU`].
 #[must_use]
 pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     let marker_bytes = if markers { MARKER_LEN * emss.div_ceil(512) } else { 0 };
@@ -67,7 +68,7 @@ pub const fn mulpdu(emss: usize, markers: bool) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::marker::Layout;
+    use crate::marker::MarkerLayout;
 
     #[test]
     fn pad_completes_the_word() {
@@ -101,14 +102,15 @@ mod tests {
         assert_eq!(mulpdu(0, true), MIN_MULPDU);
     }
 
-    /// The purpose of MULPDU: the FPDU fits into one TCP segment, wherever the Markers fall.
+    /// With a ULPDU of the MULPDU's length, the FPDU fits in one TCP segment, at all positions of
+    /// the Markers.
     #[test]
     fn mulpdu_fits_into_segment() {
-        // Miri takes a part.
+        // Miri is slow, so it tests only some of the cases.
         for emss in (150..3000).step_by(if cfg!(miri) { 229 } else { 1 }) {
             assert!(fpdu_len(mulpdu(emss, false)) <= emss);
             for position in (0..512).step_by(4) {
-                let layout = Layout::new(position, fpdu_len(mulpdu(emss, true)));
+                let layout = MarkerLayout::new(position, fpdu_len(mulpdu(emss, true)));
                 assert!(layout.wire_len() <= emss, "EMSS {emss} at {position}: {layout:?}");
             }
         }
@@ -116,7 +118,7 @@ mod tests {
 
     #[test]
     fn largest_fpdu_is_an_upper_bound() {
-        let longest = (0..512).step_by(4).map(|at| Layout::new(at, fpdu_len(65_535)).wire_len()).max();
+        let longest = (0..512).step_by(4).map(|at| MarkerLayout::new(at, fpdu_len(65_535)).wire_len()).max();
         assert!(longest.unwrap() <= MAX_FPDU_ON_WIRE);
         assert!(MAX_FPDU_ON_WIRE - longest.unwrap() <= MARKER_LEN);
     }

@@ -1,19 +1,20 @@
-//! Sending FPDUs: around each ULPDU its length, PAD, Markers and CRC (RFC 5044 section 4).
+//! Transmission of FPDUs: adds length, PAD, Markers and CRC to each ULPDU (RFC 5044 section 4).
 
 use alloc::vec::Vec;
 
 use crate::crc::{Crc32c, crc32c};
-use crate::marker::{self, Layout, MARKER_LEN};
+use crate::marker::{self, MARKER_LEN, MarkerLayout};
 use crate::size::{CRC_LEN, LENGTH_LEN, MAX_ULPDU, fpdu_len, pad_len};
 
-/// The send framing of one direction.
+/// Sender of the FPDUs of one direction.
 ///
-/// Two ways lead to the same bytes:
-/// * [`seal`](Self::seal) completes an FPDU that was built in a buffer;
-/// * [`header`](Self::header) and [`trailer`](Self::trailer) are what stands around a ULPDU that is
-///   sent from where it lies. Not with Markers, which stand in its middle.
+/// There are two ways to build the same bytes:
+/// * [`seal`](Self::seal) completes an FPDU in a buffer.
+/// * [`header`](Self::header) and [`trailer`](Self::trailer) return the bytes before and after a
+///   ULPDU that is sent without copying it. This is not possible with Markers, which are inserted
+///   in the ULPDU.
 ///
-/// FPDUs must reach the stream in the order of the calls.
+/// FPDUs must be sent in the order of the calls.
 #[derive(Debug)]
 pub struct FpduTx {
     crc: bool,
@@ -22,21 +23,23 @@ pub struct FpduTx {
 }
 
 impl FpduTx {
-    /// The direction at the first byte behind the startup frame, with what was negotiated for it.
+    /// Creates a sender that starts at the first byte after the startup frame. `crc` and `markers`
+    /// state whether the ends have negotiated CRCs, and Markers for this direction.
     #[must_use]
     pub const fn new(crc: bool, markers: bool) -> Self {
         Self { crc, markers, position: 0 }
     }
 
-    /// Bytes of Full Operation framed so far.
+    /// Returns the number of bytes of Full Operation framed so far.
     #[must_use]
     pub const fn position(&self) -> u64 {
         self.position
     }
 
-    /// The bytes behind `position` were never given to TCP: the next FPDU stands there. For a
-    /// sender that drops FPDUs it has built but not begun to send, because a Terminate comes
-    /// instead.
+    /// Continues at `position`, because the bytes after it were never passed to TCP.
+    ///
+    /// This is for a caller that drops FPDUs which it has built but not begun to send, in order to
+    /// send a Terminate instead.
     pub const fn rewind(&mut self, position: u64) {
         self.position = position;
     }
@@ -53,22 +56,22 @@ impl FpduTx {
         self.crc
     }
 
-    /// Makes an FPDU of `buf[start..]`: two bytes to be overwritten, then the ULPDU up to the end.
-    /// The buffer grows by PAD, Markers and CRC.
+    /// Converts `buf[start..]` to an FPDU: two bytes that are overwritten by the length, then the
+    /// ULPDU up to the end of the buffer. The buffer grows by PAD, Markers and CRC.
     ///
     /// # Panics
-    /// If the two bytes are missing or the ULPDU is longer than [`MAX_ULPDU`].
+    /// Panics if the two bytes are missing or the ULPDU is longer than [`MAX_ULPDU`].
     pub fn seal(&mut self, buf: &mut Vec<u8>, start: usize) {
         self.frame(buf, start);
         self.finalize_crc(&mut buf[start..]);
     }
 
-    /// Like [`seal`](Self::seal), but leaves the CRC at zero for
-    /// [`finalize_crc`](Self::finalize_crc) to compute. For many FPDUs in a row it is faster to
-    /// compute all CRCs behind all copies than to read each byte right behind its store.
+    /// Like [`seal`](Self::seal), but leaves the CRC at zero; [`finalize_crc`](Self::finalize_crc)
+    /// computes it later. For many FPDUs in a row it is faster to compute the CRCs after all bytes
+    /// were copied than to read each byte immediately after it was stored.
     ///
     /// # Panics
-    /// As [`seal`](Self::seal).
+    /// Panics under the same conditions as [`seal`](Self::seal).
     pub fn frame(&mut self, buf: &mut Vec<u8>, start: usize) {
         let len = buf.len().saturating_sub(start);
         assert!(len >= LENGTH_LEN, "two bytes are due in front of the ULPDU");
@@ -76,7 +79,7 @@ impl FpduTx {
         assert!(ulpdu_len <= MAX_ULPDU, "ULPDU of {ulpdu_len} bytes");
         buf[start..start + LENGTH_LEN].copy_from_slice(&Self::header(ulpdu_len as u16));
         if self.markers {
-            let layout = Layout::new(self.position, fpdu_len(ulpdu_len));
+            let layout = MarkerLayout::new(self.position, fpdu_len(ulpdu_len));
             buf.resize(start + layout.wire_len() - CRC_LEN, 0);
             insert_markers(&mut buf[start..], &layout, len + pad_len(ulpdu_len));
         } else {
@@ -86,7 +89,8 @@ impl FpduTx {
         self.position += (buf.len() - start) as u64;
     }
 
-    /// Puts the CRC into an FPDU that [`frame`](Self::frame) made; nothing with CRCs off.
+    /// Computes and stores the CRC of an FPDU that [`frame`](Self::frame) built. Does nothing if
+    /// CRCs are off.
     #[inline]
     pub fn finalize_crc(&self, fpdu: &mut [u8]) {
         if self.crc
@@ -96,18 +100,18 @@ impl FpduTx {
         }
     }
 
-    /// ULPDU_Length as it stands in front of a ULPDU of `ulpdu_len` bytes.
+    /// Returns the field ULPDU_Length, which precedes a ULPDU of `ulpdu_len` bytes.
     #[inline]
     #[must_use]
     pub const fn header(ulpdu_len: u16) -> [u8; LENGTH_LEN] {
         ulpdu_len.to_be_bytes()
     }
 
-    /// PAD and CRC behind a ULPDU of `ulpdu_len` bytes. `crc` has gone over ULPDU_Length and the
-    /// ULPDU; with CRCs off its value does not matter.
+    /// Returns PAD and CRC, which follow a ULPDU of `ulpdu_len` bytes. `crc` is the CRC of
+    /// ULPDU_Length and the ULPDU; it is ignored if CRCs are off.
     ///
     /// # Panics
-    /// With Markers on: use [`seal`](Self::seal).
+    /// Panics if Markers are on. Use [`seal`](Self::seal) then.
     #[inline]
     #[must_use]
     pub fn trailer(&mut self, ulpdu_len: u16, crc: Crc32c) -> Trailer {
@@ -124,7 +128,7 @@ impl FpduTx {
     }
 }
 
-/// PAD and CRC: the end of an FPDU.
+/// PAD and CRC at the end of an FPDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
     bytes: [u8; Self::MAX_LEN],
@@ -132,10 +136,10 @@ pub struct Trailer {
 }
 
 impl Trailer {
-    /// The most bytes there can be.
+    /// Maximum length in bytes.
     pub const MAX_LEN: usize = 3 + CRC_LEN;
 
-    /// The bytes.
+    /// Returns the bytes.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
@@ -143,21 +147,21 @@ impl Trailer {
     }
 }
 
-/// Opens a gap for every Marker and fills it. `bytes` has the room; its first `len` bytes are FPDU
-/// (with PAD, without CRC).
-fn insert_markers(bytes: &mut [u8], layout: &Layout, len: usize) {
-    // From the back, so that each byte moves once.
+/// Inserts the Markers into an FPDU. The first `len` bytes of `bytes` are the FPDU with PAD but
+/// without CRC, and the bytes after them are the room for the Markers.
+fn insert_markers(bytes: &mut [u8], layout: &MarkerLayout, len: usize) {
+    // The loop starts with the last Marker, so that each byte is moved only once.
     let mut end = len;
-    for n in (0..layout.inner()).rev() {
+    for n in (0..layout.inner_count()).rev() {
         let from = layout.fpdu_offset(n);
-        let marker = layout.lead + layout.pointer(n);
+        let marker = layout.lead_len + layout.pointer(n);
         bytes.copy_within(from..end, marker + MARKER_LEN);
-        // MAX_ULPDU is such that no pointer overflows.
+        // The pointer cannot overflow, because the ULPDU is not longer than MAX_ULPDU.
         bytes[marker..marker + MARKER_LEN].copy_from_slice(&marker::emit(layout.pointer(n) as u16));
         end = from;
     }
-    if layout.lead != 0 {
-        bytes.copy_within(..end, layout.lead);
+    if layout.lead_len != 0 {
+        bytes.copy_within(..end, layout.lead_len);
         bytes[..MARKER_LEN].copy_from_slice(&marker::emit(0));
     }
 }

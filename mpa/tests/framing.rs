@@ -1,10 +1,10 @@
-//! FPDUs against RFC 5044: its figures, a second encoder that walks the stream word by word, and
-//! streams that are cut anywhere or damaged.
+//! Tests of the framing with the figures of RFC 5044, with a second encoder that builds the stream
+//! word by word, and with streams that are split at any byte or damaged.
 
 use proptest::prelude::*;
 use uiw_mpa::{Crc32c, Fpdu, FpduError, FpduRx, FpduTx, MAX_ULPDU, MIN_FPDU, Step, crc32c};
 
-/// The FPDU of RFC 5044 Figure 5, with the Marker before it.
+/// FPDU of RFC 5044 Figure 5, with the Marker before it.
 const FIGURE_5: &[u8] = &[
     0x00, 0x00, 0x00, 0x00, // Marker
     0x00, 0x2A, 0x41, 0x43, // length, DDP control, RDMAP control
@@ -16,7 +16,7 @@ const FIGURE_5: &[u8] = &[
     0x52, 0x23, 0x99, 0x83, // CRC32C
 ];
 
-/// The FPDU of RFC 5044 Figure 6, the second of its stream, behind 492 bytes.
+/// FPDU of RFC 5044 Figure 6: the second one of its stream, after 492 bytes.
 const FIGURE_6: &[u8] = &[
     0x00, 0x2A, 0x41, 0x43, // length, DDP control, RDMAP control
     0x00, 0x00, 0x00, 0x00, // reserved
@@ -28,7 +28,7 @@ const FIGURE_6: &[u8] = &[
     0x84, 0x92, 0x58, 0x98, // CRC32C
 ];
 
-/// The ULPDU of both figures.
+/// ULPDU of both figures.
 fn figure_ulpdu(msn: u8) -> Vec<u8> {
     let mut ulpdu = vec![0; 42];
     ulpdu[..2].copy_from_slice(&[0x41, 0x43]);
@@ -36,12 +36,12 @@ fn figure_ulpdu(msn: u8) -> Vec<u8> {
     ulpdu
 }
 
-/// The step through a range of cases: miri is slower by a thousand times and takes a part.
+/// Step through a range of cases. Miri is a thousand times slower, so it tests only some of them.
 const fn thinned(step: usize, under_miri: usize) -> usize {
     if cfg!(miri) { under_miri } else { step }
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ from one another.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
 }
@@ -54,7 +54,7 @@ fn seal(tx: &mut FpduTx, ulpdu: &[u8]) -> Vec<u8> {
     buf
 }
 
-/// An FPDU at `position` of its stream, word by word as RFC 5044 section 4 describes it.
+/// Builds an FPDU at `position` of its stream word by word, as RFC 5044 section 4 describes it.
 fn by_walking(position: u64, ulpdu: &[u8], crc: bool, markers: bool) -> Vec<u8> {
     let mut words = (ulpdu.len() as u16).to_be_bytes().to_vec();
     words.extend_from_slice(ulpdu);
@@ -83,7 +83,7 @@ fn by_walking(position: u64, ulpdu: &[u8], crc: bool, markers: bool) -> Vec<u8> 
     wire
 }
 
-/// The one FPDU that `bytes` are.
+/// Returns the only FPDU in `bytes`.
 fn receive<'a>(rx: &mut FpduRx, bytes: &'a mut [u8]) -> Fpdu<'a> {
     let length = bytes.len();
     match rx.next(bytes).unwrap() {
@@ -92,8 +92,8 @@ fn receive<'a>(rx: &mut FpduRx, bytes: &'a mut [u8]) -> Fpdu<'a> {
     }
 }
 
-// [test:RFC5044-4.1-01] [test:RFC5044-4.2-01] [test:RFC5044-4.3-07] [test:RFC5044-4.4-12] [test:RFC5044-4.4-15]
-// [test:RFC5044-4.4-16]
+// [test:RFC5044-4.1-01] [test:RFC5044-4.2-01] [test:RFC5044-4.3-07] [test:RFC5044-4.4-12]
+// [test:RFC5044-4.4-15] [test:RFC5044-4.4-16]
 #[test]
 fn figure_5() {
     assert_eq!(seal(&mut FpduTx::new(true, true), &figure_ulpdu(1)), FIGURE_5);
@@ -117,10 +117,11 @@ fn figure_6() {
     assert_eq!((tx.position(), rx.position()), (544, 544));
 }
 
-/// Tests all places of a Marker within an FPDU: before it, in the header, in the data, in the PAD's
-/// word, before the CRC, right behind it.
-// [test:RFC5044-4.1-02] [test:RFC5044-4.2-03a] [test:RFC5044-4.3-01] [test:RFC5044-4.3-05] [test:RFC5044-4.3-08]
-// [test:RFC5044-4.3-09a] [test:RFC5044-4.3-09b] [test:RFC5044-4.4-11] [test:RFC5044-4.4-13] [test:RFC5044-3-01]
+/// Tests all positions of a Marker relative to an FPDU: before it, after the length, in the data,
+/// in the word of the PAD, before the CRC, and directly after the CRC.
+// [test:RFC5044-4.1-02] [test:RFC5044-4.2-03a] [test:RFC5044-4.3-01] [test:RFC5044-4.3-05]
+// [test:RFC5044-4.3-08] [test:RFC5044-4.3-09a] [test:RFC5044-4.3-09b] [test:RFC5044-4.4-11]
+// [test:RFC5044-4.4-13] [test:RFC5044-3-01]
 #[test]
 fn any_length_at_any_position() {
     for (crc, markers) in [(true, true), (false, true), (true, false), (false, false)] {
@@ -161,8 +162,8 @@ fn larger_ulpdu_not_sent() {
     seal(&mut FpduTx::new(true, false), &pattern(MAX_ULPDU + 1));
 }
 
-/// A peer may send all that ULPDU_Length can say. The Markers past what FPDUPTR can say are not
-/// looked at.
+/// A peer may send a ULPDU of the maximum length that ULPDU_Length can represent. Markers are not
+/// checked if their distance exceeds the range of FPDUPTR.
 #[test]
 #[cfg_attr(miri, ignore = "minutes: 64 KiB byte by byte")]
 fn larger_ulpdu_accepted() {
@@ -209,9 +210,10 @@ fn seal_keeps_preceding_bytes() {
     assert_eq!(tx.position(), expected.len() as u64);
 }
 
-/// Adds one byte at a time. There is no FPDU before it is whole, `at_least` never asks for too
-/// much, and the bytes are not touched.
-// [test:RFC5044-6-09] [test:RFC5044-5.1-05] [test:RFC5044-5.2-01] [test:RFC5044-6-06] [test:RFC5044-3-07]
+/// Adds one byte at a time. No FPDU is returned before it is complete, `at_least` never exceeds the
+/// required number, and the bytes are not modified.
+// [test:RFC5044-6-09] [test:RFC5044-5.1-05] [test:RFC5044-5.2-01] [test:RFC5044-6-06]
+// [test:RFC5044-3-07]
 #[test]
 fn byte_by_byte() {
     for (crc, markers) in [(true, true), (false, true), (true, false), (false, false)] {
@@ -254,7 +256,7 @@ fn needed_bytes_exact_with_known_length() {
     }
 }
 
-/// Several FPDUs in one read, and a part of the next.
+/// One read contains several FPDUs and a part of the next one.
 // [test:RFC5044-5.2-01] [test:RFC5044-4.3-10]
 #[test]
 fn several_fpdus_in_one_read() {
@@ -272,9 +274,9 @@ fn several_fpdus_in_one_read() {
     }
 }
 
-/// Any one bit: in a Marker, the length, the data, the PAD or the CRC.
-// [test:RFC5044-4.4-17] [test:RFC5044-4.4-18] [test:RFC5044-4.4-19] [test:RFC5044-4.4-20] [test:RFC5044-6-01]
-// [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-7.1.1-11]
+/// Flips each bit once: in a Marker, the length, the data, the PAD or the CRC.
+// [test:RFC5044-4.4-17] [test:RFC5044-4.4-18] [test:RFC5044-4.4-19] [test:RFC5044-4.4-20]
+// [test:RFC5044-6-01] [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-7.1.1-11]
 // [test:RFC5041-3-07]
 #[test]
 fn flipped_bits_rejected() {
@@ -293,7 +295,8 @@ fn flipped_bits_rejected() {
     }
 }
 
-// [test:RFC5044-4.1-03] [test:RFC5044-7.1.1-10] [test:RFC5044-7.1.1-12] [test:RFC5044-4.4-05] [test:RFC5044-4.4-09]
+// [test:RFC5044-4.1-03] [test:RFC5044-7.1.1-10] [test:RFC5044-7.1.1-12] [test:RFC5044-4.4-05]
+// [test:RFC5044-4.4-09]
 #[test]
 fn crc_field_ignored_without_crcs() {
     for markers in [false, true] {
@@ -307,7 +310,7 @@ fn crc_field_ignored_without_crcs() {
     }
 }
 
-/// `bytes` with a right CRC.
+/// Returns `bytes` with a correct CRC.
 fn with_crc(mut bytes: Vec<u8>) -> Vec<u8> {
     let end = bytes.len() - 4;
     let crc = crc32c(&bytes[..end]);
@@ -357,7 +360,7 @@ fn reserved_marker_bits_ignored() {
     assert_eq!(*fpdu.ulpdu, pattern(1100));
 }
 
-/// The wrong Marker is looked for only once the CRC is known to be right.
+/// The Markers are checked only after the CRC.
 // [test:RFC5044-8-04]
 #[test]
 fn crc_error_precedes_marker_error() {
@@ -378,7 +381,7 @@ fn negotiated_modes_reported() {
     }
 }
 
-/// An FPDU that was built but never sent leaves no trace in the stream.
+/// An FPDU that was built but never sent does not affect the stream.
 #[test]
 fn dropped_fpdu_moves_no_marker() {
     let (mut tx, mut straight) = (FpduTx::new(true, true), FpduTx::new(true, true));
@@ -409,7 +412,7 @@ fn error_ends_reception() {
 }
 
 proptest! {
-    /// Whatever comes: no panic, and no claim to bytes that are not there.
+    /// No input causes a panic, or an FPDU that is longer than the input.
     #[test]
     fn garbage(bytes in prop::collection::vec(any::<u8>(), 0..2000), crc: bool, markers: bool) {
         let mut rx = FpduRx::new(crc, markers);
@@ -422,7 +425,7 @@ proptest! {
         }
     }
 
-    /// However the stream is cut into reads, the same ULPDUs come out.
+    /// The ULPDUs do not depend on how the stream is split into reads.
     // [test:RFC5044-5.1-05] [test:RFC5044-A.4-01]
     // [test:RFC5041-3-05] [test:RFC5041-3-08] [test:RFC5041-3-13] [test:RFC5044-6-03]
     #[test]

@@ -1,15 +1,16 @@
-//! The startup dialogue: every combination of what two ends want, and frames that are wrong.
+//! Tests of the startup with all combinations of the settings of both ends, and with invalid
+//! frames.
 
 use proptest::prelude::*;
 use uiw_mpa::startup::*;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameError, FrameKind, KEY_REPLY, KEY_REQUEST};
 
-/// Revision 1, so that a test can be about the rest.
+/// Returns a configuration of revision 1, for tests of the other settings.
 fn plain() -> StartupConfig {
     StartupConfig { revision: Revision::One, ..StartupConfig::default() }
 }
 
-/// Views of one dialogue by its two ends.
+/// Results of one startup at its two ends.
 struct StartupDialogue {
     request: Frame,
     reply: Frame,
@@ -18,7 +19,7 @@ struct StartupDialogue {
     terminate: Option<StartupRefusal>,
 }
 
-/// The Request of `initiator`, accepted by `responder`.
+/// Performs a startup in which `responder` accepts the Request of `initiator`.
 fn dialogue(initiator: &StartupConfig, responder: &StartupConfig) -> StartupDialogue {
     let active = Initiator::new(initiator.clone(), b"ping").unwrap();
     let mut passive = Responder::new(responder.clone());
@@ -42,7 +43,7 @@ fn answered(config: &StartupConfig, reply: &Frame) -> Result<Outcome, StartupErr
     initiator.reply(&reply.emit()).map(|outcome| outcome.expect("a whole Reply").1)
 }
 
-/// An accepting Reply with nothing in it.
+/// Returns a Reply that accepts the connection, without flags and data.
 fn bare_reply(revision: u8, enhanced: Option<Enhanced>) -> Frame {
     Frame {
         kind: FrameKind::Reply,
@@ -58,8 +59,9 @@ fn bare_reply(revision: u8, enhanced: Option<Enhanced>) -> Frame {
 
 // ---------------------------------------------------------------- bytes
 
-// [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-17] [test:RFC5044-7.1.2-01] [test:RFC6581-6-02] [test:RFC6581-6-05]
-// [test:RFC6581-9-01] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02] [test:RFC5044-4.4-04]
+// [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-17] [test:RFC5044-7.1.2-01] [test:RFC6581-6-02]
+// [test:RFC6581-6-05] [test:RFC6581-9-01] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02]
+// [test:RFC5044-4.4-04]
 #[test]
 fn default_request() {
     let expected = [&b"MPA ID Req Frame"[..], &[0x50, 2, 0, 7], &[0xC0, 0x80, 0xC0, 0x80], b"abc"].concat();
@@ -206,7 +208,7 @@ fn s_flag_needs_ird_and_ord() {
 // [test:RFC5044-7.1.1-13] [test:RFC6581-6-01a] [test:RFC6581-6-01b]
 #[test]
 fn reserved_bits_not_repeated() {
-    // R means nothing in a Request; below revision 2, S means nothing either.
+    // R has no meaning in a Request, and S has none before revision 2.
     for (flags, revision) in [(0x4F, 2), (0x6F, 2), (0x5F, 1), (0x7F, 1), (0x5F, 0)] {
         let request = [&KEY_REQUEST[..], &[flags, revision, 0, 2], b"hi"].concat();
         let mut responder = Responder::new(StartupConfig::default());
@@ -224,8 +226,8 @@ fn reserved_bits_not_repeated() {
     assert!(matches!(answered(&config, &reply), Ok(Outcome::Accepted { terminate: None, .. })));
 }
 
-// [test:RFC5044-4.4-01a] [test:RFC5044-4.4-05] [test:RFC5044-4.4-08] [test:RFC5044-4.4-09] [test:RFC5044-7.1.1-10]
-// [test:RFC5044-7.1.1-11]
+// [test:RFC5044-4.4-01a] [test:RFC5044-4.4-05] [test:RFC5044-4.4-08] [test:RFC5044-4.4-09]
+// [test:RFC5044-7.1.1-10] [test:RFC5044-7.1.1-11]
 #[test]
 fn crcs_enabled_by_either_end() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -236,7 +238,7 @@ fn crcs_enabled_by_either_end() {
         assert_eq!(reply.crc, active || passive, "siw as initiator goes by the Reply alone");
         assert_eq!((initiator.crc, responder.crc), (active || passive, active || passive));
     }
-    // A responder of another make need not repeat our C.
+    // A responder of another implementation need not repeat our flag C.
     let reply = Frame { crc: false, ..bare_reply(1, None) };
     let Ok(Outcome::Accepted { negotiated, .. }) = answered(&plain(), &reply) else { panic!() };
     assert!(negotiated.crc);
@@ -258,8 +260,8 @@ fn markers_sent_to_receiver_requiring_them() {
 
 // ---------------------------------------------------------------- revisions
 
-// [test:RFC5044-7.1.1-15] [test:RFC5044-7.1.1-16] [test:RFC6581-6-04] [test:RFC6581-10-02] [test:RFC6581-10-04]
-// [test:RFC6581-10-06] [test:RFC6581-10-07] [test:RFC5044-3-13]
+// [test:RFC5044-7.1.1-15] [test:RFC5044-7.1.1-16] [test:RFC6581-6-04] [test:RFC6581-10-02]
+// [test:RFC6581-10-04] [test:RFC6581-10-06] [test:RFC6581-10-07] [test:RFC5044-3-13]
 #[test]
 fn requests_of_every_revision() {
     for revision in 0..=255 {
@@ -283,7 +285,7 @@ fn requests_of_every_revision() {
     }
 }
 
-/// An unsupported Request is refused before its Private Data has come.
+/// A Request with an unsupported revision is refused before its Private Data has arrived.
 // [test:RFC5044-7.1.1-16]
 #[test]
 fn unknown_revision_rejected_early() {
@@ -312,12 +314,12 @@ fn replies_of_another_revision() {
 
 #[cfg(not(miri))]
 const DEPTHS: [u16; 5] = [0, 1, 8, 128, 0x3FFF];
-/// Slower by a thousand times.
+/// Fewer values for Miri, which is a thousand times slower.
 #[cfg(miri)]
 const DEPTHS: [u16; 3] = [0, 8, 0x3FFF];
 
-// [test:RFC6581-9.1-02] [test:RFC6581-9.1-04] [test:RFC6581-9.1-07] [test:RFC6581-9.1-11] [test:RFC6581-9.1-12]
-// [test:RFC6581-9.1-13] [test:RFC6581-9.1-14]
+// [test:RFC6581-9.1-02] [test:RFC6581-9.1-04] [test:RFC6581-9.1-07] [test:RFC6581-9.1-11]
+// [test:RFC6581-9.1-12] [test:RFC6581-9.1-13] [test:RFC6581-9.1-14]
 #[test]
 fn ird_and_ord_of_both_ends() {
     let config = |ird, ord| StartupConfig { ird, ord, peer_to_peer: false, ..StartupConfig::default() };
@@ -333,14 +335,15 @@ fn ird_and_ord_of_both_ends() {
                     assert_eq!((request.ird, request.ord), (active_ird, active_ord));
                     assert_eq!(terminate, None);
 
-                    // Each end's IRD is its own throughout; "not negotiated" is answered by itself.
+                    // Each end keeps its IRD. "Not negotiated" is answered by the same value.
                     assert_eq!((initiator.ird, responder.ird), (active_ird, passive_ird));
                     let said = if active_ord == 0x3FFF { 0x3FFF } else { passive_ird };
                     assert_eq!(reply.ird, said);
                     let said = if active_ird == 0x3FFF { 0x3FFF } else { responder.ord };
                     assert_eq!(reply.ord, said);
 
-                    // Each end's ORD is at most the other's IRD, unless that is not negotiated.
+                    // The ORD of each end is at most the other end's IRD, unless that is not
+                    // negotiated.
                     let limited = |ord: u16, ird: u16| ord.min(if ird == 0x3FFF { 128 } else { ird });
                     assert_eq!(responder.ord, limited(passive_ord, active_ird));
                     assert_eq!(initiator.ord, limited(active_ord, reply.ird));
@@ -399,8 +402,8 @@ fn kinds(bits: u8) -> RtrKinds {
     RtrKinds { write: bits & 1 != 0, read: bits & 2 != 0, send: bits & 4 != 0 }
 }
 
-// [test:RFC6581-9.2-02] [test:RFC6581-9.2-04] [test:RFC6581-9.2-05] [test:RFC6581-9.2-06] [test:RFC6581-9.2-08]
-// [test:RFC6581-9.2-09] [test:RFC6581-9.2-10]
+// [test:RFC6581-9.2-02] [test:RFC6581-9.2-04] [test:RFC6581-9.2-05] [test:RFC6581-9.2-06]
+// [test:RFC6581-9.2-08] [test:RFC6581-9.2-09] [test:RFC6581-9.2-10]
 #[test]
 fn every_set_of_rtr_kinds_at_both_ends() {
     for asked in (1..8).map(kinds) {
@@ -432,21 +435,21 @@ fn every_set_of_rtr_kinds_at_both_ends() {
     }
 }
 
-/// A Read RTR uses one of the initiator's ORD and of the responder's IRD.
+/// A Read as RTR uses one of the initiator's ORD and one of the responder's IRD.
 // [test:RFC6581-9.1-03]
 #[test]
 fn read_rtr_needs_credit() {
     let (read, read_or_send) = (kinds(2), kinds(6));
     let with = |rtr, ird, ord| StartupConfig { rtr, ird, ord, ..StartupConfig::default() };
 
-    // No ORD: Read is not asked for, and is not all there may be.
+    // With an ORD of 0, the Request does not contain Read, and Read must not be the only kind.
     assert_eq!(Initiator::new(with(read, 8, 0), b"").unwrap_err(), ConfigError::NoRtrKind);
     let StartupDialogue { request, initiator, .. } =
         dialogue(&with(read_or_send, 8, 0), &with(read_or_send, 8, 8));
     assert_eq!(RtrKinds::from(request.enhanced.unwrap()), kinds(4));
     assert_eq!(initiator.rtr, Some(Rtr::Send));
 
-    // No IRD at the responder: it offers something else, or takes the one Read.
+    // With an IRD of 0, the responder offers another kind, or allows the one Read.
     let StartupDialogue { reply, initiator, .. } =
         dialogue(&with(read_or_send, 8, 8), &with(read_or_send, 0, 8));
     assert_eq!((RtrKinds::from(reply.enhanced.unwrap()), initiator.rtr), (kinds(4), Some(Rtr::Send)));
@@ -454,7 +457,7 @@ fn read_rtr_needs_credit() {
     assert_eq!((reply.enhanced.unwrap().ird, responder.ird, initiator.ord), (1, 1, 1));
     assert_eq!((initiator.rtr, responder.rtr), (Some(Rtr::Read), Some(Rtr::Read)));
 
-    // A responder that offers a Read and takes none.
+    // The responder offers a Read although its IRD is 0.
     let enhanced = Enhanced { peer_to_peer: true, rtr_read: true, ird: 0, ord: 0, ..Enhanced::default() };
     let Ok(Outcome::Accepted { terminate, .. }) =
         answered(&StartupConfig::default(), &bare_reply(2, Some(enhanced)))
@@ -479,7 +482,7 @@ fn client_server_model() {
         assert_eq!((initiator.rtr, responder.rtr, terminate), (None, None, None));
         assert!(!initiator.peer_to_peer && !responder.peer_to_peer);
     }
-    // B, C and D say nothing while A is 0: in a Request, and in a Reply.
+    // B, C and D have no meaning if A is 0, in a Request and in a Reply.
     let stray =
         Enhanced { rtr_send: true, rtr_write: true, rtr_read: true, ird: 8, ord: 8, peer_to_peer: false };
     let mut responder = Responder::new(StartupConfig::default());
@@ -535,7 +538,7 @@ fn rejection_has_private_data_and_depths() {
     }
 }
 
-/// C of a rejection says what C of an acceptance would have said.
+/// The flag C of a rejection is the same as it would be in an acceptance.
 #[test]
 fn rejection_sets_crc_flag() {
     for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -560,7 +563,7 @@ fn request_options_reported_to_ulp() {
     assert_eq!((request.ird(), request.ord(), request.revision()), (None, None, 1));
 }
 
-/// The place of S is reserved before revision 2.
+/// The bit of S is reserved before revision 2.
 #[test]
 fn reserved_bits_by_revision() {
     for (revision, bits) in [(0, 0x1F), (1, 0x1F), (2, 0x0F)] {
@@ -570,7 +573,7 @@ fn reserved_bits_by_revision() {
     }
 }
 
-/// An IRD of 0 is raised only by a Read that is the only RTR.
+/// An IRD of 0 is increased only if a Read is the only RTR kind.
 // [test:RFC6581-9.1-03]
 #[test]
 fn zero_ird_kept_without_read_rtr() {
@@ -602,7 +605,8 @@ fn descriptions_of_frames() {
     assert_eq!(plain.to_string(), "MPA Reply rev 1 M=0 C=1 R=0 private data 3 bytes");
 }
 
-/// A peer of the RDMA Consortium asks for CRCs always: they are on, whatever we would rather have.
+/// A peer that follows the RDMA Consortium's specifications always asks for CRCs. So they are on,
+/// even if this end does not ask for them.
 // [test:RFC5044-C.1-02]
 #[test]
 fn consortium_peer_gets_crcs() {
@@ -625,7 +629,7 @@ fn crcs_preferred_by_default() {
     }
 }
 
-/// It may be the revision, or the enhanced data, that is rejected.
+/// The reason for the rejection may be the revision or the enhanced data.
 #[test]
 fn rejection_in_other_revision_accepted() {
     for revision in [0, 1, 2] {
@@ -659,7 +663,7 @@ proptest! {
     }
 }
 
-/// The flags byte of a start-up frame.
+/// Returns the flags byte of a startup frame.
 fn flags(frame: &[u8]) -> u8 {
     frame[16]
 }
@@ -674,7 +678,7 @@ fn siw_flag_returned_on_request() {
         let (_, asked) = responder.request(&request).unwrap().unwrap();
         let (reply, _) = responder.accept(&asked, &with(responder_on), &[]).unwrap();
         assert_eq!(flags(&reply) & 0x0F, if initiator_on && responder_on { 0x08 } else { 0 });
-        // A rejection has nothing to agree on.
+        // A rejection negotiates nothing.
         assert_eq!(flags(&responder.reject(&asked, &[]).unwrap()) & 0x0F, 0);
     }
 }

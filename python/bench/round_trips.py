@@ -1,4 +1,4 @@
-"""Round trips of 4 KiB in asyncio: uiw.aio beside asyncio's TCP streams, in turns, between two processes on this machine.
+"""Round trips of 4 KiB in asyncio: compares uiw.aio with asyncio's TCP streams, alternately, between two processes on this machine.
 
     python python/bench/round_trips.py
 """
@@ -17,7 +17,7 @@ TURNS = 7
 
 
 async def server():
-    """Echoes on both, until the client of uiw closes."""
+    """Echoes on both connections, until the client of uiw closes."""
     listener = aio.Device().listen(("127.0.0.1", 0))
 
     async def echo(reader, writer):
@@ -34,7 +34,7 @@ async def server():
 
 
 async def microseconds(round_trip):
-    """The mean of one turn."""
+    """Returns the mean of one run."""
     start = time.perf_counter()
     for _ in range(ROUND_TRIPS):
         await round_trip()

@@ -1,5 +1,5 @@
-//! The classes whose calls wait. They wait without the interpreter's lock, so other threads of the
-//! program run, and Ctrl-C ends a wait.
+//! Classes with blocking calls. A call waits without the interpreter's lock, so other threads of
+//! the program run, and Ctrl-C ends the wait.
 
 use crate::buffer;
 use crate::connection::{Address, Port, address, resolve, settings};
@@ -15,20 +15,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uiw::{DeviceConfig, Message, Pd};
 
-/// A device, and the protection domain of all that is made with it.
+/// Device, and the protection domain of all objects that are created with it.
 #[derive(Clone)]
 struct DeviceDomain {
     device: uiw::Device,
     pd: Pd,
 }
 
-/// The longest wait that Ctrl-C does not end.
+/// Interval at which a wait checks for signals such as Ctrl-C.
 const SIGNALS: Duration = Duration::from_millis(100);
 
-/// Drives the device until the future is done.
+/// Drives the device until the future is complete.
 ///
 /// # Errors
-/// `TimeoutError` after `timeout` seconds; what a signal's handler raises.
+/// `TimeoutError` after `timeout` seconds, or an exception of a signal handler.
 fn wait<F: Future + Send>(
     py: Python<'_>,
     domain: &DeviceDomain,
@@ -56,12 +56,13 @@ where
     }
 }
 
-/// Makes connections and memory. All that is made with one device works together.
+/// Creates connections and memory. Objects of the same device can be used together.
 ///
-/// Environment variables of uiw are obeyed, among them UIW_TLS, UIW_PCAP, UIW_COUNTERS and UIW_LOG.
+/// The environment variables of uiw apply, for instance UIW_TLS, UIW_PCAP, UIW_COUNTERS and
+/// UIW_LOG.
 ///
-/// Raises ValueError for a variable with a bad value or a wrong file of TLS, OSError when the
-/// system refuses.
+/// Raises ValueError if a variable has an invalid value or a file for TLS is invalid, and OSError
+/// if the system refuses to open the device.
 #[pyclass(frozen)]
 pub(crate) struct Device(DeviceDomain);
 
@@ -76,11 +77,12 @@ impl Device {
         })
     }
 
-    /// Connects to a listener at (host, port), with bytes that it may read before it accepts.
+    /// Connects to a listener at (host, port). The listener can read `private_data` before it
+    /// accepts.
     ///
-    /// Raises ConnectionRefusedError when no program listens there or the peer rejects,
-    /// TimeoutError when the peer does not answer within 10 seconds or `timeout`, ValueError for
-    /// wrong arguments, otherwise OSError.
+    /// Raises ConnectionRefusedError if no program listens there or the peer rejects the
+    /// connection, TimeoutError if the peer does not answer within 10 seconds or `timeout`,
+    /// ValueError for invalid arguments, otherwise OSError.
     #[pyo3(signature = (address, *, timeout=None, private_data=None, max_message=None))]
     fn connect(
         &self,
@@ -96,9 +98,9 @@ impl Device {
         Ok(Connection::new(&self.0, connected.map_err(raise)?))
     }
 
-    /// Listens at (host, port); port 0 takes a free one.
+    /// Listens at (host, port). Port 0 selects a free port.
     ///
-    /// Raises OSError when the address cannot be had, ValueError for wrong arguments.
+    /// Raises OSError if the address is not available, ValueError for invalid arguments.
     #[pyo3(signature = (address, *, private_data=None, max_message=None))]
     fn listen(
         &self,
@@ -113,16 +115,16 @@ impl Device {
         Ok(Listener { domain: self.0.clone(), port: Port::new(inner) })
     }
 
-    /// Allocates zeroed memory, and grants peers these rights.
+    /// Allocates zeroed memory, and gives these rights to peers.
     ///
-    /// Raises OSError when there is no memory.
+    /// Raises OSError if there is not enough memory.
     #[pyo3(signature = (size, *, read=false, write=false, atomic=false))]
     fn memory(&self, size: usize, read: bool, write: bool, atomic: bool) -> PyResult<Memory> {
         Memory::new(&self.0.pd, size, read, write, atomic)
     }
 }
 
-/// A port on which peers connect. It answers them while `accept` waits.
+/// Listening port. Peers are answered while `accept` waits.
 #[pyclass(frozen)]
 pub(crate) struct Listener {
     domain: DeviceDomain,
@@ -131,24 +133,23 @@ pub(crate) struct Listener {
 
 #[pymethods]
 impl Listener {
-    /// Host and port.
+    /// Host and port of the listener.
     #[getter]
     fn address(&self) -> Address {
         self.port.address()
     }
 
-    /// Waits for the next peer that connects. Peers that fail are left out.
+    /// Waits for the next peer that connects. Peers whose connection fails are skipped.
     ///
-    /// Raises TimeoutError after `timeout` seconds, OSError when the listener is closed, before or
-    /// meanwhile.
+    /// Raises TimeoutError after `timeout` seconds, OSError if the listener is closed before or
+    /// during the call.
     #[pyo3(signature = (*, timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Connection> {
         let accepted = wait(py, &self.domain, timeout, self.port.accept())?;
         Ok(Connection::new(&self.domain, accepted?))
     }
 
-    /// Stops listening. Calls of `accept` that wait raise OSError; connections that were accepted
-    /// go on.
+    /// Stops listening. Waiting calls of `accept` raise OSError. Accepted connections continue.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.port.close());
     }
@@ -163,12 +164,12 @@ impl Listener {
     }
 }
 
-/// A connection.
+/// Connection to a peer.
 #[pyclass(frozen)]
 pub(crate) struct Connection {
     domain: DeviceDomain,
     inner: uiw::Connection,
-    /// A message that found no room in the object of `recv_into`: the next call returns it.
+    /// Message that was too long for the object of `recv_into`. The next call returns it.
     kept: Mutex<Option<Message>>,
 }
 
@@ -205,36 +206,37 @@ impl Connection {
         address(self.inner.info().peer)
     }
 
-    /// The peer's private data.
+    /// Private data of the peer.
     #[getter]
     fn private_data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.inner.info().private_data)
     }
 
-    /// Sends the bytes of `data` as one message. After a time-out it may still arrive.
+    /// Sends the bytes of `data` as one message. The message may still arrive after a time-out.
     ///
-    /// Raises TimeoutError, BrokenPipeError after the connection was closed, otherwise OSError.
+    /// Raises TimeoutError after `timeout` seconds, BrokenPipeError after the connection was
+    /// closed, otherwise OSError.
     #[pyo3(signature = (data, *, timeout=None))]
     fn send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
         let memory = self.domain.pd.register(buffer::copy(data)?).map_err(raise)?;
         self.wait(py, timeout, self.inner.send(memory))?.map(drop).map_err(raise)
     }
 
-    /// Waits for the next message; returns None when the connection was closed in order, or the
-    /// peer's process has ended.
+    /// Waits for the next message. Returns None after the connection was closed in order, or the
+    /// peer's process has exited.
     ///
-    /// Raises TimeoutError, ConnectionResetError when the connection was lost,
-    /// ConnectionAbortedError when one end broke a rule or aborted, otherwise OSError.
+    /// Raises TimeoutError after `timeout` seconds, ConnectionResetError if the connection was
+    /// lost, ConnectionAbortedError if one end violated a rule or aborted, otherwise OSError.
     #[pyo3(signature = (*, timeout=None))]
     fn recv<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         Ok(self.next(py, timeout)?.map(|message| PyBytes::new(py, &message)))
     }
 
-    /// Waits for the next message and copies it into `target`. Returns how many bytes it has, or
-    /// None when the connection was closed in order.
+    /// Waits for the next message and copies it into `target`. Returns its length in bytes, or None
+    /// after the connection was closed in order.
     ///
-    /// Raises BufferError when `target` is read-only, or too short: then the message is left for
-    /// the next call. The others are those of `recv`.
+    /// Raises BufferError if `target` is read-only, or too short; then the next call returns the
+    /// message. Otherwise raises the exceptions of `recv`.
     #[pyo3(signature = (target, *, timeout=None))]
     fn recv_into(
         &self,
@@ -251,9 +253,10 @@ impl Connection {
         Ok(Some(message.len()))
     }
 
-    /// Writes the bytes of `data` to a peer's memory. The peer's program does not learn of it.
+    /// Writes the bytes of `data` to the peer's memory. The peer's program is not notified.
     ///
-    /// Raises ValueError for more bytes than `remote` has. The others are those of `send`.
+    /// Raises ValueError if `data` is longer than `remote`. Otherwise raises the exceptions of
+    /// `send`.
     #[pyo3(signature = (data, remote, *, timeout=None))]
     fn write(
         &self,
@@ -266,10 +269,10 @@ impl Connection {
         self.wait(py, timeout, self.inner.write(memory, remote.0))?.map(drop).map_err(raise)
     }
 
-    /// Reads a peer's memory.
+    /// Reads the peer's memory.
     ///
-    /// Raises ValueError for more than 4 GiB, MemoryError, OSError when the peer has not granted
-    /// the right. The others are those of `send`.
+    /// Raises ValueError for more than 4 GiB, MemoryError if there is not enough memory, OSError if
+    /// the peer has not given this right. Otherwise raises the exceptions of `send`.
     #[pyo3(signature = (remote, *, timeout=None))]
     fn read<'py>(
         &self,
@@ -281,9 +284,9 @@ impl Connection {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Reads as many bytes of a peer's memory as `target` has.
+    /// Fills `target` with bytes of the peer's memory.
     ///
-    /// Raises BufferError when `target` is read-only. The others are those of `read`.
+    /// Raises BufferError if `target` is read-only. Otherwise raises the exceptions of `read`.
     #[pyo3(signature = (target, remote, *, timeout=None))]
     fn read_into(
         &self,
@@ -297,18 +300,18 @@ impl Connection {
         buffer::fill(target, &self.fetch(py, part, timeout)?)
     }
 
-    /// Adds to eight bytes of a peer's memory, atomically; returns what they were.
+    /// Atomically adds to the 8-byte integer in the peer's memory, and returns the previous value.
     ///
-    /// The exceptions are those of `read`.
+    /// Raises the exceptions of `read`.
     #[pyo3(signature = (remote, add, *, timeout=None))]
     fn fetch_add(&self, py: Python<'_>, remote: &Remote, add: u64, timeout: Option<f64>) -> PyResult<u64> {
         self.wait(py, timeout, self.inner.fetch_add(remote.0, add))?.map_err(raise)
     }
 
-    /// Replaces eight bytes of a peer's memory if they are `compare`, atomically; returns what they
-    /// were.
+    /// Atomically replaces the 8-byte integer in the peer's memory if it equals `compare`, and
+    /// returns the previous value.
     ///
-    /// The exceptions are those of `read`.
+    /// Raises the exceptions of `read`.
     #[pyo3(signature = (remote, compare, swap, *, timeout=None))]
     fn compare_swap(
         &self,
@@ -321,18 +324,20 @@ impl Connection {
         self.wait(py, timeout, self.inner.compare_swap(remote.0, compare, swap))?.map_err(raise)
     }
 
-    /// Ends the connection at once, even if the peer does not answer. Calls of other threads that
-    /// wait raise ConnectionAbortedError.
+    /// Ends the connection immediately, even if the peer does not respond. Waiting calls of other
+    /// threads raise ConnectionAbortedError.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         self.wait(py, None, self.inner.abort()).map(drop)
     }
 
-    /// Closes in order: what was sent before arrives. Does nothing when the connection has ended.
+    /// Closes the connection in order: messages that were sent before still arrive. Does nothing if
+    /// the connection has already ended.
     ///
-    /// Raises TimeoutError.
+    /// Raises TimeoutError after `timeout` seconds.
     #[pyo3(signature = (*, timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        // Fails if the connection has ended: perhaps the peer was first.
+        // This fails if the connection has already ended, for instance because the peer has closed
+        // it.
         self.wait(py, timeout, self.inner.disconnect()).map(drop)
     }
 

@@ -1,32 +1,33 @@
-//! Bytes of Python objects.
+//! Access to the bytes of Python objects.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
-/// The bytes of an object with the buffer protocol, whatever its items are.
+/// Returns the bytes of an object with the buffer protocol, whose items may have any type.
 ///
 /// # Errors
-/// `TypeError` for an object without it, or whose bytes are not contiguous.
+/// `TypeError` if the object does not support the protocol, or its bytes are not contiguous.
 fn bytes_of(object: &Bound<'_, PyAny>) -> PyResult<PyBuffer<u8>> {
     PyBuffer::get(&PyMemoryView::from(object)?.call_method1("cast", ("B",))?)
 }
 
-/// A copy of an object's bytes.
+/// Returns a copy of an object's bytes.
 ///
 /// # Errors
-/// `TypeError`.
+/// The errors are those of [`bytes_of`].
 pub(crate) fn copy(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     bytes_of(object)?.to_vec(object.py())
 }
 
-/// The most bytes of a Read: its length has 32 bits (RFC 5040 section 4.4).
+/// Maximum length of a Read in bytes, which has 32 bits (RFC 5040 section 4.4).
 const LONGEST_READ: usize = u32::MAX as usize;
 
-/// Memory for `length` bytes of a peer's memory. The length may be a peer's word.
+/// Allocates memory for a Read of `length` bytes. The peer may have chosen the length, so an
+/// allocation that fails must not end the process.
 ///
 /// # Errors
-/// `ValueError` for more than a Read has, `MemoryError` where the system has less.
+/// `ValueError` if the length exceeds that of a Read, `MemoryError` if there is not enough memory.
 pub(crate) fn for_read(length: usize) -> PyResult<Vec<u8>> {
     if length > LONGEST_READ {
         let why = format!("a read of {length} bytes; at most {LONGEST_READ}: read a slice of it");
@@ -39,10 +40,10 @@ pub(crate) fn for_read(length: usize) -> PyResult<Vec<u8>> {
     Ok(bytes)
 }
 
-/// How many bytes an object has that is written to.
+/// Returns the length in bytes of an object that will be written.
 ///
 /// # Errors
-/// `TypeError`; `BufferError` for one that is read-only.
+/// `BufferError` if the object is read-only, and the errors of [`bytes_of`].
 pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<usize> {
     let buffer = bytes_of(object)?;
     if buffer.readonly() {
@@ -51,10 +52,10 @@ pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<usize> {
     Ok(buffer.len_bytes())
 }
 
-/// Writes to the front of an object.
+/// Copies bytes to the front of an object.
 ///
 /// # Errors
-/// `TypeError`; `BufferError` for an object that is read-only or too short.
+/// `BufferError` if the object is read-only or too short, and the errors of [`bytes_of`].
 pub(crate) fn fill(object: &Bound<'_, PyAny>, bytes: &[u8]) -> PyResult<()> {
     let buffer = bytes_of(object)?;
     if buffer.len_bytes() == bytes.len() {

@@ -1,4 +1,4 @@
-//! Parts that the blocking and the asyncio classes share: settings, addresses and listeners.
+//! Common parts of the blocking and the asyncio classes: settings, addresses and listeners.
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -9,22 +9,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use uiw::ConnectionConfig;
 
-/// A host and a port, as Python's sockets take them.
+/// Host and port, in the form that Python's sockets use.
 pub(crate) type Address = (String, u16);
 
-/// The first address of a name. The name is looked up without the interpreter's lock.
+/// Returns the first address of a name, which is resolved without the interpreter's lock.
 pub(crate) fn resolve(py: Python<'_>, (host, port): Address) -> PyResult<SocketAddr> {
     let name = host.clone();
     let found = py.detach(|| (name.as_str(), port).to_socket_addrs().map(|mut all| all.next()))?;
     found.ok_or_else(|| PyOSError::new_err(format!("{host} has no address")))
 }
 
-/// As Python's sockets give them.
+/// Returns host and port of an address.
 pub(crate) fn address(address: SocketAddr) -> Address {
     (address.ip().to_string(), address.port())
 }
 
-/// The defaults but for what is given.
+/// Returns the settings of the environment, changed by the arguments that are not `None`.
 pub(crate) fn settings(
     private_data: Option<&Bound<'_, PyAny>>,
     max_message: Option<u32>,
@@ -39,19 +39,19 @@ pub(crate) fn settings(
     Ok(settings)
 }
 
-/// Error number of Python's own sockets for a call after `close`.
+/// Error number that Python's sockets report for a call after `close`.
 const EBADF: i32 = 9;
 
-/// A listener that can be closed while calls wait for peers.
+/// Listener that can be closed while calls wait for peers.
 pub(crate) struct Port {
     local: SocketAddr,
     state: Mutex<PortState>,
 }
 
 struct PortState {
-    /// `None` once it is closed.
+    /// Listener, or `None` after it was closed.
     listener: Option<uiw::Listener>,
-    /// Calls that wait for a peer.
+    /// Wakers of calls that wait for a peer.
     accepting: Vec<Waker>,
 }
 
@@ -69,10 +69,10 @@ impl Port {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next peer. Dropping the future loses none.
+    /// Waits for the next peer. Dropping the future loses no peer.
     ///
     /// # Errors
-    /// `OSError` when the listener is closed, before or meanwhile.
+    /// `OSError` if the listener is closed before or during the call.
     pub(crate) async fn accept(&self) -> PyResult<uiw::Connection> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
@@ -89,7 +89,7 @@ impl Port {
         accepted.map_err(crate::error::raise)
     }
 
-    /// Stops listening. Calls that wait for a peer fail, and connections that were accepted go on.
+    /// Stops listening. Calls that wait for a peer fail. Accepted connections continue.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         let (listener, accepting) = (state.listener.take(), std::mem::take(&mut state.accepting));

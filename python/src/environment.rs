@@ -1,4 +1,4 @@
-//! Settings from the environment, which the module obeys like uiw's programs: TLS, captures,
+//! Settings from the environment, which apply to the module as to uiw's programs: TLS, captures,
 //! counters, the log, options of connections.
 
 use crate::error::raise;
@@ -21,7 +21,7 @@ static TLS: Mutex<Option<Tls>> = Mutex::new(None);
 /// Returns the settings. The first call starts the log.
 ///
 /// # Errors
-/// `ValueError` for a variable with a bad value.
+/// `ValueError` if a variable has an invalid value.
 fn settings() -> PyResult<&'static Settings> {
     Settings::get().map_err(|_| {
         PyValueError::new_err("an environment variable of uiw has a bad value; standard error names it")
@@ -31,11 +31,13 @@ fn settings() -> PyResult<&'static Settings> {
 /// Opens a device with `config` and the settings of the environment.
 ///
 /// # Errors
-/// `ValueError` for a bad value and for a wrong file of TLS; `OSError` and its subclasses.
+/// `ValueError` for an invalid value or an invalid file for TLS, and `OSError` or one of its
+/// subclasses if the device cannot be opened.
 pub(crate) fn open(config: DeviceConfig) -> PyResult<uiw::Device> {
     let settings = settings()?;
     let tls = tls(settings)?;
-    // Other programs publish by themselves; a library makes files only where it is told to.
+    // Programs publish their counters by default, but a library creates files only if the user asks
+    // for it.
     let counters = match &settings.counters {
         counters @ CounterDestination::In(_) => counters.publish_config("the Python module uiw".to_owned()),
         CounterDestination::User | CounterDestination::Off => None,
@@ -69,7 +71,7 @@ pub(crate) fn connections() -> PyResult<ConnectionConfig> {
     Ok(config.options(options))
 }
 
-/// Returns the TLS of the process, whose files are watched from the first device on.
+/// Returns the TLS of the process. Its files are watched since the first device was opened.
 fn tls(settings: &Settings) -> PyResult<Option<Tls>> {
     let mut tls = TLS.lock().unwrap_or_else(PoisonError::into_inner);
     if tls.is_none() {

@@ -1,8 +1,8 @@
-//! The extension module `uiw._uiw`, on the crate `uiw`, and on `uiw-cabi-core` for the environment.
-//! `python/uiw` has the rest of the Python module, `python/uiw/__init__.pyi` its types.
+//! Extension module `uiw._uiw`. It uses the crate `uiw`, and `uiw-cabi-core` for the environment.
+//! `python/uiw` has the rest of the Python module, and `python/uiw/__init__.pyi` its types.
 //!
-//! Bytes of Python objects are copied while the interpreter's lock is held: another thread of the
-//! program may change them at any time.
+//! The bytes of Python objects are copied while the interpreter's lock is held, because other
+//! threads of the program may change them at any time.
 
 mod blocking;
 mod buffer;
@@ -14,7 +14,7 @@ mod tasks;
 
 use pyo3::prelude::*;
 
-/// The module.
+/// Creates the module.
 #[pymodule]
 fn _uiw(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

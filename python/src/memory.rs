@@ -1,4 +1,4 @@
-//! Memory that peers reach, and the names by which they do.
+//! Memory that peers can access, and references to the memory of peers.
 
 use crate::buffer;
 use crate::error::raise;
@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use uiw::{Access, Pd, RemoteMr, SharedMr};
 
-/// Memory that peers read, write or change.
+/// Memory that peers can read, write or change by atomics.
 #[pyclass(frozen)]
 pub(crate) struct Memory(SharedMr);
 
@@ -27,9 +27,10 @@ impl Memory {
         self.0.len()
     }
 
-    /// Returns a copy of `length` bytes from `offset` on; of all that follow, without a length.
+    /// Returns a copy of `length` bytes at `offset`. Without a length, returns all bytes from
+    /// `offset` to the end.
     ///
-    /// Raises ValueError for bytes beyond the end.
+    /// Raises ValueError if the range exceeds the memory.
     #[pyo3(signature = (offset=0, length=None))]
     fn read<'py>(
         &self,
@@ -41,33 +42,33 @@ impl Memory {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Copies `data` to `offset`.
+    /// Copies `data` to the memory at `offset`.
     ///
-    /// Raises ValueError for bytes beyond the end.
+    /// Raises ValueError if the range exceeds the memory.
     #[pyo3(signature = (data, offset=0))]
     fn write(&self, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
         self.0.write(offset, &buffer::copy(data)?).map_err(raise)
     }
 
-    /// Returns the number in the eight bytes at `offset`, which peers change by atomics.
+    /// Returns the 8-byte integer at `offset`, which peers can change by atomics.
     ///
-    /// Raises ValueError for an offset that is not a multiple of 8, or beyond the end.
+    /// Raises ValueError if the offset is not a multiple of 8, or exceeds the memory.
     #[pyo3(signature = (offset=0))]
     fn load(&self, offset: usize) -> PyResult<u64> {
         self.0.load_u64(offset).map_err(raise)
     }
 
-    /// Adds to that number, atomically; returns what it was.
+    /// Atomically adds to the 8-byte integer at `offset`, and returns the previous value.
     ///
-    /// The exceptions are those of `load`.
+    /// Raises the exceptions of `load`.
     #[pyo3(signature = (add, offset=0))]
     fn fetch_add(&self, add: u64, offset: usize) -> PyResult<u64> {
         self.0.update_u64(offset, |old| old.wrapping_add(add)).map_err(raise)
     }
 
-    /// Returns what a peer needs to reach `length` bytes from `offset` on.
+    /// Returns the reference with which a peer can access `length` bytes at `offset`.
     ///
-    /// Raises ValueError for bytes beyond the end.
+    /// Raises ValueError if the range exceeds the memory.
     #[pyo3(signature = (offset=0, length=None))]
     fn remote(&self, offset: usize, length: Option<usize>) -> PyResult<Remote> {
         self.0.remote(self.range(offset, length)?).map(Remote).map_err(raise)
@@ -88,14 +89,15 @@ impl Memory {
     }
 }
 
-/// Memory of a peer's: 20 bytes, which travel in a message.
+/// Reference to memory of a peer. It has 20 bytes, which can be sent in a message.
 #[pyclass(frozen, eq)]
 #[derive(PartialEq)]
 pub(crate) struct Remote(pub(crate) RemoteMr);
 
 #[pymethods]
 impl Remote {
-    /// Reads the 20 bytes that `bytes(remote)` gave. Raises ValueError for another number of bytes.
+    /// Decodes the 20 bytes that `bytes(remote)` returned. Raises ValueError for a different number
+    /// of bytes.
     #[new]
     fn new(data: &Bound<'_, PyAny>) -> PyResult<Self> {
         RemoteMr::from_bytes(&buffer::copy(data)?).map(Self).map_err(raise)
@@ -109,9 +111,9 @@ impl Remote {
         self.0.len
     }
 
-    /// Returns a part of it.
+    /// Returns a reference to a part of the memory.
     ///
-    /// Raises ValueError for bytes beyond the end.
+    /// Raises ValueError if the range exceeds the memory.
     #[pyo3(signature = (offset=0, length=None))]
     fn slice(&self, offset: usize, length: Option<usize>) -> PyResult<Self> {
         let end = length.map_or(Some(self.0.len), |length| offset.checked_add(length));

@@ -1,5 +1,5 @@
-//! The asyncio classes: the loop's thread drives the device, and each call is a future in a table
-//! until it is done.
+//! Classes for asyncio. The thread of the event loop drives the device, and each call is a future
+//! in a table until it is complete.
 
 use crate::buffer;
 use crate::connection::{Address, Port, address, resolve, settings};
@@ -17,10 +17,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 use uiw::{DeviceConfig, Message, Pd, Progress};
 
-/// What a call returns, or raises.
+/// Result of a call: the returned value, or the exception.
 type Outcome = PyResult<TaskValue>;
 
-/// A call that is done: its number, what it returns, what it raises.
+/// Completed call: its number, the returned value, and the exception.
 type Done<'py> = (u64, Option<Bound<'py, PyAny>>, Option<PyErr>);
 
 enum TaskValue {
@@ -31,13 +31,13 @@ enum TaskValue {
     Connection(uiw::Connection),
 }
 
-/// A call that is not done.
+/// Call that is not complete.
 struct PendingTask {
     future: Pin<Box<dyn Future<Output = Outcome> + Send>>,
     waker: Waker,
 }
 
-/// The numbers of tasks to be polled.
+/// Numbers of the tasks to poll.
 #[derive(Default)]
 struct WokenTasks(Mutex<Vec<u64>>);
 
@@ -63,7 +63,7 @@ struct TaskTable {
 }
 
 impl TaskTable {
-    /// Takes a future; it is polled by the next step.
+    /// Adds a future, which the next step polls. Returns its number.
     fn start(&self, future: impl Future<Output = Outcome> + Send + 'static) -> u64 {
         let mut table = lock(&self.table);
         table.0 += 1;
@@ -74,7 +74,7 @@ impl TaskTable {
         number
     }
 
-    /// Polls what was woken; the tasks that are done.
+    /// Polls the woken tasks, and returns those that are complete.
     fn poll(&self) -> Vec<(u64, Outcome)> {
         let mut done = Vec::new();
         loop {
@@ -83,7 +83,7 @@ impl TaskTable {
                 return done;
             }
             for number in woken {
-                // Taken out: polling may start another one.
+                // The task is removed from the table, because polling it may start another one.
                 let Some(mut task) = lock(&self.table).1.remove(&number) else { continue };
                 match task.future.as_mut().poll(&mut Context::from_waker(&task.waker)) {
                     Poll::Ready(outcome) => done.push((number, outcome)),
@@ -94,7 +94,7 @@ impl TaskTable {
     }
 }
 
-/// A device that an event loop drives.
+/// Device that an event loop drives.
 #[pyclass(frozen)]
 pub(crate) struct AsyncDevice {
     device: uiw::Device,
@@ -106,26 +106,26 @@ pub(crate) struct AsyncDevice {
 impl AsyncDevice {
     #[new]
     fn new() -> PyResult<Self> {
-        // One shard, as one thread drives.
+        // The device has one shard, because one thread drives it.
         let options = DeviceConfig::default().progress(Progress::Manual).shards(1);
         let device = environment::open(options)?;
         let pd = device.alloc_pd().map_err(raise)?;
         Ok(Self { device, pd, tasks: Arc::default() })
     }
 
-    /// The descriptors that are readable when there is something to be driven.
+    /// Returns the descriptors that become readable when the device has work to do.
     fn fds(&self) -> Vec<i32> {
         self.device.wait_fds().iter().map(AsRawFd::as_raw_fd).collect()
     }
 
-    /// Seconds until `step` is to be called although nothing is readable.
+    /// Returns the time in seconds after which `step` must be called even if nothing is readable.
     fn deadline(&self) -> Option<f64> {
         let at = self.device.deadline()?;
         Some(at.saturating_duration_since(Instant::now()).as_secs_f64())
     }
 
-    /// Drives until there is nothing to be done. Returns the calls that are done: number, result,
-    /// error.
+    /// Drives the device until there is no more work. Returns the completed calls: number, result,
+    /// exception.
     fn step<'py>(&self, py: Python<'py>) -> PyResult<Vec<Done<'py>>> {
         let mut all = Vec::new();
         loop {
@@ -144,10 +144,11 @@ impl AsyncDevice {
         all.into_iter().map(of).collect()
     }
 
-    /// Forgets a call. What it has started goes on.
+    /// Removes a call. The operation that it has started continues.
     fn cancel(&self, number: u64) {
         let task = lock(&self.tasks.table).1.remove(&number);
-        // Without the table's lock: dropping may wake another one.
+        // The task is dropped without the lock of the table, because dropping it may wake another
+        // task.
         drop(task);
     }
 
@@ -169,7 +170,7 @@ impl AsyncDevice {
         }))
     }
 
-    /// Listens.
+    /// Listens at (host, port).
     #[pyo3(signature = (address, private_data=None, max_message=None))]
     fn listen(
         &self,
@@ -184,7 +185,7 @@ impl AsyncDevice {
         Ok(AsyncListener { port: Arc::new(Port::new(listener)), tasks: Arc::clone(&self.tasks) })
     }
 
-    /// Zeroed memory that peers reach.
+    /// Allocates zeroed memory, and gives these rights to peers.
     #[pyo3(signature = (size, read, write, atomic))]
     fn memory(&self, size: usize, read: bool, write: bool, atomic: bool) -> PyResult<Memory> {
         Memory::new(&self.pd, size, read, write, atomic)
@@ -206,7 +207,7 @@ impl AsyncDevice {
     }
 }
 
-/// A port of an `AsyncDevice`.
+/// Listening port of an `AsyncDevice`.
 #[pyclass(frozen)]
 pub(crate) struct AsyncListener {
     port: Arc<Port>,
@@ -230,7 +231,7 @@ impl AsyncListener {
     }
 }
 
-/// A connection of an `AsyncDevice`.
+/// Connection of an `AsyncDevice`.
 #[pyclass(frozen)]
 pub(crate) struct AsyncConnection {
     connection: Arc<uiw::Connection>,
@@ -238,7 +239,7 @@ pub(crate) struct AsyncConnection {
 }
 
 impl AsyncConnection {
-    /// Starts what `make` does with the connection.
+    /// Starts the future that `make` creates for the connection.
     fn start<F: Future<Output = Outcome> + Send + 'static>(
         &self,
         make: impl FnOnce(Arc<uiw::Connection>) -> F,
@@ -304,7 +305,8 @@ impl AsyncConnection {
 
     fn close(&self) -> u64 {
         self.start(|connection| async move {
-            // Fails if the connection has ended: perhaps the peer was first.
+            // This fails if the connection has already ended, for instance because the peer has
+            // closed it.
             let _ = connection.disconnect().await;
             Ok(TaskValue::None)
         })

@@ -1,4 +1,4 @@
-"""The classes for asyncio."""
+"""Tests of the classes for asyncio."""
 
 import array
 import asyncio
@@ -37,7 +37,7 @@ def test_messages():
         await asyncio.sleep(0.01)
         await client.send(array.array("B", b"good day"))
         assert await waiting == b"good day"
-        # Many at a time.
+        # Many calls at the same time.
         messages = [bytes([n]) * n * 100 for n in range(100)]
         received, _ = await asyncio.gather(
             asyncio.gather(*(server.recv() for _ in messages)), asyncio.gather(*map(client.send, messages))
@@ -79,7 +79,7 @@ def test_a_call_that_is_cancelled_as_it_ends_loses_nothing():
             waiting = asyncio.create_task(server.recv())
             await asyncio.sleep(0)
             await client.send(b"%d" % n)
-            # The message is there at times, and the task has not run since.
+            # Sometimes the message has already arrived, but the task has not run yet.
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting

@@ -1,4 +1,4 @@
-"""The blocking classes: every operation, objects of every kind, and what is refused."""
+"""Tests of the blocking classes: all operations, objects of all kinds, and invalid arguments."""
 
 import array
 import errno
@@ -12,7 +12,7 @@ import uiw
 
 @pytest.fixture
 def pair():
-    """Both ends of a connection, each on a device of its own."""
+    """Returns both ends of a connection, each on its own device."""
     server_device, client_device = uiw.Device(), uiw.Device()
     listener = server_device.listen(("127.0.0.1", 0), private_data=b"of the server")
     accepted = []
@@ -21,7 +21,7 @@ def pair():
     client = client_device.connect(listener.address, timeout=20, private_data=b"of the client")
     thread.join()
     yield client, accepted[0], server_device
-    # Closing waits for the peer.
+    # Closing a connection waits for the peer.
     thread = threading.Thread(target=accepted[0].close)
     thread.start()
     client.close(timeout=20)
@@ -57,7 +57,7 @@ def test_messages_into_objects(pair):
     client.send(b"123456789")
     with pytest.raises(BufferError):
         server.recv_into(target, timeout=20)
-    # It is left for the next call.
+    # The next call returns the message.
     assert server.recv(timeout=20) == b"123456789"
     with pytest.raises(TypeError):
         client.send("text")
@@ -123,7 +123,7 @@ def test_every_wait_has_a_limit(pair):
         call()
     with pytest.raises(TimeoutError):
         while True:
-            # The peer takes none: its credits end.
+            # The peer receives no messages, so it grants no more credits.
             client.send(bytes(1 << 20), timeout=0.2)
     while True:
         try:
@@ -168,7 +168,7 @@ def test_other_threads_run_while_a_call_waits(pair):
     received = []
     thread = threading.Thread(target=lambda: received.append(server.recv(timeout=20)))
     thread.start()
-    # Would not come to an end if the other thread kept the interpreter.
+    # This would not end if the other thread kept the interpreter's lock.
     assert sum(range(1000)) == 499500
     client.send(b"for the other thread")
     thread.join()

@@ -1,4 +1,4 @@
-"""Environment variables: each is obeyed, or opening a device fails. They are read once, so every test has a process of its own."""
+"""Tests of environment variables: each one applies, or opening a device fails. They are read once, so each test uses its own process."""
 
 import os
 import re
@@ -31,7 +31,7 @@ except OSError:
     pass
 """
 
-# One process has one TLS, which leaves connections within it alone. A key that is removed from the file ends the connections of its peer.
+# All devices of a process have the same TLS, which does not apply to connections inside of the process. Removing a key from the file ends the connections of its peer.
 TALK_TO_PROCESS = """
 import os, pathlib, subprocess, sys, uiw
 listener = uiw.Device().listen(("127.0.0.1", 0))
@@ -65,7 +65,7 @@ for open in (uiw.Device, lambda: asyncio.run(main())):
 
 
 def run(script, **variables):
-    """Runs a program; returns what it writes to both outputs."""
+    """Runs a program, and returns its standard output and standard error."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UIW_")}
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -84,7 +84,7 @@ def test_version():
 
 
 def test_capture(tmp_path):
-    # Both devices write the file.
+    # Both devices write to the same file.
     run(TALK, UIW_PCAP=tmp_path / "capture")
     assert b"a message in the clear" in (tmp_path / "capture").read_bytes()
 

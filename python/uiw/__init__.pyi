@@ -11,7 +11,7 @@ _Address = tuple[str, int]
 
 @final
 class Device:
-    """Makes connections and memory."""
+    """Creates connections and memory."""
 
     def __new__(cls) -> Device: ...
     def connect(
@@ -63,7 +63,7 @@ class Connection:
 
 @final
 class Memory:
-    """Memory that peers reach."""
+    """Memory that peers can access."""
 
     def __len__(self) -> int: ...
     def read(self, offset: int = 0, length: int | None = None) -> bytes: ...
@@ -74,7 +74,7 @@ class Memory:
 
 @final
 class Remote:
-    """Memory of a peer's: 20 bytes, which travel in a message."""
+    """Reference to memory of a peer. It has 20 bytes, which can be sent in a message."""
 
     def __new__(cls, data: Buffer) -> Remote: ...
     def __bytes__(self) -> bytes: ...

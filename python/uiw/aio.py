@@ -1,4 +1,4 @@
-"""The classes of ``uiw`` for asyncio. The event loop drives the device: there is no other thread.
+"""The classes of ``uiw`` for asyncio. The event loop drives the device, without another thread.
 
 >>> import asyncio
 >>> from uiw import aio
@@ -53,7 +53,7 @@ class _Driver:
             if future is None:
                 continue
             if future.done():
-                # Cancelled: its task runs after this.
+                # The call was cancelled, but its task has not run yet.
                 if error is None and kept is not None:
                     kept.append(result)
             elif error is None:
@@ -64,7 +64,7 @@ class _Driver:
             return
         deadline = self.core.deadline()
         if self.timer is not None:
-            # One that is due earlier does no harm.
+            # A timer that expires earlier does no harm.
             if deadline is None or self.timer.when() <= self.loop.time() + deadline:
                 return
             self.timer.cancel()
@@ -75,13 +75,13 @@ class _Driver:
         self.step()
 
     def opened(self):
-        """The device in Rust. Raises RuntimeError when it is closed."""
+        """Returns the device of the extension module. Raises RuntimeError if it is closed."""
         if not self.fds:
             raise RuntimeError("the device is closed")
         return self.core
 
     async def call(self, number, kept=None):
-        """Waits for a call. If it is cancelled when it is done already, its result goes to ``kept``."""
+        """Waits for a call. If it is cancelled after it has completed, its result is added to ``kept``."""
         if not self.fds:
             self.core.cancel(number)
             self.opened()
@@ -98,7 +98,7 @@ class _Driver:
             raise
 
     async def resolved(self, address):
-        """The first address of a name, looked up beside the event loop."""
+        """Returns the first address of a name, which is resolved without blocking the event loop."""
         host, port = address
         try:
             ipaddress.ip_address(host)
@@ -109,9 +109,9 @@ class _Driver:
 
 
 class Device:
-    """Makes connections and memory, in the event loop that runs. Functions of a closed device raise RuntimeError.
+    """Creates connections and memory in the running event loop. Functions of a closed device raise RuntimeError.
 
-    The exceptions of all classes are otherwise those of the classes in ``uiw``; time limits are asyncio's.
+Otherwise all classes raise the exceptions of the classes in ``uiw``. Use asyncio for time limits.
     """
 
     def __init__(self):
@@ -124,20 +124,20 @@ class Device:
         return Connection(self._driver, await self._driver.call(number))
 
     def listen(self, address, *, private_data=None, max_message=None):
-        """Listens; port 0 takes a free one."""
+        """Listens at (host, port). Port 0 selects a free port."""
         return Listener(self._driver, self._driver.opened().listen(address, private_data, max_message))
 
     def memory(self, size, *, read=False, write=False, atomic=False):
-        """Zeroed memory that peers reach."""
+        """Allocates zeroed memory, and gives these rights to peers."""
         return self._driver.opened().memory(size, read, write, atomic)
 
     def close(self):
-        """Takes the device out of the event loop: nothing moves any more."""
+        """Removes the device from the event loop, which no longer drives it."""
         self._driver.close()
 
 
 class Listener:
-    """A port on which peers connect."""
+    """Listening port."""
 
     def __init__(self, driver, core):
         self._driver = driver
@@ -150,7 +150,7 @@ class Listener:
         return self._core.address
 
     async def accept(self):
-        """The next peer that connects. A call that is cancelled loses no peer."""
+        """Waits for the next peer that connects. Cancelling the call loses no peer."""
         if self._kept:
             core = self._kept.popleft()
         else:
@@ -158,7 +158,7 @@ class Listener:
         return Connection(self._driver, core)
 
     def close(self):
-        """Stops listening. Calls of ``accept`` that wait raise OSError; connections that were accepted go on."""
+        """Stops listening. Waiting calls of ``accept`` raise OSError. Accepted connections continue."""
         self._core.close()
         self._kept.clear()
         self._driver.step()
@@ -171,7 +171,7 @@ class Listener:
 
 
 class Connection:
-    """A connection."""
+    """Connection to a peer."""
 
     def __init__(self, driver, core):
         self._driver = driver
@@ -185,7 +185,7 @@ class Connection:
 
     @property
     def private_data(self):
-        """The peer's private data."""
+        """Private data of the peer."""
         return self._core.private_data
 
     async def send(self, data):
@@ -193,38 +193,38 @@ class Connection:
         await self._driver.call(self._core.send(data))
 
     async def recv(self):
-        """The next message; ``None`` when the connection was closed in order. A call that is cancelled loses no message."""
+        """Waits for the next message. Returns ``None`` after an orderly close. Cancelling the call loses no message."""
         if self._kept:
             return self._kept.popleft()
         return await self._driver.call(self._core.recv(), self._kept)
 
     async def write(self, data, remote):
-        """Writes the bytes of ``data`` to a peer's memory. The peer's program does not learn of it."""
+        """Writes the bytes of ``data`` to the peer's memory. The peer's program is not notified."""
         await self._driver.call(self._core.write(data, remote))
 
     async def read(self, remote):
-        """Reads a peer's memory."""
+        """Reads the peer's memory."""
         return await self._driver.call(self._core.read(remote))
 
     async def read_into(self, target, remote):
-        """Reads as many bytes of a peer's memory as ``target`` has."""
+        """Fills ``target`` with bytes of the peer's memory."""
         with memoryview(target) as view, view.cast("B") as part:
             part[:] = await self.read(remote.slice(0, part.nbytes))
 
     async def fetch_add(self, remote, add):
-        """Adds to eight bytes of a peer's memory, atomically; returns what they were."""
+        """Atomically adds to the 8-byte integer in the peer's memory, and returns the previous value."""
         return await self._driver.call(self._core.fetch_add(remote, add))
 
     async def compare_swap(self, remote, compare, swap):
-        """Replaces eight bytes of a peer's memory if they are ``compare``, atomically; returns what they were."""
+        """Atomically replaces the 8-byte integer in the peer's memory if it equals ``compare``. Returns the previous value."""
         return await self._driver.call(self._core.compare_swap(remote, compare, swap))
 
     async def abort(self):
-        """Ends the connection at once, even if the peer does not answer."""
+        """Ends the connection immediately, even if the peer does not respond."""
         await self._driver.call(self._core.abort())
 
     async def close(self):
-        """Closes in order: what was sent before arrives."""
+        """Closes the connection in order: messages that were sent before still arrive."""
         await self._driver.call(self._core.close())
 
     async def __aenter__(self):

@@ -1,4 +1,4 @@
-//! From an error of any layer to the Terminate that reports it.
+//! Errors of all layers, and the Terminates that report them.
 
 use uiw_ddp::{HeaderError, STag, TaggedError, UntaggedError};
 
@@ -6,26 +6,28 @@ use crate::TerminateReason;
 use crate::stream::RdmapError;
 use crate::wire::{FormatError, HeaderCopy, ReadRequest, Terminate};
 
-/// Reason for the end of a stream, by the layer that detected it.
+/// Error that ends a stream, by the layer that detected it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// MPA, or TCP below it.
+    /// Error of MPA, or of TCP below it.
     #[error("MPA: {0}")]
     Mpa(MpaFault),
-    /// DDP.
+    /// Error of DDP.
     #[error("DDP: {0}")]
     Ddp(DdpFault),
-    /// RDMAP: a message that must not be there.
+    /// Invalid message, detected by RDMAP.
     #[error("RDMAP: {0}")]
     Rdmap(#[from] RdmapError),
-    /// RDMAP: the peer may not do that to our memory. Only for Read Requests, Atomic Requests and
-    /// invalidation; what is wrong with a tagged segment is DDP's to say.
+    /// Access to our memory that the peer does not have the right for, detected by RDMAP.
+    ///
+    /// This is only for Read Requests, Atomic Requests and invalidation. DDP reports the errors of
+    /// tagged segments.
     #[error("RDMAP: {0}")]
     RemoteProtection(#[from] Protection),
-    /// RDMAP: an error that has no name.
+    /// Other error on a message, detected by RDMAP.
     #[error("RDMAP: {0}")]
     RemoteOperation(#[from] Operation),
-    /// Our own, not associated with any message of the peer.
+    /// Local error that is not associated with any message of the peer.
     #[error("local catastrophic error")]
     LocalCatastrophic,
     /// The responder's ORD is above our IRD (RFC 6581 section 9.1).
@@ -34,7 +36,7 @@ pub enum Fault {
     /// The ends have no RTR kind in common (RFC 6581 section 9.2).
     #[error("no matching RTR option")]
     NoMatchingRtr,
-    /// Any other error of ours while the connection is established (RFC 6581 section 9.3).
+    /// Other local error while the connection is being established (RFC 6581 section 9.3).
     #[error("local catastrophic error while connecting")]
     StartupLocal,
 }
@@ -51,8 +53,8 @@ pub enum MpaFault {
     /// Code 3: a Marker and the ULPDU_Lengths disagree.
     #[error("Marker and ULPDU_Length disagree")]
     Marker,
-    /// Code 4: a startup frame is wrong. It is never sent: there is no Full Operation to send it
-    /// in.
+    /// Code 4: a startup frame is wrong. This code is never sent, because a Terminate can only be
+    /// sent in Full Operation.
     #[error("invalid Request or Reply frame")]
     StartupFrame,
 }
@@ -60,7 +62,7 @@ pub enum MpaFault {
 /// Errors that DDP reports (RFC 5041 section 7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DdpFault {
-    /// The header cannot be read.
+    /// The header cannot be decoded.
     #[error(transparent)]
     Header(#[from] HeaderError),
     /// A tagged segment must not be placed.
@@ -69,7 +71,7 @@ pub enum DdpFault {
     /// An untagged segment must not be placed.
     #[error(transparent)]
     Untagged(#[from] UntaggedError),
-    /// Our own.
+    /// Local error.
     #[error("local catastrophic error")]
     LocalCatastrophic,
 }
@@ -77,65 +79,65 @@ pub enum DdpFault {
 /// Violations of the protection of our memory (RFC 5040 section 4.8, Remote Protection Error).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Protection {
-    /// There is no such Tagged Buffer, or not any more.
+    /// The Tagged Buffer does not exist, or does not exist any more.
     #[error("invalid STag {stag}")]
     InvalidStag {
         /// The STag named.
         stag: STag,
     },
-    /// Some bytes lie outside.
+    /// Some bytes are outside of the Tagged Buffer.
     #[error("TO {to:#x} with {len} bytes is outside STag {stag}")]
     BaseOrBounds {
-        /// The STag named.
+        /// STag of the message.
         stag: STag,
-        /// The first byte.
+        /// TO of the first byte.
         to: u64,
-        /// Bytes.
+        /// Number of bytes.
         len: u32,
     },
-    /// The Tagged Buffer is not open for this operation.
+    /// The access rights of the Tagged Buffer do not allow the operation.
     #[error("STag {stag} gives no right to that")]
     AccessRights {
-        /// The STag named.
+        /// STag of the message.
         stag: STag,
     },
-    /// The Tagged Buffer is another stream's.
+    /// The Tagged Buffer belongs to another stream.
     #[error("STag {stag} is not associated with this stream")]
     NotAssociated {
-        /// The STag named.
+        /// STag of the message.
         stag: STag,
     },
-    /// TO and length add up to more than 64 bits.
+    /// The sum of TO and length exceeds 64 bits.
     #[error("TO {to:#x} with {len} bytes wraps")]
     ToWrap {
-        /// The STag named.
+        /// STag of the message.
         stag: STag,
-        /// The first byte.
+        /// TO of the first byte.
         to: u64,
-        /// Bytes.
+        /// Number of bytes.
         len: u32,
     },
-    /// The peer may not invalidate it.
+    /// The peer may not invalidate the STag.
     #[error("STag {stag} cannot be invalidated")]
     CannotInvalidate {
-        /// The STag named.
+        /// STag of the message.
         stag: STag,
     },
-    /// Anything else.
+    /// Any other protection error.
     #[error("unspecified protection error")]
     Unspecified,
 }
 
-/// Errors on a message that have no better name (RFC 5040 section 4.8, Remote Operation Error).
+/// Errors on a message that no other type describes (RFC 5040 section 4.8, Remote Operation Error).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Operation {
-    /// This stream cannot go on.
+    /// This stream cannot continue.
     #[error("catastrophic error of this stream")]
     Catastrophic,
     /// No stream can continue.
     #[error("catastrophic error, global")]
     GlobalCatastrophic,
-    /// Anything else.
+    /// Any other error.
     #[error("unspecified error")]
     Unspecified,
 }
@@ -164,19 +166,19 @@ impl From<FormatError> for Fault {
     }
 }
 
-/// The segment at fault, for the Terminate to quote.
+/// Segment that caused an error, which the Terminate quotes.
 #[derive(Clone, Copy, Debug)]
 pub struct Quoted<'a> {
-    /// Bytes of the DDP segment, header included: its ULPDU_Length.
+    /// Length in bytes of the DDP segment, including its header: its ULPDU_Length.
     pub segment_len: u16,
-    /// The segment's header, or the segment from its first byte on.
+    /// Header of the segment, possibly followed by further bytes of the segment.
     pub header: &'a [u8],
     /// Bytes after the DDP header if the segment is a Read Request.
     pub read_request: Option<&'a [u8]>,
 }
 
 impl Fault {
-    /// The row of the table of Terminates. This is the one place that decides it.
+    /// Returns the reason for the Terminate. Only this function maps errors to Terminates.
     #[must_use]
     pub const fn reason(&self) -> TerminateReason {
         match self {
@@ -194,8 +196,8 @@ impl Fault {
                 Protection::AccessRights { .. } => TerminateReason::ProtectionAccessRights,
                 Protection::NotAssociated { .. } => TerminateReason::ProtectionNotAssociated,
                 Protection::ToWrap { .. } => TerminateReason::ProtectionToWrap,
-                // The code is listed under two types. Figure 10 has Sends with Invalidate cause
-                // this one.
+                // RFC 5040 lists this code under two types. According to Figure 10, a Send with
+                // Invalidate causes this one.
                 Protection::CannotInvalidate { .. } => TerminateReason::ProtectionCannotInvalidate,
                 Protection::Unspecified => TerminateReason::ProtectionUnspecified,
             },
@@ -211,25 +213,26 @@ impl Fault {
         }
     }
 
-    /// Layer, Error Type and Error Code of the Terminate.
+    /// Returns Layer, Error Type and Error Code of the Terminate.
     #[must_use]
     pub const fn codes(&self) -> (u8, u8, u8) {
         self.reason().codes()
     }
 
-    /// The Terminate to send. What it quotes goes by RFC 5040 Figure 10; a header that was cut
-    /// short is not quoted.
+    /// Builds the Terminate to send. RFC 5040 Figure 10 determines which parts of `quoted` it
+    /// contains. An incomplete header is not quoted.
     #[must_use]
     pub fn terminate(&self, quoted: Option<Quoted<'_>>) -> Terminate {
         let mut terminate = Terminate::new(self.reason());
         let (quotes_ddp, quotes_rdma) = match (terminate.layer, terminate.etype) {
-            // Local catastrophic errors, of RDMAP and of DDP.
+            // Local catastrophic errors of RDMAP and DDP.
             (0 | 1, 0) => (false, false),
-            // Remote protection errors; the RDMA header only if it is a Read Request's.
+            // Remote protection errors. The RDMA header is quoted only if it is that of a Read
+            // Request.
             (0, 1) => (true, true),
-            // Remote operation errors, and DDP's.
+            // Remote operation errors and errors of DDP.
             (0 | 1, _) => (true, false),
-            // The LLP.
+            // Errors of the LLP.
             _ => (false, false),
         };
         let Some(quoted) = quoted.filter(|_| quotes_ddp) else { return terminate };
@@ -267,7 +270,8 @@ const fn ddp_reason(fault: &DdpFault) -> TerminateReason {
             UntaggedError::TooLong { .. } | UntaggedError::MessageTooLong { .. } => {
                 TerminateReason::UntaggedTooLong
             }
-            // DDP need not notice; to RDMAP it is another message within the first.
+            // DDP does not have to detect this error. For RDMAP, it is a different message inside
+            // of the first one.
             UntaggedError::RsvdUlpChanged { .. } => TerminateReason::UnexpectedOpcode,
         },
     }

@@ -1,4 +1,4 @@
-//! RDMAP, the protocol of Sends, Writes and Reads: [RFC 5040], with the atomics and immediate data
+//! RDMAP, the protocol of Sends, Writes and Reads ([RFC 5040]), with the atomics and immediate data
 //! of [RFC 7306]. **No I/O, no clock, no unsafe code**; `no_std` + `alloc`.
 //!
 //! ```text
@@ -10,8 +10,8 @@
 //!   Opcode ──▶ untagged_header / tagged_header ──▶ uiw_ddp::Header
 //! ```
 //!
-//! [`wire`] has the formats, [`StreamRx`] the rules of a stream, [`Fault`] the one table that says
-//! which error becomes which Terminate.
+//! [`wire`] has the formats and [`StreamRx`] the rules of a stream. [`Fault`] maps each error to
+//! the Terminate that reports it.
 //!
 //! [RFC 5040]: https://www.rfc-editor.org/rfc/rfc5040
 //! [RFC 7306]: https://www.rfc-editor.org/rfc/rfc7306

@@ -1,14 +1,14 @@
-//! RDMA messages by their opcode (RFC 5040 section 4.1, Figure 4; RFC 7306 section 4.1, Figure 2).
+//! Opcodes of RDMA messages (RFC 5040 section 4.1, Figure 4; RFC 7306 section 4.1, Figure 2).
 
 use core::fmt;
 
-/// The untagged queue of Sends and immediate data.
+/// Untagged queue of Sends and immediate data.
 pub const QN_SEND: u32 = 0;
-/// The untagged queue of Read Requests and Atomic Requests.
+/// Untagged queue of Read Requests and Atomic Requests.
 pub const QN_READ: u32 = 1;
-/// The untagged queue of the Terminate.
+/// Untagged queue of the Terminate.
 pub const QN_TERMINATE: u32 = 2;
-/// The untagged queue of Atomic Responses.
+/// Untagged queue of Atomic Responses.
 pub const QN_ATOMIC_RESPONSE: u32 = 3;
 
 /// Kind of a message.
@@ -39,13 +39,13 @@ pub enum Opcode {
     AtomicRequest = 10,
     /// Atomic Response (RFC 7306).
     AtomicResponse = 11,
-    /// Send with 32 bits of immediate data. No RFC has it: 15 is the opcode for experiments (RFC
-    /// 6580), and it is used between ends that agreed on it.
+    /// Send with 32 bits of immediate data. It is not in the RFCs: it uses 15, the opcode for
+    /// experiments (RFC 6580), and only between ends that have agreed on it.
     SendImm = 15,
 }
 
 impl Opcode {
-    /// The message of a raw opcode; `None` where none is assigned.
+    /// Returns the message of a raw opcode, or `None` if the opcode is not assigned.
     #[inline]
     #[must_use]
     pub const fn from_raw(raw: u8) -> Option<Self> {
@@ -67,7 +67,7 @@ impl Opcode {
         })
     }
 
-    /// The four bits of the control byte.
+    /// Returns the raw opcode: four bits of the control byte.
     #[inline]
     #[must_use]
     pub const fn raw(self) -> u8 {
@@ -85,7 +85,7 @@ impl Opcode {
         }
     }
 
-    /// The untagged queue the message belongs to; `None` if it is a tagged message.
+    /// Returns the untagged queue of the message, or `None` if the message is tagged.
     #[inline]
     #[must_use]
     pub const fn queue(self) -> Option<u32> {
@@ -111,7 +111,7 @@ impl Opcode {
         self.queue().is_none()
     }
 
-    /// The name the RFCs give it.
+    /// Returns the name of the message in the RFCs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -145,9 +145,9 @@ mod tests {
     use alloc::vec::Vec;
 
     /// RFC 5040 Figure 4 and RFC 7306 Figure 3: opcode, queue.
-    // [test:RFC5040-4.1-05] [test:RFC5040-4.1-06] [test:RFC5040-4.1-07] [test:RFC7306-4.1-03] [test:RFC5040-5.1-01]
-    // [test:RFC5040-5.2.1-01] [test:RFC5040-5.2.2-01] [test:RFC5040-5.3-01] [test:RFC5040-5.4-01] [test:RFC7306-5.2-01]
-    // [test:RFC7306-6.3-01]
+    // [test:RFC5040-4.1-05] [test:RFC5040-4.1-06] [test:RFC5040-4.1-07] [test:RFC7306-4.1-03]
+    // [test:RFC5040-5.1-01] [test:RFC5040-5.2.1-01] [test:RFC5040-5.2.2-01] [test:RFC5040-5.3-01]
+    // [test:RFC5040-5.4-01] [test:RFC7306-5.2-01] [test:RFC7306-6.3-01]
     #[test]
     fn table_of_messages() {
         let table = [

@@ -1,19 +1,19 @@
-//! The table of Terminate codes (RFC 5040 section 4.8 Figure 9, RFC 5041 section 7.2, RFC 5044
-//! section 8, RFC 6581 section 8).
+//! Table of Terminate codes (RFC 5040 section 4.8 Figure 9, RFC 5041 section 7.2, RFC 5044 section
+//! 8, RFC 6581 section 8).
 
 use core::fmt;
 
-/// Writes the table once; everything that uses a row is generated from it.
+/// Generates [`TerminateReason`] and its functions from the table below.
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $name:ident = $layer:literal / $etype:literal / $code:literal, $words:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $layer:literal / $etype:literal / $code:literal, $description:literal;)*) => {
         /// Reason for the termination of a stream: one row of the table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum TerminateReason {
             $(
-                #[doc = concat!($layer, "/", $etype, "/", $code, ": ", $words, ".")]
+                #[doc = concat!($layer, "/", $etype, "/", $code, ": ", $description, ".")]
                 $name,
             )*
-            /// A combination that no RFC has.
+            /// A combination of codes that no RFC defines.
             Unknown {
                 /// Layer, four bits.
                 layer: u8,
@@ -31,7 +31,7 @@ macro_rules! reasons {
             /// Returns the row with these codes.
             #[must_use]
             pub const fn from_codes(layer: u8, etype: u8, code: u8) -> Self {
-                // A local catastrophic error has no code: any value is acceptable.
+                // A local catastrophic error has no code, so any value is accepted.
                 let code = if layer == 0 && etype == 0 { 0 } else { code };
                 match (layer, etype, code) {
                     $(($layer, $etype, $code) => Self::$name,)*
@@ -39,7 +39,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// Layer, Error Type, Error Code.
+            /// Returns Layer, Error Type and Error Code.
             #[must_use]
             pub const fn codes(self) -> (u8, u8, u8) {
                 match self {
@@ -48,9 +48,9 @@ macro_rules! reasons {
                 }
             }
 
-            const fn words(self) -> &'static str {
+            const fn description(self) -> &'static str {
                 match self {
-                    $(Self::$name => $words,)*
+                    $(Self::$name => $description,)*
                     Self::Unknown { .. } => "unknown reason",
                 }
             }
@@ -105,7 +105,7 @@ impl TerminateReason {
 impl fmt::Display for TerminateReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (layer, etype, code) = self.codes();
-        write!(f, "{} ({layer}/{etype}/{code:#04x})", self.words())
+        write!(f, "{} ({layer}/{etype}/{code:#04x})", self.description())
     }
 }
 

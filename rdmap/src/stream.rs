@@ -1,12 +1,12 @@
-//! The rules of an RDMAP stream: which segments may be there, and what they are (RFC 5040 sections
-//! 5 and 7.2).
+//! Rules of an RDMAP stream: which segments may arrive, and which messages they belong to (RFC 5040
+//! sections 5 and 7.2).
 
 use uiw_ddp::{Header, STag, Tagged, Untagged};
 
 use crate::wire::{Control, FormatError, VERSION};
 use crate::{Opcode, QN_ATOMIC_RESPONSE, QN_SEND, QN_TERMINATE};
 
-/// Messages beyond RFC 5040 that both ends agreed on.
+/// Messages beyond RFC 5040 that both ends have agreed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Extensions {
     /// Immediate Data (RFC 7306 section 6).
@@ -20,17 +20,17 @@ pub struct Extensions {
 /// Effects of a Send or of Immediate Data at its receiver, besides taking a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
-    /// The receiver gets an event for the message.
+    /// True if the receiver gets an event for the message.
     pub solicited: bool,
     /// STag to invalidate when the message is delivered.
     pub invalidate: Option<STag>,
-    /// Immediate data of a [`Opcode::SendImm`]; that of the two Immediate Data messages is their
-    /// payload.
+    /// Immediate data of an [`Opcode::SendImm`]. The two Immediate Data messages carry it in their
+    /// payload instead.
     pub imm: Option<u32>,
 }
 
 impl Delivery {
-    /// Reads the effects from the opcode and header of a message on queue [`QN_SEND`].
+    /// Determines the effects from the opcode and header of a message on queue [`QN_SEND`].
     #[inline]
     #[must_use]
     pub const fn new(opcode: Opcode, header: &Untagged) -> Self {
@@ -57,18 +57,18 @@ pub struct StreamRx {
 }
 
 impl StreamRx {
-    /// A new stream with these extensions.
+    /// Creates the rules of a new stream with these extensions.
     #[must_use]
     pub const fn new(extensions: Extensions) -> Self {
         Self { extensions, terminated: false }
     }
 
-    /// Changes the extensions: ends may agree on them after the first messages.
+    /// Changes the extensions, because the ends may agree on them after the first messages.
     pub const fn set_extensions(&mut self, extensions: Extensions) {
         self.extensions = extensions;
     }
 
-    /// The extensions in force.
+    /// Returns the extensions that are currently in use.
     #[must_use]
     pub const fn extensions(&self) -> Extensions {
         self.extensions
@@ -80,19 +80,20 @@ impl StreamRx {
         self.terminated
     }
 
-    /// Checks that the segment with this header may come here, and returns its opcode: its version
-    /// is right, its opcode is known and agreed on, it goes to the kind of buffer and to the queue
-    /// where that message belongs, and nothing comes after a Terminate.
+    /// Checks that the segment with this header may arrive now, and returns its opcode.
+    ///
+    /// The version must be right, the opcode known and agreed on, and the segment must go to the
+    /// kind of buffer and to the queue of its message. Nothing may arrive after a Terminate.
     ///
     /// # Errors
-    /// The first rule broken.
+    /// Returns the first violation.
     #[inline]
     pub fn admit(&mut self, header: &Header) -> Result<Opcode, RdmapError> {
         let control = Control::parse(header.rsvd_ulp());
         if self.terminated {
             return Err(RdmapError::AfterTerminate { opcode: control.opcode });
         }
-        // DDP's own check, before any of RDMAP's.
+        // This is a check of DDP, so it precedes those of RDMAP.
         let queue = match header {
             Header::Tagged(_) => None,
             Header::Untagged(Untagged { qn, .. }) => {
@@ -106,30 +107,32 @@ impl StreamRx {
         if control.version != VERSION {
             return Err(RdmapError::Version { got: control.version });
         }
-        let opcode = self.agreed(control.opcode)?;
+        let opcode = self.check_opcode(control.opcode)?;
         if opcode.queue() != queue {
             return Err(RdmapError::WrongBuffer { opcode, tagged: queue.is_none(), qn: queue.unwrap_or(0) });
         }
-        // A Terminate in several segments, which is never necessary, is accepted.
+        // A Terminate in several segments is accepted, although it is never necessary.
         self.terminated = opcode == Opcode::Terminate && header.last();
         Ok(opcode)
     }
 
+    /// Returns the opcode if it is known and not part of an extension that the ends have not agreed
+    /// on.
     #[inline]
-    fn agreed(&self, raw: u8) -> Result<Opcode, RdmapError> {
+    fn check_opcode(&self, raw: u8) -> Result<Opcode, RdmapError> {
         let unexpected = RdmapError::UnexpectedOpcode { opcode: raw };
         let opcode = Opcode::from_raw(raw).ok_or(unexpected)?;
-        let agreed = match opcode {
+        let is_agreed = match opcode {
             Opcode::Immediate | Opcode::ImmediateSe => self.extensions.immediate,
             Opcode::AtomicRequest | Opcode::AtomicResponse => self.extensions.atomic,
             Opcode::SendImm => self.extensions.send_imm,
             _ => true,
         };
-        if agreed { Ok(opcode) } else { Err(unexpected) }
+        if is_agreed { Ok(opcode) } else { Err(unexpected) }
     }
 }
 
-/// A message that must not be there, or not like this.
+/// Violation of the rules of a stream, or of the format of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RdmapError {
     /// RV is not 1 (RFC 5040 section 7.2).
@@ -138,19 +141,22 @@ pub enum RdmapError {
         /// RV of the segment.
         got: u8,
     },
-    /// An opcode without meaning, or of an extension that was not agreed on (RFC 5040 section 7.2).
+    /// The opcode is unknown, or belongs to an extension that the ends have not agreed on (RFC 5040
+    /// section 7.2).
     #[error("unexpected opcode {opcode}")]
     UnexpectedOpcode {
-        /// Raw.
+        /// Raw opcode of the segment.
         opcode: u8,
     },
-    /// DDP's check of the queue (RFC 5041 section 7.1): only RDMAP defines how many there are.
+    /// The queue does not exist. This is a check of DDP (RFC 5041 section 7.1), but RDMAP defines
+    /// the number of queues.
     #[error("invalid queue number {qn}")]
     InvalidQn {
         /// QN of the segment.
         qn: u32,
     },
-    /// A message that belongs elsewhere (RFC 5040 section 4.1, Figure 4).
+    /// The message was sent to the wrong kind of buffer or to the wrong queue (RFC 5040 section
+    /// 4.1, Figure 4).
     #[error("{opcode} in {}", BufferPlace { tagged: *tagged, qn: *qn })]
     WrongBuffer {
         /// Opcode of the message.
@@ -160,16 +166,17 @@ pub enum RdmapError {
         /// Queue of an untagged message.
         qn: u32,
     },
-    /// A peer must not send after its Terminate (RFC 5040 section 5.4).
+    /// The peer sent a message after its Terminate, which it must not do (RFC 5040 section 5.4).
     #[error("opcode {opcode} after the Terminate")]
     AfterTerminate {
-        /// Raw.
+        /// Raw opcode of the segment.
         opcode: u8,
     },
-    /// The bytes of the message are not what its opcode says.
+    /// The message does not have the format of its opcode.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A Read Response, and no Read is outstanding. RFC 5040 has no code of its own for it.
+    /// A Read Response arrived while no Read was outstanding. RFC 5040 has no code of its own for
+    /// this error.
     #[error("RDMA Read Response to STag {stag}, TO {to:#x}, and no Read is outstanding")]
     UnexpectedReadResponse {
         /// STag of the segment.
@@ -177,13 +184,13 @@ pub enum RdmapError {
         /// TO of the segment.
         to: u64,
     },
-    /// An Atomic Response that answers no Atomic Request of ours in its turn.
+    /// An Atomic Response does not answer the oldest outstanding Atomic Request.
     #[error("Atomic Response to request {request_id:#x}, which is not the one outstanding")]
     UnexpectedAtomicResponse {
-        /// The identifier it names.
+        /// Request identifier in the response.
         request_id: u32,
     },
-    /// An atomic operation on memory that is not 64-bit aligned (RFC 7306 section 8.2).
+    /// The memory of an atomic operation is not 64-bit aligned (RFC 7306 section 8.2).
     #[error("atomic operation on STag {stag}, TO {to:#x}: not 64-bit aligned")]
     AtomicUnaligned {
         /// STag of the request.
@@ -193,7 +200,7 @@ pub enum RdmapError {
     },
 }
 
-/// Destination named in the text of [`RdmapError::WrongBuffer`].
+/// Destination of a message, for the text of [`RdmapError::WrongBuffer`].
 struct BufferPlace {
     tagged: bool,
     qn: u32,
@@ -205,8 +212,8 @@ impl core::fmt::Display for BufferPlace {
     }
 }
 
-/// The DDP header of an untagged segment. `rsvd_ulp32` is the Invalidate STag where there is one,
-/// and else 0.
+/// Returns the DDP header of an untagged segment. `rsvd_ulp32` is the STag to invalidate, or 0 if
+/// there is none.
 #[inline]
 #[must_use]
 pub const fn untagged_header(
@@ -220,14 +227,14 @@ pub const fn untagged_header(
     Untagged { last, rsvd_ulp: Control::new(opcode).emit(), rsvd_ulp32, qn, msn, mo }
 }
 
-/// The DDP header of a tagged segment.
+/// Returns the DDP header of a tagged segment.
 #[inline]
 #[must_use]
 pub const fn tagged_header(opcode: Opcode, stag: STag, to: u64, last: bool) -> Tagged {
     Tagged { last, rsvd_ulp: Control::new(opcode).emit(), stag, to }
 }
 
-/// The DDP header of a segment of a [`Opcode::SendImm`].
+/// Returns the DDP header of a segment of an [`Opcode::SendImm`].
 #[inline]
 #[must_use]
 pub const fn send_imm_header(msn: u32, mo: u32, last: bool, imm: u32, solicited: bool) -> Untagged {

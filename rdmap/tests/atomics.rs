@@ -1,10 +1,10 @@
-//! Atomic operations against the pseudo-code of RFC 7306, bit by bit.
+//! Tests of the atomic operations against the pseudo-code of RFC 7306, bit by bit.
 
 use proptest::prelude::*;
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse};
 
-/// RFC 7306 section 5.1.1, line for line.
+/// FetchAdd, line for line as in RFC 7306 section 5.1.1.
 fn fetch_add(old: u64, add: u64, mask: u64) -> u64 {
     let (mut bit_location, mut carry, mut new) = (1u64, 0, 0);
     for bit in 0..64 {
@@ -24,7 +24,7 @@ fn fetch_add(old: u64, add: u64, mask: u64) -> u64 {
     new
 }
 
-/// RFC 7306 section 5.1.2, bit for bit.
+/// CmpSwap, bit for bit as in RFC 7306 section 5.1.2.
 fn cmp_swap(old: u64, request: &AtomicRequest) -> u64 {
     let bit = |word: u64, n: u32| word >> n & 1;
     if (0..64).any(|n| bit(request.compare_mask, n) == 1 && bit(request.compare, n) != bit(old, n)) {
@@ -42,11 +42,11 @@ fn fields_do_not_carry() {
     // Four fields of 16 bits.
     let mask = 0x8000_8000_8000_8000;
     assert_eq!(add(0x0001_0001_0001_0001, mask).apply(0xFFFF_0000_FFFF_7FFF), 0x0000_0001_0000_8000);
-    // One field of 64.
+    // One field of 64 bits.
     assert_eq!(add(1, 0).apply(u64::MAX), 0);
     assert_eq!(add(1, 1 << 63).apply(u64::MAX), 0);
     assert_eq!(add(5, 0).apply(37), 42);
-    // Sixty-four fields of one.
+    // 64 fields of one bit.
     assert_eq!(add(0xFF00, u64::MAX).apply(0x0FF0), 0xF0F0);
 }
 
@@ -60,7 +60,7 @@ fn swap_requires_masked_equality() {
     assert_eq!(blind.apply(7), 99, "nothing is compared: a plain swap");
 }
 
-/// Masks with few or many fields, and plain numbers.
+/// Returns masks with few or many fields, and ordinary numbers.
 fn word() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),

@@ -1,5 +1,5 @@
-//! The rules of a stream: every opcode, on every kind of buffer and queue, with and without
-//! extensions.
+//! Tests of the rules of a stream: all opcodes, on all kinds of buffers and queues, with and
+//! without extensions.
 
 use uiw_ddp::{Header, STag, Tagged, Untagged};
 use uiw_rdmap::*;
@@ -23,7 +23,7 @@ fn delivery(solicited: bool, invalidate: Option<u32>, imm: Option<u32>) -> Optio
     Some(Delivery { solicited, invalidate: invalidate.map(STag), imm })
 }
 
-/// The queue of each opcode and its effects on queue 0, the word of RsvdULP being 9.
+/// Queue of each opcode, and its effects on queue 0 if RsvdULP\[8:39\] is 9.
 fn table() -> [(u8, Option<u32>, Option<Delivery>); 13] {
     [
         (0, None, None),
@@ -42,7 +42,7 @@ fn table() -> [(u8, Option<u32>, Option<Delivery>); 13] {
     ]
 }
 
-/// The effects of a segment of queue 0.
+/// Returns the effects of a segment of queue 0.
 fn delivery_of(opcode: Opcode, header: &Header) -> Option<Delivery> {
     match header {
         Header::Untagged(header) if header.qn == QN_SEND => Some(Delivery::new(opcode, header)),
@@ -50,8 +50,8 @@ fn delivery_of(opcode: Opcode, header: &Header) -> Option<Delivery> {
     }
 }
 
-// [test:RFC5040-4.1-05] [test:RFC5040-4.1-12] [test:RFC5040-4.1-13] [test:RFC7306-4.1-04] [test:RFC5040-7.2-02]
-// [test:RFC5040-5.2.1-06] [test:RFC7306-5.2-01] [test:RFC7306-5.2-02]
+// [test:RFC5040-4.1-05] [test:RFC5040-4.1-12] [test:RFC5040-4.1-13] [test:RFC7306-4.1-04]
+// [test:RFC5040-7.2-02] [test:RFC5040-5.2.1-06] [test:RFC7306-5.2-01] [test:RFC7306-5.2-02]
 #[test]
 fn messages_follow_figure_4() {
     for (raw, home, effects) in table() {
@@ -100,7 +100,7 @@ fn unknown_or_disabled_opcodes_rejected() {
         for extensions in without {
             let refused = match admit(extensions, &header) {
                 Err(RdmapError::UnexpectedOpcode { opcode }) => opcode == raw,
-                // Without atomics there is no queue 3 either.
+                // Queue 3 exists only with atomics.
                 Err(RdmapError::InvalidQn { qn: 3 }) => raw == 11,
                 _ => false,
             };
@@ -167,7 +167,7 @@ fn nothing_follows_terminate() {
     }
 }
 
-/// A Terminate fits into every segment, but DDP may cut any message.
+/// A Terminate always fits in one segment, but DDP may split any message.
 #[test]
 fn terminate_parsed_from_pieces() {
     let mut stream = StreamRx::new(NONE);
@@ -190,7 +190,8 @@ fn errors_name_message_and_queue() {
     assert_eq!(wrong(0x41, Some(0)), "RDMA Read Request in queue 0");
 }
 
-// [test:RFC5040-4.1-01] [test:RFC5040-4.1-03] [test:RFC5040-4.1-04] [test:RFC5040-4.1-08] [test:RFC7306-4.1-01]
+// [test:RFC5040-4.1-01] [test:RFC5040-4.1-03] [test:RFC5040-4.1-04] [test:RFC5040-4.1-08]
+// [test:RFC7306-4.1-01]
 #[test]
 fn own_headers_admitted() {
     for (raw, home, effects) in table() {

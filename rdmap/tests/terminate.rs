@@ -1,14 +1,15 @@
-//! Terminates: what is quoted, what is read from other makes, and what is made of garbage.
+//! Tests of Terminates: the quoted headers, the encodings of other implementations, and arbitrary
+//! bytes.
 
 use proptest::prelude::*;
 use uiw_ddp::{HeaderError, STag, TaggedError, UntaggedError};
 use uiw_rdmap::*;
 
-/// A Send's header, with its payload behind.
+/// Header of a Send, followed by its payload.
 const SEND: &[u8] = &[0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, b'h', b'i'];
-/// A Write's header, with its payload behind.
+/// Header of a Write, followed by its payload.
 const WRITE: &[u8] = &[0xC1, 0x40, 0xBA, 0xDB, 0xAD, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'h', b'i'];
-/// A Read Request's header and the Read Request.
+/// Header of a Read Request, followed by the Read Request.
 const READ: (&[u8], ReadRequest) = (
     &[0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0],
     ReadRequest {
@@ -75,8 +76,8 @@ fn faults() -> Vec<(Fault, (u8, u8, u8))> {
     ]
 }
 
-// [test:RFC5040-4.8-03] [test:RFC5041-7.2-01] [test:RFC5040-5.3-15] [test:RFC7306-8.2-07] [test:RFC6581-9.1-09]
-// [test:RFC6581-9.2-11] [test:RFC7306-5.2.1-08] [test:RFC5044-8-08]
+// [test:RFC5040-4.8-03] [test:RFC5041-7.2-01] [test:RFC5040-5.3-15] [test:RFC7306-8.2-07]
+// [test:RFC6581-9.1-09] [test:RFC6581-9.2-11] [test:RFC7306-5.2.1-08] [test:RFC5044-8-08]
 #[test]
 fn faults_map_to_codes() {
     for (fault, codes) in faults() {
@@ -85,7 +86,8 @@ fn faults_map_to_codes() {
     }
 }
 
-/// RFC 5040 Figure 10, the three columns: quotes the DDP header, quotes the Read Request.
+/// Returns the columns of RFC 5040 Figure 10: whether a Terminate quotes the DDP header, and
+/// whether it quotes the Read Request.
 fn figure_10((layer, etype, _): (u8, u8, u8)) -> (bool, bool) {
     match (layer, etype) {
         (0 | 1, 0) | (2, _) => (false, false),
@@ -94,9 +96,9 @@ fn figure_10((layer, etype, _): (u8, u8, u8)) -> (bool, bool) {
     }
 }
 
-// [test:RFC5040-4.8-01] [test:RFC5040-4.8-02] [test:RFC5040-4.8-04] [test:RFC5040-4.8-05] [test:RFC5040-4.8-06]
-// [test:RFC5040-4.8-07] [test:RFC5040-4.8-08] [test:RFC5040-4.8-09] [test:RFC5040-4.8-10] [test:RFC5040-4.8-11]
-// [test:RFC5040-7.1-04] [test:RFC5041-7.1-18]
+// [test:RFC5040-4.8-01] [test:RFC5040-4.8-02] [test:RFC5040-4.8-04] [test:RFC5040-4.8-05]
+// [test:RFC5040-4.8-06] [test:RFC5040-4.8-07] [test:RFC5040-4.8-08] [test:RFC5040-4.8-09]
+// [test:RFC5040-4.8-10] [test:RFC5040-4.8-11] [test:RFC5040-7.1-04] [test:RFC5041-7.1-18]
 #[test]
 fn quoted_headers_follow_figure_10() {
     let read_bytes = READ.1.emit();
@@ -125,7 +127,7 @@ fn quoted_headers_follow_figure_10() {
     }
 }
 
-/// A header that came cut short cannot be quoted.
+/// An incomplete header cannot be quoted.
 #[test]
 fn partial_headers_not_quoted() {
     let fault = Fault::from(UntaggedError::InvalidQn { qn: 9 });
@@ -160,7 +162,8 @@ fn bytes_and_back() {
     }
 }
 
-/// Some peers set R without a Read Request behind it, and some announce what TCP's end cut off.
+/// Some peers set R without sending a Read Request, and the end of TCP may truncate the parts that
+/// a peer announces.
 #[test]
 fn header_bits_beyond_length_rejected() {
     let whole = Terminate {
@@ -191,7 +194,7 @@ fn header_bits_beyond_length_rejected() {
     assert_eq!(Terminate::parse(&longer), Ok(whole));
 }
 
-/// The quoted header's own T bit says how long it is, whatever the Error Type.
+/// The T bit of the quoted header determines its length, independently of the Error Type.
 #[test]
 fn tagged_header_in_untagged_error() {
     let bytes = [&[0x12, 0x05, 0xC0, 0, 0, 16][..], &WRITE[..14]].concat();
@@ -200,8 +203,8 @@ fn tagged_header_in_untagged_error() {
     assert!(matches!(header.header(), Ok(uiw_ddp::Header::Tagged(_))));
 }
 
-/// Terminates of the Linux siw driver, bytes behind the DDP header as seen on the wire: what siw
-/// means by them, and whether that differs from the RFC's way of writing.
+/// Terminates of the Linux siw driver (the bytes after the DDP header as captured), their meaning,
+/// and whether their encoding differs from that of the RFC.
 #[test]
 fn terminates_of_siw() {
     let seen: [(&str, TerminateReason, Origin); 17] = [
@@ -251,7 +254,7 @@ fn terminates_of_siw() {
     }
 }
 
-/// A Terminate of ours never looks like one of siw's.
+/// Our Terminates never look like those of siw.
 #[test]
 fn own_terminates_not_taken_for_siw() {
     let read_bytes = READ.1.emit();
@@ -270,8 +273,8 @@ proptest! {
         prop_assert_eq!(parsed.is_ok(), bytes.len() >= 4);
         prop_assert_eq!(Terminate::parse_siw(&bytes).is_ok(), bytes.len() >= 4);
         if let Ok(terminate) = parsed {
-            // What is taken is what is there: written again it is the front of what came, bits
-            // aside.
+            // Only complete parts are decoded. So the encoded message is a prefix of the input,
+            // except for the flags.
             let again = terminate.emit();
             prop_assert!(again.len() <= bytes.len().max(6));
             prop_assert_eq!(&again[..2], &bytes[..2]);
@@ -284,11 +287,11 @@ proptest! {
     }
 }
 
-/// Cause at siw, bytes after the DDP header, codes that siw meant, and whether those bytes could
+/// Cause at siw, bytes after the DDP header, codes that siw intended, and whether these bytes could
 /// also refuse a Reply.
 type FromSiw = (&'static str, &'static str, (u8, u8, u8), bool);
 
-/// Terminates as the siw driver of Linux 6.1 put them on the wire.
+/// Terminates that the siw driver of Linux 6.1 has sent.
 const FROM_SIW: &[FromSiw] = &[
     ("DDP version 0", "21060000 0000 0000", (1, 2, 6), false),
     ("RDMAP version 2", "20050000 0000 0000", (0, 2, 5), true),
@@ -344,13 +347,13 @@ fn reply_rejection_only_at_start() {
     assert_eq!(Terminate::parse_at(&refusal, true).unwrap().0.layer, 2);
     let (later, origin) = Terminate::parse_at(&refusal, false).unwrap();
     assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Siw));
-    // The same error as the RFC writes it.
+    // The same error in the encoding of the RFC.
     let operation = Terminate::new(TerminateReason::from_codes(0, 2, 6)).emit();
     let (later, origin) = Terminate::parse_at(&operation, false).unwrap();
     assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Rfc));
 }
 
-/// Any one of M, D and R identifies the sender's layout, where the codes do not.
+/// Each of the flags M, D and R identifies the encoding if the codes do not.
 #[test]
 fn origin_determined_by_each_bit() {
     for bit in [0x80, 0x40, 0x20] {

@@ -1,6 +1,6 @@
-//! The wire vectors of `interop/data/vectors`: made by a generator that shares no code with these
-//! crates, and dissected by Wireshark. Every byte is parsed and built again, through all three
-//! layers.
+//! Tests with the wire vectors of `interop/data/vectors`, which were built by a generator that
+//! shares no code with these crates, and dissected by Wireshark. All bytes are decoded and encoded
+//! again by all three layers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -52,11 +52,11 @@ struct FrameField {
     hex: String,
 }
 
-/// A frame that has to be refused, as its case says.
+/// Frame that must be refused, as its case states.
 struct NegativeCase {
     name: String,
     bytes: Vec<u8>,
-    /// Any of these Terminates.
+    /// Codes of the Terminates that are allowed as the answer.
     terminates: Vec<[u8; 3]>,
     markers: bool,
     startup: bool,
@@ -125,11 +125,11 @@ fn unhex(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// The fields of a frame as numbers or bytes, from the vector's own list.
+/// Fields of a frame as numbers or bytes, from the list in the vector.
 struct FrameFields<'a>(BTreeMap<&'a str, Vec<u8>>);
 
 impl<'a> FrameFields<'a> {
-    /// A field that Markers cut in pieces is put together.
+    /// Collects the fields of a frame. The pieces of a field that Markers split are joined.
     fn of(frame: &'a WireFrame) -> Self {
         let mut fields: BTreeMap<_, Vec<u8>> = BTreeMap::new();
         for field in &frame.fields {
@@ -169,7 +169,7 @@ fn crc32c_values() {
     }
 }
 
-/// Each startup frame from its fields, byte for byte, and back.
+/// Encodes each startup frame from its fields, compares the bytes, and decodes them again.
 #[test]
 fn startup_frames() {
     let mut count = 0;
@@ -223,7 +223,7 @@ fn negotiations() {
             siw_gso: false,
         };
         let initiator = Initiator::new(config, &sent.private_data).unwrap();
-        // Revision 2 without S is legal and of no use; we do not send it.
+        // Revision 2 without S is legal but useless, and we do not send it.
         let unenhanced_two = sent.revision == 2 && sent.enhanced.is_none();
         assert_eq!(initiator.request() == request, !unenhanced_two, "{name}");
         let mut responder = Responder::new(StartupConfig::default());
@@ -246,7 +246,7 @@ fn negotiations() {
     }
 }
 
-/// The DDP header a frame's fields describe.
+/// Returns the DDP header that the fields of a frame describe.
 fn header_of(fields: &FrameFields<'_>) -> Header {
     let control = fields.word("ddp.control");
     let (last, rsvd_ulp) = (control & 0x40 != 0, fields.word("rdmap.control") as u8);
@@ -322,7 +322,7 @@ fn body_of(fields: &FrameFields<'_>, opcode: Opcode) -> Vec<u8> {
     }
 }
 
-/// The FPDU built of `ulpdu`, with the CRC field as the vector has it where CRCs are off.
+/// Builds the FPDU of `ulpdu`. If CRCs are off, it gets the CRC field of the vector.
 fn sealed(tx: &mut FpduTx, ulpdu: &[u8], frame: &WireFrame) -> Vec<u8> {
     let mut bytes = [&[0; 2], ulpdu].concat();
     tx.seal(&mut bytes, 0);
@@ -334,8 +334,8 @@ fn sealed(tx: &mut FpduTx, ulpdu: &[u8], frame: &WireFrame) -> Vec<u8> {
 }
 
 /// Passes all FPDUs of all conversations through MPA, DDP and RDMAP, in both directions.
-// [test:RFC5040-4.1-02] [test:RFC5040-4.2-01] [test:RFC5040-4.4-01] [test:RFC5040-4.8-01] [test:RFC5041-4.2-01]
-// [test:RFC5041-4.3-01] [test:RFC5044-4.1-01] [test:RFC7306-4.1-01]
+// [test:RFC5040-4.1-02] [test:RFC5040-4.2-01] [test:RFC5040-4.4-01] [test:RFC5040-4.8-01]
+// [test:RFC5041-4.2-01] [test:RFC5041-4.3-01] [test:RFC5044-4.1-01] [test:RFC7306-4.1-01]
 #[test]
 fn fpdus() {
     let mut count = 0;
@@ -366,7 +366,7 @@ fn fpdus() {
                 assert_eq!(header, header_of(&fields), "{what}");
                 let opcode = match stream.admit(&header) {
                     Ok(opcode) => opcode,
-                    // Two conversations are about a Terminate, and have its cause before it.
+                    // Two conversations test a Terminate, which follows its cause.
                     Err(error) => {
                         let offending = ["reserved", "RDMA Read Response"];
                         assert!(
@@ -390,8 +390,8 @@ fn fpdus() {
 
 // ---------------------------------------------------------------- what has to be refused
 
-/// The receiver the negative vectors are for: one receive buffer of 64 bytes, one Tagged Buffer of
-/// 64 bytes that may be read and written.
+/// Receiver for the negative vectors. It has one receive buffer of 64 bytes, and one Tagged Buffer
+/// of 64 bytes that may be read and written.
 const BUFFER: u32 = 64;
 
 /// Returns the fault that a receiver reports for a frame; `Err(None)` stands for closing at
@@ -458,7 +458,8 @@ fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-// [test:RFC5041-7.2-01] [test:RFC5040-4.8-03] [test:RFC5041-7.1-02] [test:RFC5041-7.1-03] [test:RFC5041-7.1-10]
+// [test:RFC5041-7.2-01] [test:RFC5040-4.8-03] [test:RFC5041-7.1-02] [test:RFC5041-7.1-03]
+// [test:RFC5041-7.1-10]
 #[test]
 fn negatives() {
     let text = std::fs::read_to_string(folder().join("negative.case")).unwrap();

@@ -1,9 +1,9 @@
-//! `clients [PAIRS] [CLIENTS]`: requests and answers of 64 bytes by tokio tasks, 100 clients and
-//! their server, beside the same program on tokio's TCP.
+//! `clients [PAIRS] [CLIENTS]`: requests and answers of 64 bytes between tokio tasks, by default
+//! 100 clients and their server, compared with the same program on tokio's TCP.
 //!
-//! The server is a thread with a runtime of its own, and so are the clients; `with_tokio::drive`
-//! drives the devices. Alternating slices of a second over loopback; prints the requests a second
-//! of each pair: ours, TCP's, and TCP's again (`cargo xtask bench clients`).
+//! The server is a thread with its own runtime, and all clients are another one.
+//! `with_tokio::drive` drives the devices. Slices of a second alternate over loopback. Prints the
+//! requests per second of each pair: ours, TCP's, and TCP's again (`cargo xtask bench clients`).
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     Builder::new_current_thread().enable_all().build()?.block_on(future)
 }
 
-/// The requests a second of all clients.
+/// Returns the requests per second of all clients.
 async fn sum(mut tasks: JoinSet<Result<u64>>) -> Result<f64> {
     let mut count = 0;
     while let Some(one) = tasks.join_next().await {
@@ -55,7 +55,7 @@ async fn sum(mut tasks: JoinSet<Result<u64>>) -> Result<f64> {
     Ok(count as f64 / SLICE.as_secs_f64())
 }
 
-/// Runs a server in a thread of its own, and the clients here.
+/// Runs a server in a new thread, and the clients in this one.
 fn beside<S, C>(serve: fn(mpsc::Sender<SocketAddr>, usize) -> S, clients: usize, ask: C) -> Result<f64>
 where
     S: Future<Output = Result<()>>,

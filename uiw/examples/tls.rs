@@ -1,9 +1,9 @@
-//! Writes of 1 MiB over TLS on loopback, beside rustls over bare sockets with the same buffers:
-//! `cargo xtask bench tls`.
+//! Writes of 1 MiB over TLS on loopback, compared with rustls over bare sockets with the same
+//! buffers: `cargo xtask bench tls`.
 //!
-//! Slices of both alternate in one process, each on new connections. On either side one thread
-//! sends and another one receives; ours are two devices with keys of their own, so that nothing is
-//! skipped.
+//! Slices of both alternate in one process, each on new connections. In both cases one thread sends
+//! and another one receives. Ours use two devices with different keys, so that
+//! TLS is not skipped.
 
 use rustls::pki_types::ServerName;
 use std::error::Error;
@@ -18,9 +18,9 @@ use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const SIZE: usize = 1 << 20;
-/// Writes under way.
+/// Number of Writes in progress.
 const DEPTH: usize = 4;
-/// Maximum that one read of either receiver takes: our own staging.
+/// Maximum number of bytes of one read of both receivers, which is the size of our staging buffer.
 const READ: usize = 256 << 10;
 
 fn main() -> Result<()> {
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Bytes a second of Writes.
+/// Measures Writes in bytes per second.
 fn writes(client: &TlsConfig, server: &TlsConfig, slice: Duration) -> Result<f64> {
     let device = |config: &TlsConfig| -> Result<Device> {
         Ok(Device::open_with(DeviceConfig::default().tls(Tls::new(config.clone())?))?)
@@ -86,7 +86,7 @@ fn writes(client: &TlsConfig, server: &TlsConfig, slice: Duration) -> Result<f64
         write.wait()?;
         count += 1;
     }
-    // Every Write is placed when a Read behind it is answered.
+    // All Writes are placed when a Read that follows them is answered.
     connection.read(pd.register(vec![0u8; 8])?, target.remote(0..8)?).wait()?;
     let rate = (count * SIZE) as f64 / begin.elapsed().as_secs_f64();
     drop(connection);
@@ -95,7 +95,7 @@ fn writes(client: &TlsConfig, server: &TlsConfig, slice: Duration) -> Result<f64
     Ok(rate)
 }
 
-/// Bytes a second of rustls over bare sockets.
+/// Measures rustls over bare sockets in bytes per second.
 fn bare(client: &TlsConfig, server: &TlsConfig, slice: Duration) -> Result<f64> {
     let (client, server) = (client.to_rustls()?.0, server.to_rustls()?.1);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -116,7 +116,7 @@ fn bare(client: &TlsConfig, server: &TlsConfig, slice: Duration) -> Result<f64> 
     socket.set_nodelay(true)?;
     let name = ServerName::IpAddress(to.ip().into());
     let mut conn = rustls::ClientConnection::new(Arc::clone(&client), name)?;
-    // As much as our own batches hold.
+    // The buffer has the size of our own batches.
     conn.set_buffer_limit(Some(READ));
     let mut stream = rustls::StreamOwned::new(conn, socket);
     let source = vec![7u8; SIZE];

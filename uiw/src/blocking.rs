@@ -255,8 +255,7 @@ impl Listener {
         self.inner.local_addr()
     }
 
-    /// Waits for the next connection. Connection requests are accepted without a look at their
-    /// contents.
+    /// Waits for the next connection. Connection requests are accepted without inspecting them.
     ///
     /// See [`crate::Listener::accept`].
     ///

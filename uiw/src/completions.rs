@@ -1,21 +1,21 @@
-//! The operations and received messages of a connection, to which the engine gives completions.
+//! Operations and received messages of a connection, updated by the engine with each completion.
 //!
-//! The engine calls with its locks held: the lock of a queue of the queue pair comes before those
-//! of this module, so none of these is held while a request or a receive is posted. A waker is
-//! called, and a buffer dropped, only after the engine's locks are released.
+//! The engine calls this module with its locks held: the locks of the queue pair's queues come
+//! before the locks of this module, so none of the latter is held while a request or a receive is
+//! posted. Wakers are called and buffers dropped only after the engine's locks are released.
 //!
 //! A connection's completion queue has no ring: `Completions` consumes each completion in
-//! `Cq::push`. A completed send becomes the outcome of its operation and the room of the next; a
-//! received message goes to the inbox; a flushed receive ends the inbox. Nothing overflows, because
-//! there is at most one completion for each posted request.
+//! `Cq::push`. A completed send request sets the outcome of its operation and makes room for the
+//! next one; a received message is added to the inbox; a flushed receive closes the inbox. Nothing
+//! overflows, because there is at most one completion for each posted request.
 //!
-//! * Lock order: the engine's locks, then those of `Completions`, `ops` and `inbox`, one at a time.
-//!   Nothing is posted, woken or dropped while one of the latter two is held.
+//! * Lock order: the engine's locks, then either `ops` or `inbox` of `Completions`, but not both.
+//!   Nothing is posted, woken or dropped while one of these two is held.
 //! * `Dispatcher::gate` comes before all of these. It is held from reserving room for an operation
-//!   until its request is in the send queue, so that requests are queued in order. The consumer
-//!   does not take it, and no foreign code runs under it.
-//! * Actions that post or run foreign code are deferred to `Dispatcher::run_deferred`, a waker that
-//!   the completion adds.
+//!   until its request is in the send queue, so that requests are queued in order. `Completions`
+//!   does not take it, and no user code runs while it is held.
+//! * Actions that post or that run user code are deferred to `Dispatcher::run_deferred`: the
+//!   completion adds its waker to those that the engine calls later.
 //! * The engine completes everything before it reports the end of a connection, so all messages are
 //!   in the inbox when the end is known. Buffers stay in `Completions` from post to completion, and
 //!   are dropped with the dispatcher, after its queue pair.
@@ -34,14 +34,14 @@ use std::task::Waker;
 use uiw_verbs::integration::{self, CompletionConsumer, Wakes};
 use uiw_verbs::{Qp, SendFlags, SendOp, Sge, Wc, WcStatus};
 
-/// Buffers of any type.
-pub(crate) type AnyBuffer = Box<dyn Any + Send>;
+/// Buffer of an operation, of any type.
+pub(crate) type ErasedBuffer = Box<dyn Any + Send>;
 
-/// Marks completions of sends among the `wr_id`s.
-pub(crate) const SEND: u64 = 1 << 63;
+/// Bit of a `wr_id` that distinguishes send requests from receives.
+pub(crate) const SEND_FLAG: u64 = 1 << 63;
 
 /// A request that may have to wait for room in the send queue.
-pub(crate) struct Request {
+pub(crate) struct SendRequest {
     pub(crate) op: SendOp,
     pub(crate) sges: ArrayVec<Sge, 2>,
     pub(crate) flags: SendFlags,
@@ -50,12 +50,12 @@ pub(crate) struct Request {
 /// Outcome of an operation.
 pub(crate) enum Outcome {
     Completed(Wc),
-    /// It was not posted.
+    /// The request could not be posted.
     Refused(Error),
 }
 
 impl Outcome {
-    /// Returns whether the operation was not done because its connection had ended.
+    /// Returns whether the operation was not performed because its connection had ended.
     fn is_flush(&self) -> bool {
         matches!(self, Self::Completed(wc) if wc.status == WcStatus::Flushed)
     }
@@ -63,14 +63,14 @@ impl Outcome {
     pub(crate) fn into_result(self, peer: SocketAddr, qp: Option<&Qp>) -> Result<()> {
         match self {
             Self::Completed(wc) if wc.status == WcStatus::Success => Ok(()),
-            Self::Completed(wc) => Err(failed(&wc, peer, qp)),
+            Self::Completed(wc) => Err(completion_error(&wc, peer, qp)),
             Self::Refused(error) => Err(error),
         }
     }
 }
 
-/// The error of a completion that is none of success.
-pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
+/// Returns the error of an unsuccessful completion. `qp` supplies details of local errors.
+pub(crate) fn completion_error(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
     let is_local = matches!(
         wc.status,
         WcStatus::LocalLength | WcStatus::LocalProtection | WcStatus::LocalQpOperation | WcStatus::MwBind
@@ -80,8 +80,8 @@ pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
 }
 
 enum OperationState {
-    /// The operation is not posted, and waits for room.
-    Waiting(Request),
+    /// The operation waits for room in the send queue.
+    Waiting(SendRequest),
     Posted,
     Done(Outcome),
 }
@@ -90,77 +90,86 @@ enum OperationState {
 pub(crate) enum Caller {
     /// The future of the operation, with its waker if it has been polled.
     Waits(Option<Waker>),
-    /// The future was dropped. The request is posted and completes as any other; then the slot is
+    /// The future was dropped. The request is posted and completes like any other, then the slot is
     /// freed.
     Detached,
 }
 
-pub(crate) struct Slot {
+/// Operation in progress, or completed but not yet taken by its caller.
+pub(crate) struct OperationSlot {
     state: OperationState,
     caller: Caller,
-    buffer: AnyBuffer,
+    buffer: ErasedBuffer,
 }
 
-/// The operations of a connection.
-pub(crate) struct Ops {
-    slots: Slab<Slot>,
-    /// Keeps the connection until `slots` is empty, when only detached operations are left of it.
+/// Operations of a connection.
+pub(crate) struct OperationTable {
+    slots: Slab<OperationSlot>,
+    /// Keeps the connection alive until `slots` is empty, after its last handle was dropped while
+    /// detached operations were in progress.
     pub(crate) lingering: Option<Arc<Dispatcher>>,
-    /// Room in the send queue.
+    /// Number of requests for which the send queue has room.
     room: u32,
-    /// Operations that wait for room, in order: their slots stay until they are posted.
+    /// Keys of operations that wait for room, oldest first. Their slots stay at least until they
+    /// are posted.
     waiting: VecDeque<usize>,
-    /// The program has closed the connection while operations wait: it closes once they are posted.
+    /// True if the program has closed the connection while operations were waiting. The close
+    /// begins once they are posted.
     closing: bool,
-    /// Detached operations that are over, to be dropped without a lock.
-    freed: Vec<Slot>,
+    /// Detached operations that have completed, to be dropped without a lock.
+    freed: Vec<OperationSlot>,
 }
 
-impl Ops {
-    /// Returns whether a request may be posted now, in front of none that waits.
+impl OperationTable {
+    /// Returns whether a request may be posted now: there is room, and no other operation waits for
+    /// it.
     pub(crate) fn has_room(&self) -> bool {
         self.room > 0 && self.waiting.is_empty()
     }
 
-    /// Takes in an operation that the caller posts.
-    pub(crate) fn add_posted(&mut self, buffer: AnyBuffer) -> usize {
+    /// Adds an operation that the caller will post, and reserves its room. Returns its key.
+    pub(crate) fn add_posted(&mut self, buffer: ErasedBuffer) -> usize {
         self.room -= 1;
-        self.slots.insert(Slot { state: OperationState::Posted, caller: Caller::Waits(None), buffer })
+        self.slots.insert(OperationSlot {
+            state: OperationState::Posted,
+            caller: Caller::Waits(None),
+            buffer,
+        })
     }
 
-    /// Takes in an operation that waits for room.
-    pub(crate) fn add_waiting(&mut self, request: Request, buffer: AnyBuffer) -> usize {
+    /// Adds an operation that waits for room. Returns its key.
+    pub(crate) fn add_waiting(&mut self, request: SendRequest, buffer: ErasedBuffer) -> usize {
         let state = OperationState::Waiting(request);
-        let key = self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer });
+        let key = self.slots.insert(OperationSlot { state, caller: Caller::Waits(None), buffer });
         self.waiting.push_back(key);
         key
     }
 
-    /// Takes in an operation that failed before it was posted.
-    pub(crate) fn add_failed(&mut self, error: Error, buffer: AnyBuffer) -> usize {
+    /// Adds an operation that has already failed, before it could be posted. Returns its key.
+    pub(crate) fn add_failed(&mut self, error: Error, buffer: ErasedBuffer) -> usize {
         let state = OperationState::Done(Outcome::Refused(error));
-        self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer })
+        self.slots.insert(OperationSlot { state, caller: Caller::Waits(None), buffer })
     }
 
-    /// Has the connection closed once the operations that wait are posted. Returns whether there
-    /// are any.
+    /// Schedules the close of the connection for when all waiting operations are posted. Returns
+    /// `false` if no operation waits, so that the caller can close the connection now.
     pub(crate) fn close_later(&mut self) -> bool {
         self.closing = !self.waiting.is_empty();
         self.closing
     }
 
-    /// Returns whether the connection closes behind operations that wait.
+    /// Returns whether the connection will be closed once all waiting operations are posted.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing
     }
 
-    /// Returns whether the connection is to be closed now.
+    /// Returns, once, whether a scheduled close is due because no operation waits any more.
     pub(crate) fn take_closing(&mut self) -> bool {
         self.waiting.is_empty() && std::mem::take(&mut self.closing)
     }
 
-    /// The next request that waits, if there is room for it. The caller posts it.
-    pub(crate) fn next_waiting(&mut self) -> Option<(usize, Request)> {
+    /// Removes the oldest waiting request if there is room for it, for the caller to post.
+    pub(crate) fn pop_waiting(&mut self) -> Option<(usize, SendRequest)> {
         if self.room == 0 {
             return None;
         }
@@ -173,8 +182,8 @@ impl Ops {
         Some((key, request))
     }
 
-    /// An operation is over, and its place in the send queue is free again. Gives what wakes its
-    /// future.
+    /// Sets the outcome of an operation and frees its room in the send queue. Returns the waker of
+    /// its future, if there is one.
     pub(crate) fn finish(&mut self, key: usize, outcome: Outcome) -> Option<Waker> {
         self.room += 1;
         let slot = self.slots.get_mut(key)?;
@@ -190,15 +199,15 @@ impl Ops {
         }
     }
 
-    /// Returns the objects that [`Dispatcher::run_deferred`] drops: detached operations that are
-    /// over, and with the last of them what keeps the connection.
-    pub(crate) fn take_freed(&mut self) -> (Vec<Slot>, Option<Arc<Dispatcher>>) {
+    /// Takes the objects that [`Dispatcher::run_deferred`] drops: the detached operations that have
+    /// completed and, after the last operation, the reference that kept the connection alive.
+    pub(crate) fn take_freed(&mut self) -> (Vec<OperationSlot>, Option<Arc<Dispatcher>>) {
         let ended = if self.slots.is_empty() { self.lingering.take() } else { None };
         (std::mem::take(&mut self.freed), ended)
     }
 
-    /// The outcome of an operation and its buffer, once it is over.
-    pub(crate) fn take_done(&mut self, key: usize) -> Option<(Outcome, AnyBuffer)> {
+    /// Takes the outcome and the buffer of an operation that has completed.
+    pub(crate) fn take_done(&mut self, key: usize) -> Option<(Outcome, ErasedBuffer)> {
         if !matches!(self.slots.get(key)?.state, OperationState::Done(_)) {
             return None;
         }
@@ -207,20 +216,20 @@ impl Ops {
         Some((outcome, slot.buffer))
     }
 
-    /// Returns whether the operation is over because its connection has ended.
+    /// Returns whether the operation was flushed because its connection has ended.
     pub(crate) fn is_flushed(&self, key: usize) -> bool {
-        matches!(self.slots.get(key), Some(Slot { state: OperationState::Done(outcome), .. }) if outcome.is_flush())
+        matches!(self.slots.get(key), Some(OperationSlot { state: OperationState::Done(outcome), .. }) if outcome.is_flush())
     }
 
-    /// Another caller for an operation that is not over. Gives the one before, which is foreign
-    /// code.
+    /// Replaces the caller of an operation that has not completed. Returns the previous caller,
+    /// which is to be dropped without a lock, because dropping its waker may run user code.
     pub(crate) fn set_caller(&mut self, key: usize, caller: Caller) -> Option<Caller> {
         let slot = self.slots.get_mut(key)?;
         Some(std::mem::replace(&mut slot.caller, caller))
     }
 
-    /// Removes an operation that is over.
-    pub(crate) fn remove_done(&mut self, key: usize) -> Option<Slot> {
+    /// Removes an operation if it has completed.
+    pub(crate) fn remove_done(&mut self, key: usize) -> Option<OperationSlot> {
         let is_done = matches!(self.slots.get(key)?.state, OperationState::Done(_));
         is_done.then(|| self.slots.remove(key))
     }
@@ -229,38 +238,38 @@ impl Ops {
         self.slots.is_empty()
     }
 
-    /// Sets the room as if more requests were under way.
+    /// Sets the room, to simulate requests in progress.
     #[cfg(test)]
     pub(crate) fn set_room(&mut self, room: u32) {
         self.room = room;
     }
 }
 
-/// Received messages.
+/// Received messages that the program has not taken yet.
 #[derive(Default)]
 pub(crate) struct Inbox {
     pub(crate) messages: VecDeque<Wc>,
     pub(crate) wakers: Vec<Waker>,
-    /// The first receive that was flushed: no message will come.
+    /// Completion of the first receive that failed or was flushed. No message arrives after it.
     pub(crate) closed: Option<Wc>,
-    /// No handle is left: messages are dropped, and their receives posted again.
+    /// True if no handle is left: messages are dropped, and their receives posted again.
     pub(crate) discards: bool,
-    /// Receives of messages that were dropped.
+    /// Slots of dropped messages, whose receives are to be posted again.
     pub(crate) discarded: Vec<u32>,
 }
 
 /// Consumer of the completions of a connection's queue pair.
 pub(crate) struct Completions {
-    pub(crate) ops: Mutex<Ops>,
+    pub(crate) ops: Mutex<OperationTable>,
     pub(crate) inbox: Mutex<Inbox>,
-    /// Called where completions leave something to do that needs the queue pair, or runs foreign
-    /// code.
+    /// Waker to call when a completion has actions to defer: those that need the queue pair or run
+    /// user code.
     pub(crate) deferred: OnceLock<Waker>,
 }
 
 impl Completions {
     pub(crate) fn new(send_depth: u32) -> Arc<Self> {
-        let ops = Ops {
+        let ops = OperationTable {
             slots: Slab::new(),
             lingering: None,
             room: send_depth,
@@ -271,7 +280,7 @@ impl Completions {
         Arc::new(Self { ops: Mutex::new(ops), inbox: Mutex::default(), deferred: OnceLock::new() })
     }
 
-    /// Has [`Dispatcher::run_deferred`] called once the engine's locks are released.
+    /// Schedules a call of [`Dispatcher::run_deferred`] after the engine's locks are released.
     fn wake_deferred(&self, wakes: &mut Wakes) {
         if let Some(waker) = self.deferred.get() {
             wakes.push_waker(waker.clone());
@@ -281,9 +290,9 @@ impl Completions {
 
 impl CompletionConsumer for Completions {
     fn complete(&self, wc: Wc, wakes: &mut Wakes) {
-        if wc.wr_id & SEND != 0 {
+        if wc.wr_id & SEND_FLAG != 0 {
             let mut ops = self.ops.lock();
-            let waker = ops.finish((wc.wr_id & !SEND) as usize, Outcome::Completed(wc));
+            let waker = ops.finish((wc.wr_id & !SEND_FLAG) as usize, Outcome::Completed(wc));
             let defers = !ops.waiting.is_empty() || !ops.freed.is_empty();
             drop(ops);
             if let Some(waker) = waker {
@@ -308,17 +317,19 @@ impl CompletionConsumer for Completions {
     }
 }
 
-/// The dispatcher's completions. Dropped behind the queue pair: then nothing completes any more,
-/// and buffers are dropped here though the engine may keep the queue, and so the rest, for longer.
-pub(crate) struct Owned(Arc<Completions>);
+/// Reference of the dispatcher to its completions, which drops all buffers when it is dropped.
+///
+/// It is dropped after the queue pair, when nothing can complete any more. The engine may keep the
+/// completion queue, and with it the [`Completions`], for longer.
+pub(crate) struct OwnedCompletions(Arc<Completions>);
 
-impl Owned {
+impl OwnedCompletions {
     pub(crate) fn new(completions: Arc<Completions>) -> Self {
         Self(completions)
     }
 }
 
-impl Deref for Owned {
+impl Deref for OwnedCompletions {
     type Target = Completions;
 
     fn deref(&self) -> &Completions {
@@ -326,7 +337,7 @@ impl Deref for Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedCompletions {
     fn drop(&mut self) {
         let mut ops = self.0.ops.lock();
         let left = (std::mem::take(&mut ops.slots), std::mem::take(&mut ops.freed));
@@ -343,7 +354,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use uiw_verbs::WcOpcode;
 
-    /// A waker that counts its calls.
+    /// Waker that counts its calls.
     #[derive(Default)]
     struct CallCounter(AtomicUsize);
 
@@ -384,11 +395,11 @@ mod tests {
         wakes.give();
     }
 
-    fn request() -> Request {
-        Request { op: SendOp::Send, sges: ArrayVec::new(), flags: SendFlags::empty() }
+    fn request() -> SendRequest {
+        SendRequest { op: SendOp::Send, sges: ArrayVec::new(), flags: SendFlags::empty() }
     }
 
-    fn none() -> AnyBuffer {
+    fn none() -> ErasedBuffer {
         Box::new(())
     }
 
@@ -407,7 +418,7 @@ mod tests {
             key
         });
         assert!(!completions.ops.lock().has_room());
-        complete(&completions, SEND | keys[1] as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | keys[1] as u64, WcStatus::Success);
         assert_eq!(wakers.each_ref().map(|waker| waker.count()), [0, 1]);
         let mut ops = completions.ops.lock();
         assert!(ops.has_room());
@@ -416,7 +427,7 @@ mod tests {
             matches!(ops.take_done(keys[1]), Some((Outcome::Completed(wc), _)) if wc.status == WcStatus::Success)
         );
         drop(ops);
-        complete(&completions, SEND | keys[0] as u64, WcStatus::Flushed);
+        complete(&completions, SEND_FLAG | keys[0] as u64, WcStatus::Flushed);
         let done = completions.ops.lock().take_done(keys[0]);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         let result = done.map(|(outcome, _)| outcome.into_result(peer, None));
@@ -431,23 +442,24 @@ mod tests {
         let mut ops = completions.ops.lock();
         let (first, second, third) =
             (ops.add_posted(none()), ops.add_waiting(request(), none()), ops.add_waiting(request(), none()));
-        assert!(ops.next_waiting().is_none(), "there is no room");
+        assert!(ops.pop_waiting().is_none(), "there is no room");
         drop(ops);
-        complete(&completions, SEND | first as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | first as u64, WcStatus::Success);
         assert_eq!(runs.count(), 1);
         let mut ops = completions.ops.lock();
-        assert!(!ops.has_room(), "the room is that of the operation that waits");
-        assert_eq!(ops.next_waiting().map(|(key, _)| key), Some(second));
-        assert!(ops.next_waiting().is_none());
+        assert!(!ops.has_room(), "the waiting operation has the room");
+        assert_eq!(ops.pop_waiting().map(|(key, _)| key), Some(second));
+        assert!(ops.pop_waiting().is_none());
         drop(ops);
-        complete(&completions, SEND | second as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | second as u64, WcStatus::Success);
         assert_eq!(runs.count(), 2);
-        assert_eq!(completions.ops.lock().next_waiting().map(|(key, _)| key), Some(third));
-        complete(&completions, SEND | third as u64, WcStatus::Success);
-        assert_eq!(runs.count(), 2, "none waits");
+        assert_eq!(completions.ops.lock().pop_waiting().map(|(key, _)| key), Some(third));
+        complete(&completions, SEND_FLAG | third as u64, WcStatus::Success);
+        assert_eq!(runs.count(), 2, "no operation waits");
     }
 
-    /// A buffer is foreign code: the engine's locks are held while a completion is taken.
+    /// Dropping a buffer may run user code, so it must not happen while the engine's locks are
+    /// held, which they are during a completion.
     #[test]
     fn drop_of_detached_buffer_deferred() {
         let (completions, runs) = completions(1);
@@ -456,7 +468,7 @@ mod tests {
         let key = ops.add_posted(Box::new(Arc::clone(&alive)));
         ops.set_caller(key, Caller::Detached);
         drop(ops);
-        complete(&completions, SEND | key as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | key as u64, WcStatus::Success);
         assert_eq!((runs.count(), Arc::strong_count(&alive)), (1, 2));
         let mut ops = completions.ops.lock();
         assert!(ops.is_empty() && ops.has_room());
@@ -506,22 +518,22 @@ mod tests {
         assert!(messages(&completions).is_empty());
     }
 
-    /// The engine may keep the queue for longer, and a completion may come though its operation is
-    /// gone.
+    /// The engine may keep the completion queue for longer, so a completion may arrive after its
+    /// operation was dropped.
     #[test]
     fn buffers_are_dropped_with_the_dispatcher() {
         let (completions, _) = completions(2);
-        let owned = Owned::new(Arc::clone(&completions));
+        let owned = OwnedCompletions::new(Arc::clone(&completions));
         let alive = Arc::new(());
         let mut ops = completions.ops.lock();
         let posted = ops.add_posted(Box::new(Arc::clone(&alive)));
         let detached = ops.add_posted(Box::new(Arc::clone(&alive)));
         ops.set_caller(detached, Caller::Detached);
         drop(ops);
-        complete(&completions, SEND | detached as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | detached as u64, WcStatus::Success);
         assert_eq!(Arc::strong_count(&alive), 3);
         drop(owned);
         assert_eq!(Arc::strong_count(&alive), 1);
-        complete(&completions, SEND | posted as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | posted as u64, WcStatus::Success);
     }
 }

@@ -1,11 +1,11 @@
 //! Connections of the async API.
 
 use crate::buf::{IoBuf, IoBufMut, Mr};
-use crate::completions::{Completions, Request};
-use crate::dispatcher::{Handle, Ring};
+use crate::completions::{Completions, SendRequest};
+use crate::dispatcher::{ConnectionHandle, ReceiveRing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::Message;
-use crate::op::{BufferOp, Finish, Op, give_back, kept};
+use crate::op::{BufferOp, FinishFn, Op, downcast_buffer, return_buffer};
 use crate::pd::Pd;
 use crate::settings::ConnectionConfig;
 use std::future::{Future, poll_fn};
@@ -50,13 +50,13 @@ const MAX_INLINE_COPY: u32 = 256;
 /// ```
 #[derive(Clone)]
 pub struct Connection {
-    pub(crate) dispatcher: Arc<Handle>,
+    pub(crate) dispatcher: Arc<ConnectionHandle>,
     pd: Pd,
 }
 
 /// A queue pair with posted receives that is not connected yet.
 pub(crate) struct PendingConnection {
-    dispatcher: Arc<Handle>,
+    dispatcher: Arc<ConnectionHandle>,
     pd: Pd,
 }
 
@@ -82,8 +82,8 @@ impl PendingConnection {
         // refers to it.
         let memory = unsafe { memory.exclusive() };
         let memory = pd.as_raw().register_raw(memory, 0, Access::LOCAL_WRITE)?;
-        let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
-        let dispatcher = Handle::new(device, qp, completions, settings, ring)?;
+        let ring = ReceiveRing { memory, size: settings.recv_size, depth: settings.recv_depth };
+        let dispatcher = ConnectionHandle::new(device, qp, completions, settings, ring)?;
         Ok(Self { dispatcher, pd: pd.clone() })
     }
 
@@ -120,7 +120,7 @@ impl PendingConnection {
 }
 
 /// Guard that abandons the connection when a connect future fails or is dropped.
-struct AbandonOnDrop<'a>(Option<&'a Arc<Handle>>);
+struct AbandonOnDrop<'a>(Option<&'a Arc<ConnectionHandle>>);
 
 impl AbandonOnDrop<'_> {
     fn disarm(mut self) {
@@ -229,10 +229,10 @@ impl Connection {
     }
 
     fn atomic(&self, at: RemoteMr, op: impl FnOnce(Remote) -> SendOp) -> Op<u64> {
-        let finish: Finish<u64, Error> = |result, buffer| {
+        let finish: FinishFn<u64, Error> = |result, buffer| {
             result?;
             let mut bytes = [0; 8];
-            bytes.copy_from_slice(kept::<Mr<Vec<u8>>>(buffer).bytes());
+            bytes.copy_from_slice(downcast_buffer::<Mr<Vec<u8>>>(buffer).bytes());
             Ok(u64::from_ne_bytes(bytes))
         };
         match self.pd.register(vec![0; 8]) {
@@ -352,9 +352,9 @@ impl Connection {
     /// the operation is dropped. If `request` is an error, returns an operation that fails with it.
     pub(crate) fn submit<K: Send + 'static, T, E>(
         &self,
-        request: Result<Request>,
+        request: Result<SendRequest>,
         memory: K,
-        finish: Finish<T, E>,
+        finish: FinishFn<T, E>,
     ) -> Op<T, E> {
         let ticket = match request {
             Ok(request) => self.dispatcher.submit(request, Box::new(memory)),
@@ -370,7 +370,7 @@ impl Connection {
         } else {
             Err(ErrorKind::Foreign { what: "buffer", of: "protection domain" }.into())
         };
-        self.submit(request, buffer, give_back)
+        self.submit(request, buffer, return_buffer)
     }
 
     /// Like [`Connection::submit_buffer`], for an operation on the first `buffer.len()` bytes of
@@ -384,13 +384,13 @@ impl Connection {
     ) -> BufferOp<B> {
         match remote.slice(0..buffer.len()) {
             Ok(remote) => self.submit_buffer(op(remote.into()), flags, buffer),
-            Err(error) => self.submit(Err(error.into()), buffer, give_back),
+            Err(error) => self.submit(Err(error.into()), buffer, return_buffer),
         }
     }
 }
 
-fn request(op: SendOp, flags: SendFlags, sge: Sge) -> Request {
-    Request { op, sges: [sge].into_iter().collect(), flags }
+fn request(op: SendOp, flags: SendFlags, sge: Sge) -> SendRequest {
+    SendRequest { op, sges: [sge].into_iter().collect(), flags }
 }
 
 /// Returns whether a receive was flushed because the connection ended, and did not fail itself.

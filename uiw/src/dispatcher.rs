@@ -1,12 +1,15 @@
-//! The operations of a connection, from the program to the queue pair: what posts requests and
-//! receives.
+//! Posts the operations and the receives of a connection to its queue pair.
 //!
-//! The engine gives completions to the connection's [`Completions`] and wakes the task concerned.
-//! What a completion leaves to do besides is done by [`Dispatcher::run_deferred`], which is called
-//! as a waker is. Buffers stay in the completions from post to completion, so a future that is
-//! dropped or forgotten never frees memory in flight.
+//! The engine passes completions to the connection's [`Completions`] and wakes the task that waits
+//! for the operation. Work that a completion causes but may not do itself, such as posting the next
+//! request, is left to [`Dispatcher::run_deferred`], which the engine calls through a waker.
+//! Buffers stay in the `Completions` from post to completion, so a future that is dropped or
+//! forgotten never frees memory in flight.
 
-use crate::completions::{AnyBuffer, Caller, Completions, Ops, Outcome, Owned, Request, SEND, Slot, failed};
+use crate::completions::{
+    Caller, Completions, ErasedBuffer, OperationSlot, OperationTable, Outcome, OwnedCompletions, SEND_FLAG,
+    SendRequest, completion_error,
+};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::ConnectionConfig;
@@ -22,33 +25,36 @@ use uiw_verbs::cm::{CloseReason, CmChannel, CmEventKind, ConnInfo};
 use uiw_verbs::integration::{self, Doorbell, Linger};
 use uiw_verbs::{Qp, RawMr, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode};
 
-/// Result of an operation, and its buffer.
-pub(crate) type OpDone = (Result<()>, AnyBuffer);
+/// Result of an operation, together with its buffer.
+pub(crate) type OpResult = (Result<()>, ErasedBuffer);
 
-/// The receive buffers of a connection: one block, one slot a receive.
-pub(crate) struct Ring {
+/// Receive buffers of a connection: one memory region of `depth` slots of `size` bytes, one slot
+/// for each receive.
+pub(crate) struct ReceiveRing {
     pub(crate) memory: RawMr,
     pub(crate) size: u32,
     pub(crate) depth: u32,
 }
 
-/// The application's hold on a connection: connections, operations and messages share one.
-pub(crate) struct Handle {
+/// Reference-counted application handle of a connection, shared by its operations and messages.
+///
+/// Dropping the last reference begins the close of the connection ([`Dispatcher::linger`]).
+pub(crate) struct ConnectionHandle {
     dispatcher: Arc<Dispatcher>,
     device: Device,
 }
 
-impl Handle {
+impl ConnectionHandle {
     pub(crate) fn new(
         device: Device,
         qp: Qp,
         completions: Arc<Completions>,
         settings: &ConnectionConfig,
-        ring: Ring,
+        ring: ReceiveRing,
     ) -> Result<Arc<Self>> {
         let dispatcher = Arc::new(Dispatcher {
             qp,
-            completions: Owned::new(completions),
+            completions: OwnedCompletions::new(completions),
             gate: Mutex::new(()),
             ring,
             detached_timeout: settings.detached_timeout,
@@ -60,7 +66,7 @@ impl Handle {
         let waker = Waker::from(Arc::new(DeferredWaker(Arc::downgrade(&dispatcher))));
         let _ = dispatcher.completions.deferred.set(waker);
         for slot in 0..dispatcher.ring.depth {
-            dispatcher.post_slot(slot)?;
+            dispatcher.post_receive(slot)?;
         }
         Ok(Arc::new(Self { dispatcher, device }))
     }
@@ -70,7 +76,7 @@ impl Handle {
     }
 }
 
-impl Deref for Handle {
+impl Deref for ConnectionHandle {
     type Target = Dispatcher;
 
     fn deref(&self) -> &Dispatcher {
@@ -78,55 +84,58 @@ impl Deref for Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for ConnectionHandle {
     fn drop(&mut self) {
         Dispatcher::linger(&self.dispatcher, &self.device);
     }
 }
 
+/// Queue pair of a connection, with the state that is needed to post to it.
 pub(crate) struct Dispatcher {
-    /// Dropped before the buffers: the engine lets go first.
+    /// Declared before `completions` and `ring`, so that the engine stops using the buffers before
+    /// they are dropped.
     qp: Qp,
-    completions: Owned,
-    /// Held from where a request has its room to where it is in the send queue, so that requests
-    /// are queued in order; never while foreign code runs, so that any thread may wait for it.
+    completions: OwnedCompletions,
+    /// Serializes reserving room for a request and queueing it, so that requests are queued in
+    /// order. It is never held while user code runs, so any thread may wait for it.
     gate: Mutex<()>,
-    pub(crate) ring: Ring,
+    pub(crate) ring: ReceiveRing,
     /// See [`ConnectionConfig::detached_timeout`].
     detached_timeout: Duration,
     /// See [`ConnectionConfig::close_timeout`].
     close_timeout: Duration,
     pub(crate) channel: Arc<CmChannel>,
     pub(crate) info: std::sync::OnceLock<ConnInfo>,
+    /// Reason for which the connection ended, once it is known.
     ending: Mutex<Option<CloseReason>>,
 }
 
 /// Actions deferred until all locks are released, because each of them may run user code.
 #[derive(Default)]
-struct DueActions {
+struct DeferredActions {
     wakers: Vec<Waker>,
-    /// Detached operations that are over.
-    freed: Vec<Slot>,
-    /// Receives of messages that were dropped.
+    /// Detached operations that have completed.
+    freed: Vec<OperationSlot>,
+    /// Slots of dropped messages, whose receives are to be posted again.
     receives: Vec<u32>,
     doorbells: Vec<Doorbell>,
-    /// True if the connection closes after the last operation that waited.
+    /// True if the connection is to be closed now, because the last waiting operation was posted.
     closes: bool,
     /// Dispatcher to drop once its last detached operation has completed.
     ended: Option<Arc<Dispatcher>>,
 }
 
-impl DueActions {
+impl DeferredActions {
     fn deliver(self, dispatcher: &Dispatcher) {
         let Self { wakers, freed, receives, doorbells, closes, ended } = self;
         for doorbell in doorbells {
             integration::ring(&dispatcher.qp, doorbell);
         }
         if closes {
-            // The connection may have ended meanwhile.
+            // This fails if the connection has ended meanwhile.
             let _ = dispatcher.qp.disconnect();
         }
-        dispatcher.post_slots(receives);
+        dispatcher.release_all(receives);
         drop(freed);
         for waker in wakers {
             waker.wake();
@@ -135,50 +144,50 @@ impl DueActions {
     }
 }
 
-/// Waker that the engine wakes when a completion leaves deferred actions.
+/// Waker that the engine calls when a completion has deferred actions.
 struct DeferredWaker(Weak<Dispatcher>);
 
-/// Runs of deferred work that may be inside each other on one thread: a doorbell that completes
-/// requests at once wakes the next.
-const NESTED: usize = 8;
+/// Maximum depth of nested runs of deferred work on one thread. Runs nest when a doorbell completes
+/// requests immediately, which calls another [`DeferredWaker`].
+const MAX_NESTED_RUNS: usize = 8;
 
 thread_local! {
-    /// Runs of deferred work on this thread, and the dispatchers that were put off because there
-    /// were too many.
+    /// Number of nested runs of deferred work on this thread, and the dispatchers that have to wait
+    /// because that number has reached [`MAX_NESTED_RUNS`].
     static RUNS: RefCell<(usize, VecDeque<Arc<Dispatcher>>)> = const { RefCell::new((0, VecDeque::new())) };
 }
 
 impl Wake for DeferredWaker {
     fn wake(self: Arc<Self>) {
         let Some(dispatcher) = self.0.upgrade() else { return };
-        // `Some` when this call is to do the work itself.
-        let turn = RUNS.try_with(|runs| {
-            let (depth, put_off) = &mut *runs.borrow_mut();
-            if *depth == NESTED {
-                put_off.push_back(Arc::clone(&dispatcher));
+        // `Some` if this call does the work itself, `None` if an outer run does it later.
+        let guard = RUNS.try_with(|runs| {
+            let (depth, postponed) = &mut *runs.borrow_mut();
+            if *depth == MAX_NESTED_RUNS {
+                postponed.push_back(Arc::clone(&dispatcher));
                 return None;
             }
             *depth += 1;
-            Some(DeferredRun)
+            Some(RunGuard)
         });
-        match turn {
+        match guard {
             Ok(None) => {}
-            Ok(Some(_turn)) => {
+            Ok(Some(_guard)) => {
                 dispatcher.run_deferred();
                 while let Some(dispatcher) = RUNS.with(|runs| runs.borrow_mut().1.pop_front()) {
                     dispatcher.run_deferred();
                 }
             }
-            // The thread ends.
+            // The thread is exiting, and its thread-local storage is already destroyed.
             Err(_) => dispatcher.run_deferred(),
         }
     }
 }
 
-/// One run of deferred work on this thread.
-struct DeferredRun;
+/// Guard that counts one run of deferred work on this thread.
+struct RunGuard;
 
-impl Drop for DeferredRun {
+impl Drop for RunGuard {
     fn drop(&mut self) {
         let _ = RUNS.try_with(|runs| runs.borrow_mut().0 -= 1);
     }
@@ -192,7 +201,7 @@ impl Linger for Dispatcher {
 }
 
 impl Dispatcher {
-    fn ops(&self) -> MutexGuard<'_, Ops> {
+    fn ops(&self) -> MutexGuard<'_, OperationTable> {
         self.completions.ops.lock()
     }
 
@@ -205,46 +214,49 @@ impl Dispatcher {
     }
 
     /// Posts the receive of ring slot `slot`.
-    pub(crate) fn post_slot(&self, slot: u32) -> Result<(), ErrorKind> {
-        let Ring { memory, size, .. } = &self.ring;
+    pub(crate) fn post_receive(&self, slot: u32) -> Result<(), ErrorKind> {
+        let ReceiveRing { memory, size, .. } = &self.ring;
         let addr = memory.addr() + u64::from(slot) * u64::from(*size);
         let sge = Sge { addr, length: *size, lkey: memory.lkey() };
-        // SAFETY: the ring's memory lives as long as the dispatcher, which outlives the queue
-        // pair's use of it (`qp` is dropped first); the slot is read through a `Message` only while
-        // its receive is not posted.
+        // SAFETY: the ring's memory lives as long as the dispatcher, and the queue pair stops using
+        // it before that, because `qp` is dropped first. The slot is read through a `Message` only
+        // while its receive is not posted.
         unsafe { integration::post_receive(&self.qp, slot.into(), sge) }
     }
 
-    /// The bytes of the message in ring slot `slot`, where it is longer than the slot.
-    pub(crate) fn take_long(&self, slot: u32) -> Option<Vec<u8>> {
+    /// Takes the bytes of the message received in ring slot `slot`, if it is longer than the slot.
+    pub(crate) fn take_long_message(&self, slot: u32) -> Option<Vec<u8>> {
         integration::take_long_message(&self.qp, slot.into())
     }
 
-    /// The message in `slot` is dropped: the slot is posted again. Refused only when the queue pair
-    /// is in error: then the receive is not needed.
+    /// Posts the receive of `slot` again, after its message was dropped. `long` has the bytes of a
+    /// message that was longer than the slot.
     pub(crate) fn release(&self, slot: u32, long: Option<Vec<u8>>) {
         if let Some(message) = long {
-            // Before the receive is posted, which wakes a stream that waits for this room.
+            // The room is released before the receive is posted, because posting wakes a stream
+            // that waits for this room.
             integration::release_long_message(&self.qp, message.len());
         }
-        let _ = self.post_slot(slot);
+        // Posting fails only if the queue pair is in the error state, which needs no receives.
+        let _ = self.post_receive(slot);
     }
 
-    /// Posts receives whose messages are not kept.
-    fn post_slots(&self, slots: impl IntoIterator<Item = u32>) {
+    /// Posts the receives of `slots` again, and drops the messages in them.
+    fn release_all(&self, slots: impl IntoIterator<Item = u32>) {
         for slot in slots {
-            self.release(slot, self.take_long(slot));
+            self.release(slot, self.take_long_message(slot));
         }
     }
 
-    /// Takes an operation in: posts it if there is room, else lets it wait.
-    pub(crate) fn submit(&self, request: Request, buffer: AnyBuffer) -> u64 {
+    /// Adds an operation: posts it if the send queue has room, otherwise lets it wait for room.
+    /// Returns its ticket for [`Self::poll_op`].
+    pub(crate) fn submit(&self, request: SendRequest, buffer: ErasedBuffer) -> u64 {
         let gate = self.gate.lock();
         let mut ops = self.ops();
         if ops.has_room() {
             let key = ops.add_posted(buffer);
             drop(ops);
-            return self.post_first(gate, key, &request);
+            return self.post_now(gate, key, &request);
         }
         if ops.is_closing() {
             return ops.add_failed(self.closed(), buffer) as u64;
@@ -252,7 +264,7 @@ impl Dispatcher {
         ops.add_waiting(request, buffer) as u64
     }
 
-    /// Takes a Send of at most `max_inline` bytes in, which are copied.
+    /// Adds a Send of at most `max_inline` bytes, which are copied before this returns.
     pub(crate) fn submit_copy(&self, message: &[u8]) -> u64 {
         let gate = self.gate.lock();
         let mut ops = self.ops();
@@ -260,25 +272,26 @@ impl Dispatcher {
             // The queue copies the message when it is posted.
             let key = ops.add_posted(Box::new(()));
             drop(ops);
-            return self.post_first(gate, key, &inline(message));
+            return self.post_now(gate, key, &inline_send(message));
         }
         if ops.is_closing() {
             return ops.add_failed(self.closed(), Box::new(())) as u64;
         }
         let copy = message.to_vec();
-        ops.add_waiting(inline(&copy), Box::new(copy)) as u64
+        ops.add_waiting(inline_send(&copy), Box::new(copy)) as u64
     }
 
-    /// Takes an operation in that failed before it was posted.
-    pub(crate) fn submit_failed(&self, error: Error, buffer: AnyBuffer) -> u64 {
+    /// Adds an operation that has already failed, before it could be posted.
+    pub(crate) fn submit_failed(&self, error: Error, buffer: ErasedBuffer) -> u64 {
         self.ops().add_failed(error, buffer) as u64
     }
 
-    /// Posts the request of an operation in front of which none waits.
-    fn post_first(&self, gate: MutexGuard<'_, ()>, key: usize, request: &Request) -> u64 {
+    /// Posts the request of an operation for which room was reserved. No other operation may be
+    /// waiting for room. Returns the ticket of the operation.
+    fn post_now(&self, gate: MutexGuard<'_, ()>, key: usize, request: &SendRequest) -> u64 {
         let (posted, doorbell) = self.queue(key, request);
         if let Err(error) = posted {
-            // Its future is not known yet: there is no waker.
+            // The caller has no future yet, so there is no waker to call.
             let _ = self.ops().finish(key, Outcome::Refused(error.into()));
         }
         drop(gate);
@@ -286,25 +299,25 @@ impl Dispatcher {
         key as u64
     }
 
-    /// Queues the request of an operation. The gate is held.
-    fn queue(&self, key: usize, request: &Request) -> (Result<(), ErrorKind>, Doorbell) {
+    /// Queues the request of an operation. The caller holds the gate, and rings the doorbell later.
+    fn queue(&self, key: usize, request: &SendRequest) -> (Result<(), ErrorKind>, Doorbell) {
         let wr = SendWr {
-            wr_id: SEND | key as u64,
+            wr_id: SEND_FLAG | key as u64,
             op: request.op,
             sges: &request.sges,
             flags: request.flags | SendFlags::SIGNALED,
         };
-        // SAFETY: the elements lie in the slot's buffer, an `Mr` that stays in the slot until the
-        // completion was taken (or the queue pair was dropped, which happens before the slots are);
-        // nothing else can access its bytes meanwhile. Inline data lies there too, or is borrowed
-        // by the caller of `submit_copy`.
+        // SAFETY: the elements refer to the slot's buffer, an `Mr` that stays in the slot until the
+        // completion was taken or the queue pair was dropped, and the queue pair is dropped before
+        // the slots. Nothing else can access its bytes meanwhile. Inline data is in that buffer as
+        // well, or is borrowed by the caller of `submit_copy`.
         unsafe { integration::queue_send(&self.qp, wr) }
     }
 
-    /// Posts waiting operations while there is room. The gate is held.
-    fn post_waiting(&self, due: &mut DueActions) {
+    /// Posts waiting operations while there is room. The caller holds the gate.
+    fn post_waiting(&self, due: &mut DeferredActions) {
         loop {
-            let Some((key, request)) = self.ops().next_waiting() else { break };
+            let Some((key, request)) = self.ops().pop_waiting() else { break };
             let (posted, doorbell) = self.queue(key, &request);
             due.doorbells.push(doorbell);
             if let Err(error) = posted {
@@ -313,22 +326,22 @@ impl Dispatcher {
         }
     }
 
-    /// Does what completions have left to do: posts operations that waited for room, and receives
-    /// of messages that were dropped; drops detached operations that are over.
+    /// Performs the actions that completions have deferred: posts operations that waited for room,
+    /// posts the receives of dropped messages, and drops detached operations that have completed.
     fn run_deferred(&self) {
-        let mut due = DueActions::default();
+        let mut due = DeferredActions::default();
         let gate = self.gate.lock();
         self.post_waiting(&mut due);
         due.closes = self.ops().take_closing();
         drop(gate);
         (due.freed, due.ended) = self.ops().take_freed();
         due.receives = std::mem::take(&mut self.completions.inbox.lock().discarded);
-        // A doorbell may complete requests at once, and so have this function called again inside
-        // this call.
+        // A doorbell may complete requests immediately, which calls this function recursively.
         due.deliver(self);
     }
 
-    pub(crate) fn poll_op(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<OpDone> {
+    /// Polls the operation with this ticket, and takes its result and buffer once it has completed.
+    pub(crate) fn poll_op(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<OpResult> {
         let key = ticket as usize;
         let mut ops = self.ops();
         let mut ending = None;
@@ -351,7 +364,7 @@ impl Dispatcher {
         Poll::Pending
     }
 
-    /// Closes the connection in order, behind the operations that were taken in.
+    /// Closes the connection in order, after all operations that were added so far.
     pub(crate) fn close(&self) -> Result<()> {
         let gate = self.gate.lock();
         let waits = self.ops().close_later();
@@ -359,12 +372,12 @@ impl Dispatcher {
         if !waits {
             return Ok(self.qp.disconnect()?);
         }
-        // The operations that wait may do so for ever.
+        // Without a limit, waiting operations might wait forever.
         integration::limit_lifetime(&self.qp, self.close_timeout);
         Ok(())
     }
 
-    /// Returns the error of an operation that was not done because the connection had ended.
+    /// Returns the error of an operation that was not performed because the connection had ended.
     pub(crate) fn ended(&self, reason: CloseReason) -> Error {
         if reason.is_closed() {
             return self.closed();
@@ -376,12 +389,12 @@ impl Dispatcher {
         ErrorKind::Closed { peer: self.peer() }.into()
     }
 
-    /// The operation's future was dropped: its request goes on, whether it was posted or waits for
-    /// room.
+    /// Detaches an operation whose future was dropped. Its request is still performed, even if it
+    /// currently waits for room.
     pub(crate) fn detach(&self, ticket: u64) {
         let key = ticket as usize;
         let mut ops = self.ops();
-        // The waker and the buffer are foreign code: dropped without the lock.
+        // Dropping the waker or the buffer may run user code, so both are dropped without the lock.
         if let Some(slot) = ops.remove_done(key) {
             drop(ops);
             drop(slot);
@@ -392,8 +405,8 @@ impl Dispatcher {
         }
     }
 
-    /// The last handle was dropped. Detached operations that are not over keep the connection, at
-    /// most for the detached timeout.
+    /// Begins the end of a connection whose last handle was dropped. Detached operations that have
+    /// not completed keep the connection open, at most for the detached timeout.
     fn linger(this: &Arc<Self>, device: &Device) {
         let mut ops = this.ops();
         if ops.is_empty() {
@@ -403,28 +416,30 @@ impl Dispatcher {
         drop(ops);
         let connection: Weak<Self> = Arc::downgrade(this);
         integration::end_with_last_handle(device.as_raw(), connection);
-        // The peer may go on sending meanwhile: a message without a receive would end the
+        // The peer may continue to send meanwhile, and a message without a receive would end the
         // connection.
         let messages = {
             let mut inbox = this.completions.inbox.lock();
             inbox.discards = true;
             std::mem::take(&mut inbox.messages)
         };
-        this.post_slots(messages.iter().map(|wc| wc.wr_id as u32));
+        this.release_all(messages.iter().map(|wc| wc.wr_id as u32));
         if !integration::limit_lifetime(&this.qp, this.detached_timeout) {
-            // No connection completes them, and no other one can be made.
+            // The queue pair has no connection that could complete the operations, and without
+            // handles it cannot get one.
             this.end_lingering();
         }
     }
 
-    /// The oldest message.
+    /// Takes the oldest message. Returns an error after the receives were flushed, because no
+    /// further message can arrive then.
     pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Result<Wc>> {
         let mut inbox = self.completions.inbox.lock();
         if let Some(wc) = inbox.messages.pop_front() {
             return Poll::Ready(Ok(wc));
         }
         if let Some(wc) = &inbox.closed {
-            return Poll::Ready(Err(failed(wc, self.peer(), Some(&self.qp))));
+            return Poll::Ready(Err(completion_error(wc, self.peer(), Some(&self.qp))));
         }
         integration::register_waker(&mut inbox.wakers, cx.waker());
         Poll::Pending
@@ -433,7 +448,8 @@ impl Dispatcher {
     /// Returns the reason for the end of the connection, once it has ended. The engine reports the
     /// end after the last completion, so every message is in the inbox then.
     pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
-        // Held while the event is taken: a second caller would wait for another one.
+        // The lock is held while the event is taken. Otherwise a second caller could miss the event
+        // and wait for another one.
         let mut ending = self.ending.lock();
         if let Some(ending) = *ending {
             return Poll::Ready(ending);
@@ -447,13 +463,13 @@ impl Dispatcher {
     }
 }
 
-/// A Send of these bytes, which are copied when it is posted.
-fn inline(message: &[u8]) -> Request {
+/// Returns a request that sends `message`. The bytes are copied when the request is posted.
+fn inline_send(message: &[u8]) -> SendRequest {
     let sge = Sge { addr: message.as_ptr().addr() as u64, length: message.len() as u32, lkey: STag(0) };
-    Request { op: SendOp::Send, sges: [sge].into_iter().collect(), flags: SendFlags::INLINE }
+    SendRequest { op: SendOp::Send, sges: [sge].into_iter().collect(), flags: SendFlags::INLINE }
 }
 
-/// Returns whether a message is Immediate Data behind a Write.
+/// Returns whether a message is the Immediate Data that follows a Write.
 pub(crate) fn is_write_imm(wc: &Wc) -> bool {
     wc.opcode == WcOpcode::RecvWriteImm
 }
@@ -495,7 +511,7 @@ mod tests {
         assert!(server.block_on(accepted.recv()).unwrap().is_none());
     }
 
-    /// Polls once, for an operation that cannot be over.
+    /// Polls the future of an operation once. The operation cannot be complete yet.
     fn begin(future: Pin<&mut impl Future>) {
         assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
@@ -508,8 +524,8 @@ mod tests {
         messages
     }
 
-    /// A completion has made room, and what waits for it is not posted yet: a request that comes
-    /// then waits behind it.
+    /// Tests a request that is added after a completion has made room, but before the waiting
+    /// request has been posted: it must wait behind that one.
     #[test]
     fn requests_ordered_despite_waiting_for_room() {
         let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
@@ -525,7 +541,7 @@ mod tests {
         assert_eq!(server.block_on(receive(&accepted, 2)), [b"waits".to_vec(), b"behind".to_vec()]);
     }
 
-    /// The thread that runs the deferred work waits until the other one has queued its request.
+    /// The thread that runs the deferred work waits until the other thread has queued its request.
     #[test]
     fn waiting_request_posted_despite_concurrent_post() {
         let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
@@ -537,7 +553,8 @@ mod tests {
             let gate = dispatcher.gate.lock();
             dispatcher.ops().set_room(1);
             let run = scope.spawn(|| dispatcher.run_deferred());
-            // It ends now only if it does not wait.
+            // The run can end here only if it does not wait for the gate, which is the error to
+            // detect.
             for _ in 0..20 {
                 if run.is_finished() {
                     break;
@@ -547,12 +564,12 @@ mod tests {
             drop(gate);
             run.join().unwrap();
         });
-        assert!(dispatcher.ops().next_waiting().is_none(), "posted");
+        assert!(dispatcher.ops().pop_waiting().is_none(), "posted");
         client.block_on(waiting).unwrap();
         assert_eq!(server.block_on(receive(&accepted, 1)), [b"waits".to_vec()]);
     }
 
-    /// The message is borrowed only for the call that takes it in.
+    /// The message is borrowed only during the call of `submit_copy`.
     #[test]
     fn waiting_copy_has_own_bytes() {
         let (client, connection, server, accepted) = pair(&ConnectionConfig::default());

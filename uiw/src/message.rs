@@ -1,6 +1,6 @@
 //! Received messages.
 
-use crate::dispatcher::{Handle, is_write_imm};
+use crate::dispatcher::{ConnectionHandle, is_write_imm};
 use std::ops::Deref;
 use std::sync::Arc;
 use uiw_verbs::{STag, Wc};
@@ -22,16 +22,16 @@ use uiw_verbs::{STag, Wc};
 /// # }
 /// ```
 pub struct Message {
-    dispatcher: Arc<Handle>,
+    dispatcher: Arc<ConnectionHandle>,
     wc: Wc,
     /// Bytes of the message if it is longer than the receive buffer.
     long: Option<Vec<u8>>,
 }
 
 impl Message {
-    pub(crate) fn new(dispatcher: Arc<Handle>, wc: Wc) -> Self {
+    pub(crate) fn new(dispatcher: Arc<ConnectionHandle>, wc: Wc) -> Self {
         let is_long = !is_write_imm(&wc) && wc.byte_len > dispatcher.ring.size;
-        let long = if is_long { dispatcher.take_long(wc.wr_id as u32) } else { None };
+        let long = if is_long { dispatcher.take_long_message(wc.wr_id as u32) } else { None };
         Self { dispatcher, wc, long }
     }
 

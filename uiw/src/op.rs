@@ -1,8 +1,8 @@
-//! Operations under way.
+//! Operations in progress.
 
 use crate::buf::{BufferError, IoBuf, Mr};
-use crate::completions::AnyBuffer;
-use crate::dispatcher::Handle;
+use crate::completions::ErasedBuffer;
+use crate::dispatcher::ConnectionHandle;
 use crate::error::{Error, Result};
 use std::any::Any;
 use std::future::Future;
@@ -11,25 +11,25 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-/// Makes the output of an operation from its outcome and from the memory that it worked on.
-pub(crate) type Finish<T, E> = fn(Result<()>, AnyBuffer) -> Result<T, E>;
+/// Function that converts the outcome of an operation and the memory that it used to its output.
+pub(crate) type FinishFn<T, E> = fn(Result<()>, ErasedBuffer) -> Result<T, E>;
 
-/// An operation under way that gives its buffer back.
+/// Operation in progress that returns its buffer.
 pub type BufferOp<B> = Op<Mr<B>, BufferError<Mr<B>>>;
 
-/// An operation under way. It owns its memory until the completion.
+/// Operation in progress, which owns its memory until it completes.
 ///
-/// It was posted by the function that returned it, behind all earlier operations of the connection;
-/// if the send queue was full, it is posted when there is room (back-pressure, first come first
-/// served). The future only waits for the completion. Dropping it, even before it is polled, does
-/// not cancel the operation: the engine holds the memory until the operation completes or the
-/// connection ends.
+/// The function that returned it has already posted the operation, after all earlier operations of
+/// the connection. If the send queue was full, the operation is posted when there is room, in the
+/// order of the calls. The future only waits for the completion. Dropping it, even before it is
+/// polled, does not cancel the operation: the engine keeps the memory until the operation completes
+/// or the connection ends.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// # let [client, server] = blocking()?;
-/// // Both are under way before one is waited for.
+/// // Both operations start before the program waits for the first one.
 /// let operations = ["one", "two"].map(|text| client.pd().register(text).map(|memory| client.send(memory)));
 /// for operation in operations {
 ///     operation?.wait()?;
@@ -40,9 +40,9 @@ pub type BufferOp<B> = Op<Mr<B>, BufferError<Mr<B>>>;
 /// ```
 #[must_use = "the outcome of an operation that is dropped is lost"]
 pub struct Op<T, E = Error> {
-    dispatcher: Arc<Handle>,
+    dispatcher: Arc<ConnectionHandle>,
     ticket: Option<u64>,
-    finish: Finish<T, E>,
+    finish: FinishFn<T, E>,
 }
 
 impl<T, E> std::fmt::Debug for Op<T, E> {
@@ -52,21 +52,21 @@ impl<T, E> std::fmt::Debug for Op<T, E> {
 }
 
 impl<T, E> Op<T, E> {
-    pub(crate) fn new(dispatcher: Arc<Handle>, ticket: u64, finish: Finish<T, E>) -> Self {
+    pub(crate) fn new(dispatcher: Arc<ConnectionHandle>, ticket: u64, finish: FinishFn<T, E>) -> Self {
         Self { dispatcher, ticket: Some(ticket), finish }
     }
 
-    /// Waits on this thread.
+    /// Blocks this thread until the operation completes.
     ///
     /// # Errors
-    /// The errors are those of the operation; [`BufferError`] has the buffer.
+    /// The errors are those of the operation. A [`BufferError`] contains the buffer.
     pub fn wait(self) -> Result<T, E> {
         let device = self.dispatcher.device().clone();
         device.block_on(self)
     }
 
-    /// Like [`Op::wait`], but for at most `timeout`. Returns `None` if the operation is still under
-    /// way then; it goes on, and can be waited for again.
+    /// Like [`Op::wait`], but waits for at most `timeout`. Returns `None` if the operation is still
+    /// in progress then; it continues, and the program can wait for it again.
     ///
     /// # Errors
     /// The errors are those of [`Op::wait`].
@@ -87,21 +87,21 @@ impl<T, E> Future for Op<T, E> {
     }
 }
 
-/// Gives the buffer of an operation back.
+/// Returns the buffer of an operation to the program, with the error if the operation failed.
 #[expect(clippy::result_large_err, reason = "the buffer goes back by value in both cases")]
-pub(crate) fn give_back<B: IoBuf>(
+pub(crate) fn return_buffer<B: IoBuf>(
     result: Result<()>,
-    buffer: AnyBuffer,
+    buffer: ErasedBuffer,
 ) -> Result<Mr<B>, BufferError<Mr<B>>> {
-    let buffer = kept::<Mr<B>>(buffer);
+    let buffer = downcast_buffer::<Mr<B>>(buffer);
     match result {
         Ok(()) => Ok(buffer),
         Err(error) => Err(BufferError { error, buffer }),
     }
 }
 
-/// Returns the memory of an operation that was posted with a `T`.
-pub(crate) fn kept<T: 'static>(buffer: AnyBuffer) -> T {
+/// Converts the buffer of an operation that was posted with a `T` back to that type.
+pub(crate) fn downcast_buffer<T: 'static>(buffer: ErasedBuffer) -> T {
     let buffer: Box<dyn Any + Send> = buffer;
     match buffer.downcast() {
         Ok(kept) => *kept,

@@ -1,10 +1,10 @@
 //! Memory that peers can access. The program gets no slice of it, because peers may change it at
 //! any time: it copies bytes in and out, or uses atomics.
 
-use crate::completions::Request;
+use crate::completions::SendRequest;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
-use crate::op::{Finish, Op, kept};
+use crate::op::{FinishFn, Op, downcast_buffer};
 use crate::pd::Pd;
 use arrayvec::ArrayVec;
 use std::ops::Range;
@@ -162,9 +162,9 @@ impl Connection {
     /// window can be allocated, or with [`ErrorKind::Foreign`] if `memory` belongs to another
     /// protection domain.
     pub fn bind_window(&self, memory: &SharedMr, range: Range<usize>, access: Access) -> Op<BoundWindow> {
-        let finish: Finish<BoundWindow, Error> = |result, window| {
+        let finish: FinishFn<BoundWindow, Error> = |result, window| {
             result?;
-            let (remote, window, memory) = kept::<PendingBind>(window);
+            let (remote, window, memory) = downcast_buffer::<PendingBind>(window);
             let remote = RemoteMr { rkey: window.stag(), ..remote };
             Ok(BoundWindow { remote, _window: window, _memory: memory })
         };
@@ -182,7 +182,7 @@ impl Connection {
         memory: &SharedMr,
         range: Range<usize>,
         access: Access,
-    ) -> Result<(Request, PendingBind)> {
+    ) -> Result<(SendRequest, PendingBind)> {
         if memory.0.pd() != self.pd().as_raw() {
             return Err(ErrorKind::Foreign { what: "memory", of: "protection domain" }.into());
         }
@@ -197,7 +197,8 @@ impl Connection {
             length: remote.len as u64,
             access,
         };
-        let request = Request { op: SendOp::Bind(bind), sges: ArrayVec::new(), flags: SendFlags::empty() };
+        let request =
+            SendRequest { op: SendOp::Bind(bind), sges: ArrayVec::new(), flags: SendFlags::empty() };
         Ok((request, (remote, window, memory.clone())))
     }
 }

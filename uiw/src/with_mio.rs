@@ -1,9 +1,9 @@
-//! A device in an event loop of mio's (feature `mio`).
+//! Integration of a device in a mio event loop (feature `mio`).
 //!
-//! The loop polls the descriptors of the device's shards: when one is readable, [`Device::pump`]
-//! drives until it returns 0. Open such a device with
-//! [`Progress::Manual`](crate::Progress::Manual), and give [`Device::deadline`] to the loop as its
-//! time-out.
+//! The loop polls the descriptors of the device's shards. When one is readable, it calls
+//! [`Device::pump`] until that returns 0. Open such a device with
+//! [`Progress::Manual`](crate::Progress::Manual), and use [`Device::deadline`] as the time-out of
+//! the loop.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -47,8 +47,8 @@ use mio::{Interest, Registry, Token};
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Registers the descriptors of all shards with the same token. [`io::ErrorKind::Unsupported`] for
-/// a stack without descriptors (a simulated link).
+/// Registers the descriptors of all shards with the same token. Fails with
+/// [`io::ErrorKind::Unsupported`] if the stack has no descriptors, as with a simulated link.
 impl Source for Device {
     fn register(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
         if self.wait_fds().is_empty() {

@@ -1,4 +1,4 @@
-//! A listener among peers that fail or are silent in the middle of their start-up.
+//! Tests of a listener with peers that fail or are silent during their startup.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,8 @@ fn server(settings: &ConnectionConfig) -> Listener {
     Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), settings).unwrap()
 }
 
-/// A peer in peer-to-peer mode that has read the Reply: the responder waits for its first message.
+/// Connects a peer in peer-to-peer mode that has read the Reply. The responder waits for its first
+/// message.
 fn peer_after_reply(to: SocketAddr) -> TcpStream {
     let mut tcp = TcpStream::connect(to).unwrap();
     tcp.write_all(&request().emit()).unwrap();
@@ -42,7 +43,7 @@ fn request() -> Frame {
     }
 }
 
-/// A peer of ours that sends `message` and waits for the end.
+/// Starts a client that sends `message` and waits for the end of the connection.
 fn client(to: SocketAddr, message: &'static [u8]) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let device = Device::open().unwrap();
@@ -53,21 +54,21 @@ fn client(to: SocketAddr, message: &'static [u8]) -> thread::JoinHandle<()> {
     })
 }
 
-/// Peers are accepted by a thread of their own, as the listener replies only while it accepts.
+/// Connects the peers in a new thread, because the listener replies only while it accepts.
 fn attackers(to: SocketAddr, count: usize) -> thread::JoinHandle<Vec<TcpStream>> {
     thread::spawn(move || (0..count).map(|_| peer_after_reply(to)).collect())
 }
 
 #[test]
 fn silent_peer_delays_no_other() {
-    // The silent peers are never timed out in this test.
+    // The silent peers never time out in this test.
     let server = server(&ConnectionConfig::default().startup_timeout(Duration::from_secs(3600)));
     let to = server.local_addr();
     let silent = attackers(to, 20);
     let first = client(to, b"first");
     let connection = server.accept().unwrap();
     assert_eq!(*connection.recv().unwrap().unwrap(), *b"first");
-    // Some of the silent ones may need another accept for their Reply.
+    // Some of the silent peers may get their Reply only during another accept.
     let second = client(to, b"second");
     let other = server.accept().unwrap();
     assert_eq!(*other.recv().unwrap().unwrap(), *b"second");

@@ -1,10 +1,10 @@
-//! Buffers of the crate `bytes`.
+//! Tests of buffers of the crate `bytes`.
 
 use bytes::{Bytes, BytesMut};
 use uiw::blocking::{Connection, Listener};
 use uiw::{Access, ConnectionConfig, Device, Pd};
 
-/// Connects two ends on devices of their own. The server posts two receives.
+/// Connects two ends, each on its own device. The server posts two receives.
 fn connected() -> [(Connection, Pd); 2] {
     let settings = ConnectionConfig::default().recv_depth(2);
     let server_pd = Device::open().unwrap().alloc_pd().unwrap();
@@ -35,7 +35,7 @@ fn shared_bytes_are_sent() {
     }
 }
 
-/// One of two blocks that were one is the target of a Read: the other one stays as it is.
+/// A Read into one part of a split block does not change the other part.
 #[test]
 fn unique_bytes_are_read_target() {
     let [(client, pd), (server, server_pd)] = connected();
@@ -51,7 +51,7 @@ fn unique_bytes_are_read_target() {
     assert_eq!(rest, [0; 64][..]);
 }
 
-/// A message that became `Bytes` keeps its receive until the last clone is dropped.
+/// A message that was converted to `Bytes` keeps its receive until the last clone is dropped.
 #[test]
 fn message_as_bytes_releases_receive() {
     let [(client, _pd), (server, _)] = connected();
@@ -59,8 +59,8 @@ fn message_as_bytes_releases_receive() {
     for round in 0..20u8 {
         client.send_copy(&[round; 8]).unwrap();
         let message = Bytes::from(server.recv().unwrap().unwrap());
-        // Of two receives one is kept: the next message takes the other one, which the drop below
-        // has posted again.
+        // One of the two receives is kept. The next message uses the other one, which the drop
+        // below has posted again.
         kept.insert(0, (message.slice(..4), message));
         kept.truncate(1);
         assert_eq!(kept[0].0, [round; 4][..]);

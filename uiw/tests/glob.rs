@@ -1,9 +1,9 @@
-//! A program that takes every name of the crate, and depends on tokio and mio itself.
+//! Program that imports all names of the crate, and also depends on tokio and mio.
 
 use std::error::Error;
 use uiw::*;
 
-/// `Result` with an error type of the program's own, and with the crate's.
+/// Uses `Result` with the program's own error type, and with that of the crate.
 fn devices() -> Result<[Device; 2], Box<dyn Error>> {
     let open = || -> Result<Device> { Device::open() };
     Ok([open()?, open()?])

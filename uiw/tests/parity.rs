@@ -1,8 +1,8 @@
-//! The blocking API has the names of the asynchronous one.
+//! Tests that the blocking API has the same names as the asynchronous one.
 
 use std::collections::BTreeSet;
 
-/// Types of both, with the sources of the asynchronous one.
+/// Types of both APIs, with the source files of the asynchronous one.
 const TYPES: [(&str, &[&str]); 4] = [
     ("Connection", &[include_str!("../src/connection.rs"), include_str!("../src/shared.rs")]),
     ("Listener", &[include_str!("../src/listener.rs")]),
@@ -10,7 +10,7 @@ const TYPES: [(&str, &[&str]); 4] = [
     ("ByteStream", &[include_str!("../src/byte_stream/mod.rs")]),
 ];
 
-/// Functions that only one of them has, with the reason.
+/// Functions that only one of the APIs has, with the reason.
 const EXCEPTIONS: [(&str, &str); 9] = [
     ("Connection::recv_timeout", "a future is given its limit by the runtime"),
     ("Listener::accept_timeout", "a future is given its limit by the runtime"),

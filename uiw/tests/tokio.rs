@@ -1,4 +1,4 @@
-//! A device driven by tokio's reactor.
+//! Tests of a device that tokio's reactor drives.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -59,7 +59,7 @@ async fn only_one_task_drives() {
     let refused = uiw::with_tokio::drive(&device).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy);
     drop(first);
-    // The tasks end in their next turn.
+    // The tasks end when they run the next time.
     tokio::task::yield_now().await;
     let _again = uiw::with_tokio::drive(&device).unwrap();
 }
@@ -70,7 +70,7 @@ fn drive_outside_of_runtime_refused() {
     assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
 }
 
-/// The runtime alone drives, as the device has no thread.
+/// Only the runtime drives the device, which has no thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn multi_thread_runtime_drives() {
     let device = Device::open_with(DeviceConfig::default().progress(Progress::Manual)).unwrap();
@@ -96,7 +96,7 @@ async fn talk(device: &Device) {
     server.await.unwrap();
 }
 
-/// tokio's own copy between a stream of bytes and its halves.
+/// Copies bytes between a stream and its halves with tokio's own function.
 #[tokio::test]
 async fn bytes_are_copied_both_ways() {
     let device = Device::open().unwrap();
@@ -146,8 +146,8 @@ impl WakeFlag {
     }
 }
 
-/// The halves of a stream belong to different tasks: a reader that grants credits looks for room
-/// among the messages that the writer waits for.
+/// The halves of a stream belong to different tasks. A reader that grants credits polls the same
+/// messages in flight for which the writer waits.
 #[tokio::test]
 async fn reader_keeps_wake_up_of_writer() {
     const PAYLOAD: usize = 256 << 10;
@@ -160,7 +160,7 @@ async fn reader_keeps_wake_up_of_writer() {
         tokio::join!(Connection::connect(&pd, listener.local_addr(), &settings), listener.next());
     let mut stream = ByteStream::new(connected.unwrap()).unwrap();
     let mut peer = ByteStream::new(accepted.unwrap().unwrap()).unwrap();
-    // The peer has credits for 30 messages, and gets new ones when half of them were read.
+    // The peer has credits for 30 messages, and gets new ones after half of them were read.
     for byte in 0..20u8 {
         AsyncWriteExt::write_all(&mut peer, &[byte]).await.unwrap();
     }
@@ -170,7 +170,8 @@ async fn reader_keeps_wake_up_of_writer() {
         AsyncReadExt::read_exact(&mut stream, &mut read[..1]).await.unwrap();
         assert_eq!(read[0], byte);
     }
-    // More than the socket takes at once: nothing drives while this task runs.
+    // This is more than the socket accepts at once, and nothing drives the device while this task
+    // runs.
     let writer = Arc::new(WakeFlag::default());
     let waker = Waker::from(Arc::clone(&writer));
     let block = vec![0; PAYLOAD];

@@ -1,6 +1,7 @@
-//! Memory of many closed connections goes back to the system without a call of the application's.
+//! Tests that the memory of many closed connections is returned to the system without a call by the
+//! application.
 //!
-//! A test binary of its own, as the resident memory is that of the whole process.
+//! This is a separate test binary, because it measures the resident memory of the whole process.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -9,9 +10,10 @@ use std::time::{Duration, Instant};
 use uiw::blocking::{Connection, Listener};
 use uiw::{ConnectionConfig, Device};
 
-/// Threads that connect, as each has an arena of the allocator.
+/// Number of threads that connect. Each thread has its own arena in the allocator.
 const THREADS: usize = 4;
-/// Connections of each thread: their ends have descriptors below the usual limit of 1,024.
+/// Number of connections of each thread. The descriptors of all ends stay below the usual limit of
+/// 1,024.
 const CONNECTIONS: usize = 100;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -19,7 +21,7 @@ fn settings() -> ConnectionConfig {
     ConnectionConfig::default().recv_depth(2).recv_size(40_000)
 }
 
-/// KiB that are resident.
+/// Returns the resident memory in KiB.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

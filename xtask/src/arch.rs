@@ -1,24 +1,24 @@
-//! Processors that packages are for.
+//! Processors for which packages are built.
 
 use std::env;
 
-/// A processor, as Rust names it.
+/// Processor, by its name in Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arch(&'static str);
 
-/// Those that packages are made for on machines of another kind.
+/// Processors for which packages can be built on other machines.
 const KNOWN: [&str; 2] = ["x86_64", "aarch64"];
 
-/// What follows the processor in the names of Rust's targets.
+/// Suffix after the processor in the names of Rust's targets.
 const SYSTEM: &str = "-unknown-linux-gnu";
 
 impl Arch {
-    /// That of this machine.
+    /// Returns the processor of this machine.
     pub(crate) fn here() -> Self {
         Self(env::consts::ARCH)
     }
 
-    /// That of a target.
+    /// Returns the processor of a target.
     pub(crate) fn of_target(target: &str) -> Result<Self, String> {
         let name = target.strip_suffix(SYSTEM);
         let found = KNOWN.into_iter().find(|known| Some(*known) == name);
@@ -36,12 +36,12 @@ impl Arch {
         self.0
     }
 
-    /// The target, as Rust names it.
+    /// Returns the name of the target in Rust.
     pub(crate) fn target(self) -> String {
         format!("{}{SYSTEM}", self.0)
     }
 
-    /// As Debian names it; images have the same names.
+    /// Returns the name of the processor in Debian, which is also its name in images.
     pub(crate) fn debian(self) -> &'static str {
         match self.0 {
             "x86_64" => "amd64",
@@ -50,12 +50,13 @@ impl Arch {
         }
     }
 
-    /// The program that strips its programs: the variable STRIP, or GNU's.
+    /// Returns the program that strips binaries for the processor: the variable STRIP, or that of
+    /// GNU.
     pub(crate) fn strip(self) -> String {
         env::var("STRIP").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| self.tool("strip"))
     }
 
-    /// One of binutils, by its name on this machine.
+    /// Returns the name of a program of binutils for the processor on this machine.
     pub(crate) fn tool(self, name: &str) -> String {
         if self.is_here() { name.to_owned() } else { format!("{}-linux-gnu-{name}", self.0) }
     }

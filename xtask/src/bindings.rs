@@ -1,22 +1,24 @@
-//! `cargo xtask interop sideway` and `cargo xtask interop rust-ibverbs`: crates from crates.io that
-//! bind libibverbs, on the C libraries. They take too long to build for `cargo xtask test`.
+//! `cargo xtask interop sideway` and `cargo xtask interop rust-ibverbs`: tests of the C libraries
+//! with crates from crates.io that bind libibverbs. Building these crates takes too long for
+//! `cargo xtask test`.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A crate, and the tests that use it.
+/// Crate that binds libibverbs, and the tests that use it.
 pub(crate) struct Binding {
-    /// Name in `cargo xtask interop`: the folder below `target`. With `_` for `-` the module
-    /// of the tests.
+    /// Name in `cargo xtask interop`, and of the folder below `target`. With `_` instead of `-`, it
+    /// is the module of the tests.
     name: &'static str,
     crate_name: &'static str,
-    /// Our package on it, of the workspace `interop/bindings`, which pins its version.
+    /// Our package that uses the crate, in the workspace `interop/bindings`, which pins its
+    /// version.
     peer: &'static str,
-    /// Which of the crate's own targets are built.
+    /// Arguments of Cargo that select the crate's own targets to build.
     targets: &'static [&'static str],
-    /// Names the folder with the programs to the tests.
+    /// Environment variable that tells the tests the folder with the programs.
     programs: &'static str,
     pub(crate) help: &'static str,
 }
@@ -44,7 +46,7 @@ libibverbs' headers and access to crates.io), and runs the tests stock rust_ibve
 interop/bindings has the version.",
 };
 
-/// What their build scripts need.
+/// Programs and files that the build scripts need, with their Debian packages.
 const NEEDS: [(&str, &str); 6] = [
     ("cmake", "cmake"),
     ("pkg-config", "pkgconf"),
@@ -57,7 +59,7 @@ const NEEDS: [(&str, &str); 6] = [
 impl Binding {
     /// Builds the programs and runs the tests.
     pub(crate) fn run(&self) -> io::Result<bool> {
-        // What is absent and needed after all is an error of the build.
+        // If something is still missing, the build fails with an error.
         let _ = crate::packages::provide(&NEEDS);
         let folder = crate::workspace::target().map_err(io::Error::other)?.join(self.name);
         let (build, programs) = (folder.join("build"), folder.join("programs"));
@@ -80,8 +82,8 @@ impl Binding {
         Ok(cargo.env(self.programs, programs).status()?.success())
     }
 
-    /// The crate as crates.io has it, in a folder where its own targets can be built: of a
-    /// dependency Cargo builds the library alone.
+    /// Copies the source of the crate to a folder in which its own targets can be built, because
+    /// Cargo builds only the library of a dependency.
     fn copy_source(&self, workspace: &Path, folder: &Path) -> io::Result<PathBuf> {
         let output = cargo(workspace, "metadata")
             .args(["--locked", "--format-version", "1"])
@@ -99,15 +101,15 @@ impl Binding {
             fs::remove_dir_all(&to)?;
         }
         copy_folder(from, &to)?;
-        // The folder may lie below a workspace, whose member it is not.
+        // The folder may be inside of a workspace of which it is not a member.
         let own = to.join("Cargo.toml");
         fs::write(&own, fs::read_to_string(&own)? + "\n[workspace]\n")?;
         Ok(to)
     }
 }
 
-/// Files that Cargo builds of a manifest, by the names of the targets. Nothing when the build
-/// fails, which has said why.
+/// Builds targets of a manifest, and returns the executables by the names of the targets. Returns
+/// `None` if the build fails, after Cargo has printed the error.
 fn executables(manifest: &Path, what: &[&str], build: &Path) -> io::Result<Option<Vec<(String, PathBuf)>>> {
     let output = cargo(manifest, "build")
         .args(["--locked", "--message-format=json-render-diagnostics", "--target-dir"])
@@ -133,7 +135,7 @@ fn cargo(manifest: &Path, command: &str) -> Command {
     cargo
 }
 
-/// Copies a folder's files and folders, but no links and nothing of git's.
+/// Copies the files and folders of a folder, except for links and `.git`.
 pub(crate) fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,9 +1,8 @@
 //! `cargo xtask book`: the documents of the repository as one book.
 //!
 //! Documents link to each other as files of the repository, so that they can be read there. For the
-//! book they are copied to one folder, and links are rewritten. A link that leads nowhere is an
-//! error, in every document of the repository. The commands of the pages are run by
-//! `cargo xtask book --run`.
+//! book they are copied to one folder, and the links are rewritten. A broken link in any document
+//! of the repository is an error. `cargo xtask book --run` runs the commands of the pages.
 
 mod commands;
 mod crates;
@@ -15,13 +14,13 @@ mod script;
 mod tests;
 mod transcript;
 
-use page::{Page, PageErrors};
+use page::{LinkError, Page};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// The version of mdBook that makes the book.
+/// Version of mdBook that builds the book.
 const MDBOOK: &str = "0.5.4";
 
 /// Options of `cargo xtask book`.
@@ -33,16 +32,16 @@ Every link of every document is checked. Exit code 1 when a link leads nowhere o
 compares what they print with what the book says. This needs root, mmdebstrap, and Debian's archive for the first time. A page that cannot be run here is
 skipped by name; commands that are never run are listed by page in xtask/src/book/commands.rs with the reason.")]
 pub(crate) struct Options {
-    /// Check the links and make no book
+    /// Check the links without building the book
     #[arg(long)]
     check: bool,
-    /// Run the commands of the pages and make no book
+    /// Run the commands of the pages without building the book
     #[arg(long, conflicts_with = "check")]
     run: bool,
     /// Only pages whose name contains this
     #[arg(long, value_name = "SUBSTR", requires = "run")]
     only: Option<String>,
-    /// Run what a debug build makes: quicker to build, slower to run
+    /// Use a debug build, which is faster to build and slower to run
     #[arg(long, requires = "run")]
     debug: bool,
 }
@@ -61,9 +60,10 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
 }
 
-/// Checks the links and the commands of all documents, and makes the book in `target/book` or runs
-/// the commands if that is asked for. False when a command failed; what is wrong with the
-/// documents, line by line.
+/// Checks the links and the commands of all documents. Then it builds the book in `target/book` or,
+/// if the options ask for it, runs the commands.
+///
+/// Returns `false` if a command failed, and the errors in the documents line by line.
 fn make(root: &Path, options: &Options) -> Result<bool, Vec<String>> {
     let one = |error: String| vec![error];
     let documents = documents(root).map_err(one)?;
@@ -80,11 +80,7 @@ fn make(root: &Path, options: &Options) -> Result<bool, Vec<String>> {
     if options.run {
         return run::run(&commands, options).map_err(one);
     }
-    println!(
-        "{} documents, {} of them in the book: every link leads somewhere",
-        documents.len(),
-        chapters.len()
-    );
+    println!("{} documents, {} of them in the book: all links are valid", documents.len(), chapters.len());
     if !options.check {
         let target = crate::workspace::target().map_err(one)?;
         let folder = target.join("book");
@@ -95,19 +91,19 @@ fn make(root: &Path, options: &Options) -> Result<bool, Vec<String>> {
     Ok(true)
 }
 
-/// Checks every link of every document.
+/// Checks the links of all documents.
 fn check_links(root: &Path, documents: &BTreeMap<PathBuf, Page>) -> Result<(), Vec<String>> {
     let wrong: Vec<_> = documents
         .iter()
         .flat_map(|(path, page)| {
             let wrong = page.links().filter_map(|link| page::check(root, path, &link.to, documents).err());
-            wrong.map(|wrong: PageErrors| format!("{}: {wrong}", path.display())).collect::<Vec<_>>()
+            wrong.map(|wrong: LinkError| format!("{}: {wrong}", path.display())).collect::<Vec<_>>()
         })
         .collect();
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
-/// Every document of the repository, by its path.
+/// Reads all documents of the repository.
 fn documents(root: &Path) -> Result<BTreeMap<PathBuf, Page>, String> {
     let listed = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.md"])
@@ -126,8 +122,8 @@ fn documents(root: &Path) -> Result<BTreeMap<PathBuf, Page>, String> {
     Ok(documents)
 }
 
-/// The documents that the summary names, with their names in the book. A document of docs/ that it
-/// does not name is an error, as no reader finds it.
+/// Returns the documents in the summary, with their names in the book. A document of docs/ that is
+/// not in the summary is an error, because no reader would find it.
 fn chapters(
     summary: &Page,
     documents: &BTreeMap<PathBuf, Page>,
@@ -136,7 +132,7 @@ fn chapters(
     let mut chapters = BTreeMap::new();
     for link in summary.links() {
         let path = page::resolve(Path::new("docs/SUMMARY.md"), &link.to);
-        // mdBook makes the front page of a README.md: it gets the name of its folder.
+        // mdBook would use a README.md as the front page, so it gets the name of its folder.
         let name = match path.file_name() {
             Some(name) if name == "README.md" => path.parent().unwrap_or(&path).with_extension("md"),
             _ => path.clone(),
@@ -194,7 +190,7 @@ fn build(folder: &Path, target: &Path) -> Result<(), String> {
             "--no-default-features",
             "--features",
             "search",
-            // Built in half the time, and quick enough for these pages.
+            // A debug build takes half the time, and is fast enough for these pages.
             "--debug",
             "--quiet",
             "--root",

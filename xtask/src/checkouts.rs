@@ -1,5 +1,5 @@
-//! `cargo xtask interop fabtests` and `cargo xtask interop valkey`: programs that no package has,
-//! from checkouts, on the C libraries.
+//! `cargo xtask interop fabtests` and `cargo xtask interop valkey`: tests of the C libraries with
+//! programs that are not packaged, and are built from checkouts.
 
 use std::fs;
 use std::io;
@@ -49,7 +49,7 @@ const VALKEY_NEEDS: [(&str, &str); 3] =
 impl Fabtests {
     /// Builds the programs and runs the tests.
     pub(crate) fn run(&self) -> io::Result<bool> {
-        // What is absent and needed after all is an error of the build.
+        // If something is still missing, the build fails with an error.
         let _ = crate::packages::provide(&FABTESTS_NEEDS);
         let folder = fresh("fabtests")?;
         let (source, installed) = (folder.join("source"), folder.join("installed"));
@@ -88,7 +88,7 @@ impl Valkey {
     }
 }
 
-/// An empty folder for what is built.
+/// Creates an empty folder for the build.
 fn fresh(name: &str) -> io::Result<PathBuf> {
     let folder = crate::workspace::target().map_err(io::Error::other)?.join(name);
     if folder.exists() {
@@ -105,18 +105,18 @@ fn make(words: &[&str]) -> Command {
     make
 }
 
-/// Runs the command in the folder.
+/// Runs a command in a folder, and returns whether it succeeds.
 fn succeeds(folder: &Path, mut command: Command) -> io::Result<bool> {
     Ok(command.current_dir(folder).status()?.success())
 }
 
-/// The tests of a module whose names contain `only`, with what they print.
+/// Runs the tests of a module whose names contain `only`, and shows their output.
 fn test(module: &str, only: &str, variables: &[(&str, &Path)]) -> io::Result<bool> {
     let list = stock(&["--list", module]).stderr(Stdio::inherit()).output()?;
     if !list.status.success() {
         return Ok(false);
     }
-    let all = names(&list.stdout);
+    let all = test_names(&list.stdout);
     let chosen: Vec<_> = all.iter().map(String::as_str).filter(|name| name.contains(only)).collect();
     if chosen.is_empty() {
         return Err(io::Error::other(format!("no test has {only:?} in its name: {}", all.join(", "))));
@@ -131,8 +131,8 @@ fn stock(args: &[&str]) -> Command {
     cargo
 }
 
-/// The names in a list of tests.
-fn names(list: &[u8]) -> Vec<String> {
+/// Parses the names in a list of tests.
+fn test_names(list: &[u8]) -> Vec<String> {
     String::from_utf8_lossy(list)
         .lines()
         .filter_map(|line| Some(line.strip_suffix(": test")?.to_owned()))
@@ -145,6 +145,6 @@ mod tests {
     fn names_are_those_of_tests() {
         let list =
             b"fabtests::a: test\nfabtests::b: benchmark\nfabtests::c::d: test\n\n2 tests, 1 benchmark\n";
-        assert_eq!(super::names(list), ["fabtests::a", "fabtests::c::d"]);
+        assert_eq!(super::test_names(list), ["fabtests::a", "fabtests::c::d"]);
     }
 }

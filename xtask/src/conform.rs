@@ -1,8 +1,8 @@
-//! `cargo xtask interop conform`: the tests of `uiw conform` in full, which take ten minutes.
+//! `cargo xtask interop conform`: runs all tests of `uiw conform`, which takes ten minutes.
 
 use std::io;
 
-/// Runs them.
+/// Runs the tests.
 pub(crate) fn run() -> io::Result<bool> {
     let mut cargo = crate::workspace::cargo();
     cargo.args(["test", "-p", "uiw-interop", "--test", "stacks", "--", "conform::"]);

@@ -1,16 +1,16 @@
-//! Earlier commits, whose programs are measured or run beside the new ones.
+//! Earlier commits, whose programs are measured or run together with the new ones.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Puts a commit's files into a new folder.
+/// Exports the files of a commit to a new folder.
 ///
 /// # Errors
-/// When the repository does not have the commit.
+/// Returns an error if the repository does not have the commit.
 pub(crate) fn export(commit: &str, tree: &Path) -> Result<(), String> {
     let new = tree.with_extension("new");
-    // What an interrupted run has left.
+    // An interrupted run may have left this folder.
     let _ = fs::remove_dir_all(&new);
     fs::create_dir_all(&new).map_err(|error| format!("{}: {error}", new.display()))?;
     let mut archive = Command::new("git")

@@ -1,4 +1,4 @@
-//! Chores of the workspace: `cargo xtask --help`.
+//! Development tasks of the workspace: `cargo xtask --help`.
 
 mod arch;
 mod bench;
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Chores of the workspace.
+/// Development tasks of the workspace.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -34,25 +34,25 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Run every check and every test; the last line on stdout is `N passed, N failed, N skipped`.
+    /// Run all checks and all tests; the last line on stdout is `N passed, N failed, N skipped`.
     Test(test::Options),
-    /// Say which sentence of the RFCs has which test.
+    /// Show which tests prove which sentences of the RFCs.
     Requirements(requirements::Options),
-    /// Make the book of the documents, and check their links.
+    /// Build the book from the documents, and check their links.
     Book(book::Options),
     /// Run the models of the progress engine: every schedule of a few threads, random ones of more.
     Models(models::Options),
     /// Check that the crates can be published: packages, oldest Rust, lowest versions, licences,
     /// compatibility.
     Publishable(publishable::Options),
-    /// Measure, each row against its bar.
+    /// Run benchmarks, and compare each row with its bar.
     Bench(bench::Options),
-    /// Run against foreign stacks.
+    /// Test interoperability with other stacks.
     #[command(subcommand)]
     Interop(InteropChore),
-    /// Install the program, the two C libraries and all that belongs to them below a prefix.
+    /// Install the program, the two C libraries and their other files below a prefix.
     Install(install::Options),
-    /// Make packages for users: tarball, Debian package, wheel, OCI image, list of crates.
+    /// Create packages for users: tarball, Debian package, wheel, OCI image, list of crates.
     Dist(dist::Options),
 }
 

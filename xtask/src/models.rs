@@ -1,5 +1,5 @@
-//! `cargo xtask models`: the models of the progress engine (`verbs/models`), with more schedules
-//! than `cargo test` runs.
+//! `cargo xtask models`: runs the models of the progress engine (`verbs/models`) with more
+//! schedules than `cargo test`.
 
 use std::io;
 
@@ -14,7 +14,7 @@ pub(crate) struct Options {
     only: Option<String>,
 }
 
-/// The arguments of Cargo for each tool.
+/// Arguments of Cargo for each tool.
 const TOOLS: [&[&str]; 2] = [
     &["test", "-p", "uiw-models", "--test", "loom", "--", "--nocapture"],
     &["test", "-p", "uiw-models", "--features", "shuttle", "--test", "shuttle", "--", "--nocapture"],

@@ -1,15 +1,15 @@
-//! The programs that tests need and the Debian packages they come from.
+//! Programs that tests need, and the Debian packages that contain them.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::process::{self, ChildEnd};
 
-/// Something that some tests cannot run without: a program on the path, or the path of a file; its
-/// package; the tests.
+/// Prerequisite of some tests: a program on the path or the path of a file, its package, and the
+/// tests.
 pub(crate) type PackageNeed = (&'static str, &'static str, &'static str);
 
-/// Which test needs what. Everything else needs Cargo alone.
+/// Prerequisites of the tests. All other tests only need Cargo.
 pub(crate) const NEEDS: &[PackageNeed] = &[
     ("tshark", "tshark", "interop: oracles tshark::*"),
     ("dumpcap", "wireshark-common", "interop: stock ucx::* mpi::*"),
@@ -20,7 +20,7 @@ pub(crate) const NEEDS: &[PackageNeed] = &[
     ("ethtool", "ethtool", "interop: stacks pairings::*"),
     ("qemu-system-x86_64", "qemu-system-x86", SIW),
     ("gcc", "gcc", SIW),
-    // The compiler of Debian 12's kernel.
+    // The kernel of Debian 12 was built with this compiler.
     ("gcc-12", "gcc-12", SIW),
     ("make", "make", SIW),
     ("patch", "patch", SIW),
@@ -82,15 +82,15 @@ pub(crate) const NEEDS: &[PackageNeed] = &[
     (PYVERBS, "python3-pyverbs", "interop: stock python::*"),
 ];
 
-/// The tests on a virtual machine with the Linux siw driver.
+/// Tests on a virtual machine with the Linux siw driver.
 const SIW: &str = "interop/siw: siw::*";
-/// The tests of what is installed.
+/// Tests of the installed files.
 const INSTALL: &str = "xtask: install *";
-/// The tests of the packages for users, and of the book's commands with these packages.
+/// Tests of the packages for users, and of the book's commands with these packages.
 const DIST: &str = "xtask: dist * book *";
 const UCX_HEADER: &str = "/usr/include/ucp/api/ucp.h";
 const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
-/// QEMU's block driver for iSCSI.
+/// Block driver of QEMU for iSCSI.
 const ISCSI_DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";
 const RDMA_CORE_TESTS: &str = "/usr/share/doc/rdma-core/tests/run_tests.py";
 const MEMCACHE: &str = "/usr/lib/python3/dist-packages/memcache.py";
@@ -98,14 +98,14 @@ const TEST_SOCKET: &str = "/usr/lib/python3.11/test/test_socket.py";
 const PGBENCH: &str = "/usr/lib/postgresql/15/bin/pgbench";
 const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
 
-/// The longest that one apt-get call may take.
+/// Maximum time of one call of apt-get.
 const APT_CAP: Duration = Duration::from_secs(600);
 
-/// Installs what is missing, if this machine lets us; says what stays missing and which tests that
-/// costs.
+/// Installs missing prerequisites if this machine allows it. Prints those that are still missing,
+/// and the tests that cannot run without them.
 pub(crate) fn install(deadline: Instant) {
-    // Twice: a package of another release may be removed when the first call installs those that it
-    // conflicts with.
+    // This is repeated once, because the first call may remove a package of another release if it
+    // conflicts with one that is installed.
     for _ in 0..2 {
         let mut packages: Vec<&str> = missing().iter().map(|(_, package, _)| *package).collect();
         packages.dedup();
@@ -123,8 +123,9 @@ pub(crate) fn install(deadline: Instant) {
     }
 }
 
-/// Installs what is missing of these programs (each with its package), if this machine lets us.
-/// Gives those that stay missing, of which it has said where they come from.
+/// Installs those of these programs (each with its package) that are missing, if this machine
+/// allows it. Prints the packages of the programs that are still missing, and returns these
+/// programs.
 pub(crate) fn provide(programs: &[(&'static str, &'static str)]) -> Vec<&'static str> {
     let absent = || programs.iter().filter(|(program, _)| !on_path(program));
     let mut packages: Vec<&str> = absent().map(|(_, package)| *package).collect();
@@ -160,7 +161,7 @@ fn why_not() -> Option<&'static str> {
 fn apt(packages: &[&str], deadline: Instant) {
     eprintln!("xtask: installing {}", packages.join(" "));
     let update = apt_get(&["update"], deadline);
-    // An update that failed may still have left lists good enough to install from.
+    // Even if the update fails, the existing lists may be sufficient.
     if update != ChildEnd::Success {
         eprintln!("xtask: apt-get update: {update:?}");
     }
@@ -170,7 +171,8 @@ fn apt(packages: &[&str], deadline: Instant) {
     if install(packages) == ChildEnd::Success {
         return;
     }
-    // One at a time: what this release does not have keeps nothing else away.
+    // Packages are installed one by one, so that a package that this release does not have does not
+    // prevent the others.
     for package in packages {
         let end = install(&[package]);
         if end != ChildEnd::Success {
@@ -179,8 +181,8 @@ fn apt(packages: &[&str], deadline: Instant) {
     }
 }
 
-/// No question can be asked: no terminal on stdin, no debconf front end, old configuration files
-/// stay.
+/// Runs apt-get such that it cannot ask questions: without a terminal on stdin, without a front end
+/// for debconf, and keeping old configuration files.
 fn apt_get(args: &[&str], deadline: Instant) -> ChildEnd {
     let mut command = Command::new("apt-get");
     command

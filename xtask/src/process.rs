@@ -1,5 +1,5 @@
-//! Child processes in a process group of their own, ended at a deadline with everything they
-//! started.
+//! Child processes, each in its own process group, which is killed at a deadline together with all
+//! processes in it.
 
 use std::fmt::Display;
 use std::io::{self, BufRead, BufReader};
@@ -10,27 +10,27 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// How often a waiting loop looks at the child.
+/// Interval at which a waiting loop checks the child.
 const TICK: Duration = Duration::from_millis(100);
 /// Time for which a child that has exited may leave its output open (a process it forgot) before
 /// the group is ended.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The process groups that are running now, for the interrupt handler.
+/// Process groups that are currently running, for the interrupt handler.
 static RUNNING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
-/// How a child ended.
+/// Result of a child process.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ChildEnd {
     /// Exit code 0.
     Success,
-    /// Another exit code, or a signal.
+    /// A different exit code, or a signal.
     Failure(String),
-    /// The deadline came first; the whole process group was killed.
+    /// The deadline expired, and the whole process group was killed.
     TimedOut,
 }
 
-/// That of a chore which has succeeded or not, or could not be done at all.
+/// Returns the exit code of a command that has succeeded or failed, or could not run at all.
 pub(crate) fn exit_code<E: Display>(done: Result<bool, E>) -> ExitCode {
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -46,8 +46,8 @@ fn running() -> MutexGuard<'static, Vec<i32>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the running process groups when the user interrupts, so that no process remains, and tidies
-/// up with `tidy`.
+/// Installs a handler for interrupts that kills the running process groups, so that no process
+/// remains, calls `tidy` and exits.
 pub(crate) fn handle_interrupts(tidy: fn()) {
     let installed = ctrlc::set_handler(move || {
         running().iter().copied().for_each(kill_group);
@@ -55,29 +55,29 @@ pub(crate) fn handle_interrupts(tidy: fn()) {
         std::process::exit(130);
     });
     if let Err(error) = installed {
-        eprintln!("xtask: interrupts will not be passed on: {error}");
+        eprintln!("xtask: an interrupt will not end the child processes: {error}");
     }
 }
 
-/// Tidies up with `tidy` and ends when the user interrupts.
+/// Installs a handler for interrupts that calls `tidy` and exits.
 pub(crate) fn on_interrupt(tidy: fn()) {
     let installed = ctrlc::set_handler(move || {
         tidy();
         std::process::exit(130);
     });
     if let Err(error) = installed {
-        eprintln!("xtask: an interrupt may leave things behind: {error}");
+        eprintln!("xtask: an interrupt may leave temporary files behind: {error}");
     }
 }
 
-/// Runs a command with our stdout and stderr until it ends or `deadline` comes.
+/// Runs a command with our stdout and stderr until it ends or `deadline` expires.
 pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<ChildEnd> {
     let mut child = ProcessGroup::spawn(command.stdin(Stdio::null()))?;
     child.wait(deadline)
 }
 
-/// Runs a command and hands every line of its stdout, and of its stderr if that is a pipe, to
-/// `line` as it comes.
+/// Runs a command and calls `line` for each line of its stdout, and of its stderr if that is a
+/// pipe, as soon as the line arrives.
 pub(crate) fn run_lines(
     command: &mut Command,
     deadline: Instant,
@@ -97,7 +97,9 @@ pub(crate) fn run_lines(
             return Ok(ChildEnd::TimedOut);
         }
         match &exited {
-            None => exited = group.child.try_wait()?.map(|status| (Instant::now() + GRACE, end(status))),
+            None => {
+                exited = group.child.try_wait()?.map(|status| (Instant::now() + GRACE, child_end(status)));
+            }
             Some((until, _)) if Instant::now() >= *until => break,
             Some(_) => {}
         }
@@ -108,7 +110,7 @@ pub(crate) fn run_lines(
     }
 }
 
-/// A child and all it starts. What is left of the group is killed on drop.
+/// Process group of a child. Its remaining processes are killed on drop.
 struct ProcessGroup {
     child: Child,
     id: i32,
@@ -137,7 +139,7 @@ impl ProcessGroup {
     fn wait(&mut self, deadline: Instant) -> io::Result<ChildEnd> {
         loop {
             if let Some(status) = self.child.try_wait()? {
-                return Ok(end(status));
+                return Ok(child_end(status));
             }
             if Instant::now() >= deadline {
                 self.kill();
@@ -149,7 +151,7 @@ impl ProcessGroup {
 
     fn kill(&mut self) {
         kill_group(self.id);
-        // Reaps the child; it is dead, so this does not wait.
+        // Reaps the child. It is already dead, so this does not wait.
         let _ = self.child.wait();
     }
 }
@@ -170,11 +172,11 @@ fn kill_group(id: i32) {
     }
 }
 
-fn end(status: ExitStatus) -> ChildEnd {
+fn child_end(status: ExitStatus) -> ChildEnd {
     if status.success() { ChildEnd::Success } else { ChildEnd::Failure(status.to_string()) }
 }
 
-/// Lines with any bytes in them: what is not UTF-8 is replaced.
+/// Sends each line to a channel. Bytes that are not UTF-8 are replaced.
 fn read_lines(mut from: impl BufRead, to: &mpsc::Sender<String>) {
     let mut bytes = Vec::new();
     while let Ok(1..) = from.read_until(b'\n', &mut bytes) {

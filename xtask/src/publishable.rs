@@ -1,4 +1,5 @@
-//! `cargo xtask publishable`: what has to hold before the crates are published, besides the tests.
+//! `cargo xtask publishable`: checks, in addition to the tests, that must pass before the crates
+//! are published.
 
 use crate::report::Tally;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ pub(crate) struct Options {
     only: Option<String>,
 }
 
-/// A check: its name, and the function that makes it.
+/// Check: its name, and the function that runs it.
 type Check = (&'static str, fn(&CommitClone) -> io::Result<CheckVerdict>);
 
 const CHECKS: [Check; 6] = [
@@ -34,18 +35,18 @@ const CHECKS: [Check; 6] = [
 enum CheckVerdict {
     Passed,
     Failed,
-    /// What is missing.
+    /// The check could not run because of this missing prerequisite.
     Skipped(String),
 }
 
 impl CheckVerdict {
-    fn of(success: bool) -> Self {
+    fn from_success(success: bool) -> Self {
         if success { Self::Passed } else { Self::Failed }
     }
 }
 
-/// A clone of the last commit: the checks change `Cargo.lock`. Removed at the end, but not its
-/// `target`, which lies in the workspace's.
+/// Clone of the last commit, because the checks change `Cargo.lock`. It is removed at the end, but
+/// its `target` is not, which is inside of the workspace's target folder.
 struct CommitClone {
     root: PathBuf,
     target: PathBuf,
@@ -70,10 +71,10 @@ impl CommitClone {
 
     fn cargo(&self, args: &[&str]) -> io::Result<CheckVerdict> {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        Ok(CheckVerdict::of(self.command(cargo).args(args).status()?.success()))
+        Ok(CheckVerdict::from_success(self.command(cargo).args(args).status()?.success()))
     }
 
-    /// A subcommand of Cargo, installed from crates.io if it is absent.
+    /// Runs a subcommand of Cargo, which is installed from crates.io if it is absent.
     fn tool(&self, name: &str, args: &[&str]) -> io::Result<CheckVerdict> {
         let program = format!("cargo-{name}");
         let folder = self.target.join("tools");
@@ -93,10 +94,10 @@ impl CommitClone {
             }
         }
         let status = self.command(cargo).arg(name).args(args).env("PATH", &path).status()?;
-        Ok(CheckVerdict::of(status.success()))
+        Ok(CheckVerdict::from_success(status.success()))
     }
 
-    /// As it was cloned.
+    /// Restores the files of the clone.
     fn restore(&self) -> io::Result<()> {
         self.command("git").args(["checkout", "--quiet", "."]).status().map(drop)
     }
@@ -108,19 +109,20 @@ impl Drop for CommitClone {
     }
 }
 
-/// Cargo neither unpacks nor compiles a package again whose version it has from the same folder:
-/// the folder is a new one.
+/// Builds each package from its tarball. This uses a new target folder, because Cargo neither
+/// unpacks nor compiles a package again if the folder already has that version.
 fn package(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut package = clone.command(cargo);
     package.args(["package", "--workspace", "--quiet"]).env("CARGO_TARGET_DIR", clone.root.join("target"));
-    Ok(CheckVerdict::of(package.status()?.success()))
+    Ok(CheckVerdict::from_success(package.status()?.success()))
 }
 
-/// Documents that name the oldest Rust.
+/// Documents that state the oldest supported version of Rust.
 const DOCUMENTS: [&str; 3] = ["README.md", "docs/installing.md", "docs/compatibility.md"];
 
-/// The models need a newer one: `generator`, below `loom`.
+/// Builds the workspace with the oldest supported Rust. The models are excluded, because a
+/// dependency of `loom`, `generator`, needs a newer one.
 fn oldest_rust(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let version = rust_version(&clone.root)?;
     let named = version.trim_end_matches(".0");
@@ -140,12 +142,12 @@ fn oldest_rust(clone: &CommitClone) -> io::Result<CheckVerdict> {
     }
     let args =
         ["run", &version, "cargo", "check", "--workspace", "--all-features", "--exclude", "uiw-models"];
-    Ok(CheckVerdict::of(
+    Ok(CheckVerdict::from_success(
         clone.command("rustup").args(args).env_remove("RUSTUP_TOOLCHAIN").status()?.success(),
     ))
 }
 
-/// `rust-version` of the workspace, as rustup names the toolchain.
+/// Returns `rust-version` of the workspace in the form in which rustup names the toolchain.
 fn rust_version(root: &Path) -> io::Result<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
     let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
@@ -171,20 +173,20 @@ fn deny(clone: &CommitClone) -> io::Result<CheckVerdict> {
     clone.tool("deny", &["--log-level", "error", "check", "licenses", "bans", "sources"])
 }
 
-/// Commit with which the API is compared until there is a tag. Nothing is promised before: a commit
-/// that breaks the API on purpose is the next one here.
-const FIRST: &str = "432db670";
+/// Commit with which the API is compared until there is a tag. The API is not stable before the
+/// first tag: a commit that breaks it intentionally replaces this one.
+const API_BASELINE: &str = "432db670";
 
 fn semver(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let tag =
         clone.command("git").args(["describe", "--tags", "--abbrev=0"]).stderr(Stdio::null()).output()?;
     let tag = String::from_utf8_lossy(&tag.stdout);
-    let baseline = Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(FIRST);
+    let baseline = Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(API_BASELINE);
     println!("beside {baseline}");
     clone.tool("semver-checks", &["--workspace", "--baseline-rev", baseline])
 }
 
-/// Runs the checks; the score is the last line on stdout.
+/// Runs the checks. The last line on stdout is the score.
 pub(crate) fn run(options: &Options) -> ExitCode {
     let clone = match CommitClone::new() {
         Ok(clone) => clone,

@@ -1,9 +1,9 @@
-//! Reads what `cargo test` prints and keeps the score.
+//! Parses the output of `cargo test` and counts the results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// How many tests passed, failed and were skipped. `Display` is the summary line.
+/// Numbers of tests that passed, failed and were skipped. `Display` writes the summary line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
@@ -25,7 +25,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// A test that said it could not run, one line of the skip log:
+/// Entry of the skip log, in which a test reports that it could not run:
 /// `<test name>: <missing capability>`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Skip {
@@ -34,9 +34,10 @@ pub(crate) struct Skip {
 }
 
 impl Skip {
-    /// The skip log, one entry a test: the first reason a test gave stands.
+    /// Parses the skip log. If a test has several entries, the first one counts.
     ///
-    /// The separator is the first `": "`; a test's path has `::`, never a colon and a space.
+    /// The separator is the first `": "`. The path of a test contains `::`, but never a colon
+    /// followed by a space.
     pub(crate) fn read_log(text: &str) -> Vec<Self> {
         let mut seen = BTreeSet::new();
         text.lines()
@@ -47,14 +48,14 @@ impl Skip {
     }
 }
 
-/// One test binary's part of the output: from `running N tests` to its `test result:` line.
+/// Part of the output from one test binary: from `running N tests` to its `test result:` line.
 #[derive(Debug, Default)]
 struct BinaryReport {
     announced: u64,
     seen: Tally,
 }
 
-/// Follows the output of `cargo test`, line by line.
+/// Parser of the output of `cargo test`, which is passed line by line.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     tally: Tally,
@@ -64,18 +65,19 @@ pub(crate) struct Parser {
     reasons: FailureReasons,
 }
 
-/// Reason why tests failed: a line of what each of them printed.
+/// Reasons why tests failed: a line of the output of each.
 #[derive(Debug, Default)]
 struct FailureReasons {
-    /// The test whose output the present line belongs to.
+    /// Test to whose output the current line belongs.
     of: Option<String>,
-    /// The line before named the place of a panic.
+    /// True if the previous line stated the location of a panic.
     is_panic: bool,
     found: BTreeMap<String, String>,
 }
 
 impl FailureReasons {
-    /// Takes the next line. A panic's message is the reason, otherwise the first line.
+    /// Takes the next line. The reason is the message of a panic or, without a panic, the first
+    /// line.
     fn line(&mut self, line: &str) {
         if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" ----")) {
             self.of = Some(name.strip_suffix(" stdout").unwrap_or(name).to_owned());
@@ -96,7 +98,7 @@ impl FailureReasons {
 }
 
 impl Parser {
-    /// Takes the next line, without its line end.
+    /// Takes the next line, without its newline.
     pub(crate) fn line(&mut self, line: &str) {
         self.reasons.line(line);
         if let Some(announced) = running(line) {
@@ -121,19 +123,20 @@ impl Parser {
         }
     }
 
-    /// Ends the output of a test binary: lines of another one follow, or none.
+    /// Ends the output of a test binary. The next line belongs to another one.
     pub(crate) fn end_binary(&mut self) {
         self.close_without_result();
     }
 
-    /// How many tests of the binaries that have ended have failed.
+    /// Returns the number of failed tests in the binaries that have ended.
     pub(crate) fn failed(&self) -> u64 {
         self.tally.failed
     }
 
-    /// The score, after the last line. libtest calls a test in `skips` passed; it counts as
-    /// skipped, also when its name is not among those that were seen: rather one too few passed
-    /// than one too many.
+    /// Returns the score after the last line.
+    ///
+    /// libtest reports the tests in `skips` as passed, but they count as skipped. This is so even
+    /// if the name of a test was not seen, because the number of passed tests must not be too high.
     pub(crate) fn finish(mut self, skips: &[Skip]) -> Score {
         self.close_without_result();
         for _ in skips.iter().filter(|skip| !self.failed.contains(&skip.test)) {
@@ -146,8 +149,8 @@ impl Parser {
         Score { tally: self.tally, passed: self.passed, failed: self.failed, reasons: self.reasons.found }
     }
 
-    /// A test binary died (signal, `exit`) before its result line: what it announced and did not
-    /// report has failed.
+    /// Handles a test binary that ended before its result line, by a signal or `exit`. The
+    /// announced tests that it did not report have failed.
     fn close_without_result(&mut self) {
         if let Some(binary) = self.open.take() {
             let Tally { passed, failed, skipped } = binary.seen;
@@ -161,14 +164,14 @@ impl Parser {
     }
 }
 
-/// What [`Parser::finish`] returns.
+/// Result of [`Parser::finish`].
 #[derive(Debug)]
 pub(crate) struct Score {
     pub(crate) tally: Tally,
-    /// How many tests of each name ran and passed.
+    /// Number of tests with each name that ran and passed.
     pub(crate) passed: BTreeMap<String, u64>,
     pub(crate) failed: Vec<String>,
-    /// Of failed tests that printed something, a line that says why.
+    /// Reasons of failed tests that have printed something.
     pub(crate) reasons: BTreeMap<String, String>,
 }
 
@@ -178,14 +181,15 @@ enum Verdict {
     Ignored,
 }
 
-/// `running 3 tests`
+/// Parses a line such as `running 3 tests`.
 fn running(line: &str) -> Option<u64> {
     let rest = line.strip_prefix("running ")?;
     let count = rest.strip_suffix(" tests").or_else(|| rest.strip_suffix(" test"))?;
     count.parse().ok()
 }
 
-/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
+/// Parses a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered
+/// out; finished in 0.01s`.
 fn result(line: &str) -> Option<Tally> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let mut tally = Tally::default();
@@ -202,7 +206,8 @@ fn result(line: &str) -> Option<Tally> {
     Some(tally)
 }
 
-/// `test a::b ... ok`, `test a::b - should panic ... FAILED`, `test a::b ... ignored, reason`
+/// Parses a line such as `test a::b ... ok`, `test a::b - should panic ... FAILED` or
+/// `test a::b ... ignored, reason`.
 fn verdict(line: &str) -> Option<(&str, Verdict)> {
     let (name, verdict) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     let name = name.strip_suffix(" - should panic").unwrap_or(name);

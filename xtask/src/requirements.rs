@@ -1,8 +1,9 @@
-//! Which sentence of which RFC is proved by which test.
+//! `cargo xtask requirements`: traces the requirements of the RFCs to the tests that prove them.
 //!
-//! `interop/rfc/requirements.tsv` has every sentence with a keyword of RFC 2119 of RFC 5040, 5041,
-//! 5044, 6581 and 7306. A test claims one in the comment directly above it (CONTRIBUTING.md);
-//! `interop/rfc/not-applicable.tsv` says why others are not ours.
+//! `interop/rfc/requirements.tsv` has all sentences of RFC 5040, 5041, 5044, 6581 and 7306 that
+//! contain a keyword of RFC 2119. A test claims a sentence in the comment directly above it
+//! (CONTRIBUTING.md). `interop/rfc/not-applicable.tsv` states why other sentences do not apply to
+//! us.
 
 mod scan;
 
@@ -15,8 +16,8 @@ use scan::Claim;
 
 const TABLE: &str = "interop/rfc/requirements.tsv";
 const NOT_APPLICABLE: &str = "interop/rfc/not-applicable.tsv";
-/// Values of the column `outside`: whether `uiw conform` can judge the sentence of a listener,
-/// alone or with the partner program, else why not.
+/// Values of the column `outside`, which states whether `uiw conform` can check the sentence at a
+/// listener: alone, with the partner program, or the reason why it cannot.
 const OUTSIDE: [&str; 8] =
     ["alone", "partner", "initiator", "interface", "inside", "permission", "extension", "elsewhere"];
 
@@ -31,26 +32,26 @@ pub(crate) struct Options {
     list: bool,
 }
 
-/// A sentence of an RFC.
-struct Row {
+/// Sentence of an RFC.
+struct RequirementRow {
     rfc: String,
     quote: String,
-    /// A MUST, MUST NOT or REQUIRED of ours, and no introduction to a list.
+    /// True for a MUST, MUST NOT or REQUIRED that applies to us and does not only introduce a list.
     wanted: bool,
     /// One of [`OUTSIDE`].
     outside: String,
 }
 
-/// The sentences, and what there is for each.
-pub(crate) struct Trace {
-    rows: BTreeMap<String, Row>,
+/// Sentences, with the claims of tests and the reasons why sentences are not applicable.
+pub(crate) struct RequirementTrace {
+    rows: BTreeMap<String, RequirementRow>,
     not_applicable: BTreeMap<String, String>,
     claims: Vec<Claim>,
     wrong: Vec<String>,
 }
 
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let trace = match Trace::read(&crate::workspace::root()) {
+    let trace = match RequirementTrace::read(&crate::workspace::root()) {
         Ok(trace) => trace,
         Err(error) => {
             eprintln!("xtask: {error}");
@@ -72,8 +73,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     if trace.wrong.is_empty() && missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-impl Trace {
-    /// Reads both tables and every test of the workspace.
+impl RequirementTrace {
+    /// Reads both tables and all tests of the workspace.
     pub(crate) fn read(workspace: &Path) -> Result<Self, String> {
         let text =
             |path: &str| fs::read_to_string(workspace.join(path)).map_err(|error| format!("{path}: {error}"));
@@ -109,7 +110,8 @@ impl Trace {
         }
     }
 
-    /// What is wanted and has neither a test that `counts` nor a reason.
+    /// Returns messages for the wanted sentences that have neither a test that `counts` nor a
+    /// reason.
     fn missing(&self, counts: impl Fn(&Claim) -> bool) -> Vec<String> {
         let proved: BTreeSet<&str> =
             self.claims.iter().filter(|claim| counts(claim)).map(|claim| claim.id.as_str()).collect();
@@ -122,16 +124,16 @@ impl Trace {
             .collect()
     }
 
-    /// What is wrong, given the tests that passed: how often each name, in whatever binary.
+    /// Returns the errors. `passed` has the number of passed tests with each name, in all binaries.
     pub(crate) fn judge(&self, passed: &BTreeMap<String, u64>) -> Vec<String> {
         let mut of_a_name: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for claim in &self.claims {
-            // A test's tags may stand on several lines: its file distinguishes it from another of
-            // the same name.
+            // The tags of a test may be on several lines, so tests with the same name are
+            // distinguished by their files.
             let file = claim.place.rsplit_once(':').map_or(claim.place.as_str(), |(file, _)| file);
             of_a_name.entry(&claim.test).or_default().insert(file);
         }
-        // Tests of one name in several binaries count only if all of them passed.
+        // Tests with the same name in several binaries count only if all of them have passed.
         let counts = |claim: &Claim| {
             let same = of_a_name.get(claim.test.as_str()).map_or(1, BTreeSet::len) as u64;
             passed.get(&claim.test).is_some_and(|times| *times >= same)
@@ -166,8 +168,8 @@ impl Trace {
     }
 }
 
-/// The rows of the table, by id.
-fn rows(text: &str) -> Result<BTreeMap<String, Row>, String> {
+/// Parses the rows of the table, by id.
+fn rows(text: &str) -> Result<BTreeMap<String, RequirementRow>, String> {
     let mut lines = text.lines();
     let head: Vec<&str> = lines.next().unwrap_or_default().split('\t').collect();
     let column = |name: &str| {
@@ -183,7 +185,7 @@ fn rows(text: &str) -> Result<BTreeMap<String, Row>, String> {
         let wanted = matches!(cell(level), "MUST" | "MUST NOT" | "REQUIRED")
             && cell(applicability) == "yes"
             && cell(form) != "lead-in";
-        let row = Row {
+        let row = RequirementRow {
             rfc: cell(rfc).to_owned(),
             quote: cell(quote).to_owned(),
             wanted,
@@ -200,15 +202,15 @@ mod tests {
 
     #[test]
     fn sentences_claimed_or_excused() {
-        let trace = Trace::read(&crate::workspace::root()).unwrap();
+        let trace = RequirementTrace::read(&crate::workspace::root()).unwrap();
         assert!(trace.rows.values().filter(|row| row.wanted).count() > 400);
         assert_eq!(trace.wrong, [""; 0]);
         assert_eq!(trace.missing(|_| true), [""; 0]);
-        let judged = |row: &&Row| ["alone", "partner"].contains(&row.outside.as_str());
+        let judged = |row: &&RequirementRow| ["alone", "partner"].contains(&row.outside.as_str());
         assert!(trace.rows.values().filter(judged).count() >= 120);
     }
 
-    /// The table of bugs that others had names tests, and there are tests of these names.
+    /// The tests in the table of other implementations' bugs exist.
     #[test]
     fn tests_for_classic_bugs_exist() {
         let workspace = crate::workspace::root();
@@ -231,7 +233,7 @@ mod tests {
         }
     }
 
-    fn trace(claims: &[(&str, &str, &str)]) -> Trace {
+    fn trace(claims: &[(&str, &str, &str)]) -> RequirementTrace {
         let text = "id\trfc\tlevel\tquote\tapplicability\tform\toutside\n\
             A-1\t1\tMUST\tshall\tyes\tsentence\talone\nA-2\t1\tMUST NOT\tshall not\tyes\tlead-in\tinside\n\
             A-3\t1\tSHOULD\tmight\tyes\tsentence\tinside\nA-4\t1\tREQUIRED\tneeds\tyes\titem\tpartner\n\
@@ -245,7 +247,7 @@ mod tests {
             })
             .collect();
         let rows = rows(text).unwrap();
-        Trace { rows, not_applicable: BTreeMap::new(), claims, wrong: Vec::new() }
+        RequirementTrace { rows, not_applicable: BTreeMap::new(), claims, wrong: Vec::new() }
     }
 
     #[test]

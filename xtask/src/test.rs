@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check and every test, one score.
+//! `cargo xtask test`: runs all checks and all tests, and prints one score.
 
 mod binaries;
 mod jobs;
@@ -17,16 +17,16 @@ use uiw_interop::stock::BUILT;
 use crate::packages;
 use crate::process::{self, ChildEnd};
 use crate::report::{Parser, Skip, Tally};
-use crate::requirements::Trace;
+use crate::requirements::RequirementTrace;
 use crate::workspace::{cargo, root, target};
 
-/// Time after which the run is ended because it hangs. Each test has a limit of its own, so that no
-/// test fails because of this one.
+/// Time after which the run is ended because it hangs. Each test has its own limit, so no test
+/// fails because of this one.
 const CAP: Duration = Duration::from_secs(85 * 60);
-/// Number of test binaries that run at a time: most of their tests wait, for programs, for
-/// time-outs or for packages, and each binary has as many threads as this machine has processors.
+/// Number of test binaries that run at the same time. Each one has as many threads as this machine
+/// has processors, but most tests wait for programs, time-outs or packages.
 const AT_A_TIME: usize = 3;
-/// The test binaries that take the longest, in the order in which they begin; the others follow.
+/// Test binaries that take the longest, in the order in which they are started. The others follow.
 const LONGEST: &[&str] = &[
     "interop/tests/stock/main.rs",
     "interop/siw/tests/siw.rs",
@@ -37,12 +37,12 @@ const LONGEST: &[&str] = &[
     "xtask/tests/python.rs",
     "xtask/tests/action.rs",
 ];
-/// Test binaries that run with `--all` only: the virtual machine with the siw driver, and the
+/// Test binaries that run only with `--all`: the virtual machine with the siw driver, and the
 /// commands of the documents.
 const ONLY_WITH_ALL: &[&str] = &["interop/siw/tests/siw.rs", "xtask/tests/book.rs"];
-/// The package of the models, whose tests run with `--all` only.
+/// Package of the models, whose tests run only with `--all`.
 const MODELS: &str = "uiw-models";
-/// Names the file in which a test that cannot run says so.
+/// Environment variable with the path of the file in which tests report that they cannot run.
 const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
 /// Options of `cargo xtask test`.
@@ -66,23 +66,23 @@ pub(crate) struct Options {
     no_install: bool,
 }
 
-/// A check that is not a test function. It counts as one test.
+/// Check that is not a test function. It counts as one test.
 struct Step {
     name: &'static str,
-    /// The Cargo subcommand that may not be installed.
+    /// Cargo subcommand that may not be installed.
     component: Option<&'static str>,
     args: &'static [&'static str],
-    /// The target to build for, which rustup may have to fetch; this machine's if there is none.
+    /// Target to build for, which rustup may have to fetch. `None` for this machine.
     target: Option<&'static str>,
     env: &'static [(&'static str, &'static str)],
-    /// Whether it runs with `--all` only.
+    /// True if it runs only with `--all`.
     only_with_all: bool,
 }
 
 const CLIPPY: &[&str] = &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
 const FEATURES: &[&str] =
     &["clippy", "-p", "uiw", "-p", "uiw-llp", "-p", "uiw-verbs", "--", "-D", "warnings"];
-/// The crates that build without the standard library.
+/// Arguments to build the crates that work without the standard library.
 const NO_STD: &[&str] = &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features"];
 
 impl Step {
@@ -103,16 +103,16 @@ const STEPS: &[Step] = &[
         only_with_all: true,
         ..Step::new("book", &["run", "--quiet", "--package", "xtask", "--", "book"])
     },
-    // The smallest set of features.
+    // Clippy with the smallest set of features.
     Step { component: Some("clippy"), ..Step::new("features", FEATURES) },
     Step::new("no_std", NO_STD),
-    // Machines without an operating system: there is no `std` to be linked by mistake.
+    // Targets without an operating system have no `std` that could be linked by mistake.
     Step { target: Some("x86_64-unknown-none"), ..Step::new("no_std_x86_64", NO_STD) },
-    // 32 bits, and no atomic numbers of 64.
+    // A target with 32 bits, without 64-bit atomics.
     Step { target: Some("thumbv7em-none-eabi"), ..Step::new("no_std_thumbv7em", NO_STD) },
 ];
 
-/// Runs everything; the score is the last line on stdout.
+/// Runs everything. The last line on stdout is the score.
 pub(crate) fn run(options: &Options) -> ExitCode {
     let deadline = Instant::now() + CAP;
     process::handle_interrupts(|| drop(fs::remove_file(SkipLog::place())));
@@ -189,7 +189,8 @@ fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
     }
 }
 
-/// All test binaries and documentation tests. A build that fails, or the cap, is one failure more.
+/// Runs all test binaries and documentation tests. A failed build, or a run that exceeds [`CAP`],
+/// counts as one more failure.
 fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
     let log = SkipLog::new();
     let built = build(options, deadline).and_then(|binaries| Ok((binaries, target()?.join("debug"))));
@@ -198,7 +199,8 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
         Err(why) => return (Tally { failed: 1, ..Tally::default() }, vec![why]),
     };
     for job in &mut jobs {
-        // No files in the user's directory: tests of counters name one of their own.
+        // Programs must not write counter files to the user's directory. Tests of counters use
+        // their own directory.
         job.command.env(SKIP_LOG, &log.path).env("UIW_COUNTERS", "off").env(BUILT, &folder);
     }
     println!("== test: {} test binaries and the documentation tests, {AT_A_TIME} at a time", jobs.len() - 1);
@@ -213,7 +215,7 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
         parser.end_binary();
         let why = match job.end {
             Ok(ChildEnd::Success) => None,
-            // The exit code says again what the tests' own lines said.
+            // The failed tests are already counted.
             Ok(ChildEnd::Failure(_)) if parser.failed() > before => None,
             Ok(ChildEnd::Failure(how)) => Some(how),
             Ok(ChildEnd::TimedOut) => {
@@ -245,8 +247,8 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
     (score.tally, score.failed)
 }
 
-/// Builds the test binaries and, by the same command and thus with the same features, the programs
-/// and libraries that tests run and package. The error says what failed.
+/// Builds the test binaries, and the programs and libraries that tests run and package. The same
+/// command builds both, so that they have the same features. The error names the failed command.
 fn build(options: &Options, deadline: Instant) -> Result<Vec<Binary>, String> {
     let args = [&["build", "--lib", "--bins", "--tests", "--examples"], &packages(options)[..]].concat();
     let shown = format!("cargo {}", args.join(" "));
@@ -268,7 +270,7 @@ fn build(options: &Options, deadline: Instant) -> Result<Vec<Binary>, String> {
     }
 }
 
-/// Cargo's arguments for the packages to build and test.
+/// Returns the arguments of Cargo that select the packages to build and test.
 fn packages(options: &Options) -> Vec<&'static str> {
     let mut packages = vec!["--workspace"];
     if !options.runs_all() {
@@ -277,7 +279,7 @@ fn packages(options: &Options) -> Vec<&'static str> {
     packages
 }
 
-/// What runs all tests that are wanted, in the order in which it begins.
+/// Returns the jobs that run the selected tests, in the order in which they are started.
 fn jobs(mut binaries: Vec<Binary>, options: &Options) -> Vec<Job> {
     let place =
         |binary: &Binary| LONGEST.iter().position(|name| binary.name == *name).unwrap_or(LONGEST.len());
@@ -297,7 +299,7 @@ fn jobs(mut binaries: Vec<Binary>, options: &Options) -> Vec<Job> {
     jobs
 }
 
-/// Says which jobs took the longest.
+/// Prints the jobs that took the longest.
 fn print_longest(mut times: Vec<(Duration, String)>) {
     times.sort_by(|a, b| b.cmp(a));
     println!("\n== longest");
@@ -306,11 +308,11 @@ fn print_longest(mut times: Vec<(Duration, String)>) {
     }
 }
 
-/// Returns whether every sentence of the RFCs is proved by a test that has just passed. Counts as
-/// one test.
+/// Checks that each requirement of the RFCs is proved by a test that has just passed. Counts as one
+/// test.
 fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
     println!("== requirements: cargo xtask requirements");
-    let wrong = Trace::read(&root()).map_or_else(|error| vec![error], |trace| trace.judge(passed));
+    let wrong = RequirementTrace::read(&root()).map_or_else(|error| vec![error], |trace| trace.judge(passed));
     for line in &wrong {
         println!("{line}");
     }
@@ -326,7 +328,8 @@ fn has_component(component: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Returns whether the standard library's part for `target` is here, fetched if it may be.
+/// Returns whether the standard library for `target` is installed. If it is not, and `no_install`
+/// is not set, it is fetched.
 fn has_target(target: &str, no_install: bool) -> bool {
     let succeeds = |program: &str, args: &[&str]| {
         let mut command = Command::new(program);
@@ -340,7 +343,7 @@ fn has_target(target: &str, no_install: bool) -> bool {
     is_here() || !no_install && succeeds("rustup", &["target", "add", target]).is_some() && is_here()
 }
 
-/// The file in which tests report what they miss; removed on drop.
+/// File in which tests report missing capabilities. It is removed on drop.
 struct SkipLog {
     path: PathBuf,
 }

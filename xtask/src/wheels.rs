@@ -1,5 +1,5 @@
-//! `cargo xtask interop nixl` and `cargo xtask interop mooncake`: Python wheels from PyPI on the C
-//! libraries. They are too large for `cargo xtask test`.
+//! `cargo xtask interop nixl` and `cargo xtask interop mooncake`: tests of the C libraries with
+//! Python wheels from PyPI, which are too large for `cargo xtask test`.
 
 use std::process::Command;
 use std::{fs, io};
@@ -26,14 +26,14 @@ pub(crate) struct Mooncake {
     version: String,
 }
 
-/// A wheel, and the tests that use it.
+/// Wheel, and the tests that use it.
 struct Wheel<'a> {
-    /// The folder of the virtual environment, and the module of the tests.
+    /// Name of the virtual environment's folder, and of the module of the tests.
     name: &'static str,
-    /// What pip installs, call by call.
+    /// Arguments of each call of pip.
     installs: &'a [&'a [&'a str]],
     version: &'a str,
-    /// Names the virtual environment's Python to the tests.
+    /// Environment variable that tells the tests the path of the virtual environment's Python.
     python: &'static str,
 }
 
@@ -41,7 +41,7 @@ impl Nixl {
     /// Installs the wheel and runs the tests.
     pub(crate) fn run(&self) -> io::Result<bool> {
         let wheel = format!("nixl-cu12=={}", self.version);
-        // Without torch, which it asks for: the transfers need numpy alone.
+        // The wheel depends on torch, but the transfers only need numpy.
         let installs: &[&[&str]] = &[&["--no-deps", &wheel], &["numpy"]];
         Wheel { name: "nixl", installs, version: &self.version, python: "UIW_NIXL_PYTHON" }.run()
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask interop wire`: the program and the libraries of the last release beside the new
+//! `cargo xtask interop wire`: tests the program and the libraries of the last release with the new
 //! ones, in both roles.
 
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use std::time::Duration;
 use uiw_siw::Result as Outcome;
 use uiw_siw::shell::Process;
 
-use crate::bench::programs::{build_libraries, cargo_build, command, output, pair, start};
+use crate::bench::programs::{build_libraries, cargo_build, command_with_libraries, output, pair, start};
 use crate::history;
 
-/// What is run beside the new one until there is a tag.
-const FIRST: &str = "02b5a5a";
+/// Commit that is tested with the new one until there is a tag.
+const FIRST_VERSION: &str = "02b5a5a";
 
-/// A program and its libraries.
+/// Program and libraries of a version.
 struct Version {
     name: String,
     uiw: PathBuf,
@@ -27,13 +27,13 @@ const CLIENTS: [&str; 7] = [
     "ping @ --op write -c 3",
     "ping @ --op read -c 3",
     "ping @ --rping -c 3",
-    // FPDUs beyond a TCP segment.
+    // FPDUs longer than a TCP segment.
     "perf @ --op write --seconds 1",
     "perf @ --op send --seconds 1",
     "perf @ --op read --seconds 1",
 ];
 
-/// Stock programs: words of the server, words of the client. `@` is a free port.
+/// Stock programs, with the arguments of the server and of the client. `@` is a free port.
 const STOCK: [(&str, &str, &str); 4] = [
     ("rping", "-s -a 127.0.0.1 -p @ -C 3", "-c -a 127.0.0.1 -p @ -C 3"),
     ("ib_atomic_bw", "-R -d uiw_lo -p @ -n 200", "-R -d uiw_lo -p @ -n 200 127.0.0.1"),
@@ -47,7 +47,7 @@ pub(crate) fn check() -> Result<bool, String> {
     let tag = git.args(["describe", "--tags", "--abbrev=0"]).current_dir(crate::workspace::root()).output();
     let tag = tag.map_err(|error| format!("git: {error}"))?;
     let tag = String::from_utf8_lossy(&tag.stdout);
-    let old = Version::of_commit(Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(FIRST))?;
+    let old = Version::of_commit(Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(FIRST_VERSION))?;
     let new = Version::of_workspace()?;
     let mut failed = Vec::new();
     for (server, client) in [(&old, &new), (&new, &old)] {
@@ -83,14 +83,14 @@ pub(crate) fn check() -> Result<bool, String> {
 }
 
 impl Version {
-    /// Builds what is not built yet.
+    /// Builds the version of a commit, unless it is already built.
     fn of_commit(commit: &str) -> Result<Self, String> {
         let folder = crate::workspace::target()?.join(format!("baseline-{commit}"));
         let (tree, target) = (folder.join("tree"), folder.join("target"));
         if !tree.is_dir() {
             history::export(commit, &tree)?;
         }
-        // The program's package had the library's name at first.
+        // In early versions, the package of the program had the name of the library.
         let manifest =
             std::fs::read_to_string(tree.join("cli/Cargo.toml")).map_err(|error| error.to_string())?;
         let package = if manifest.contains("name = \"uiw-cli\"") { "uiw-cli" } else { "uiw" };
@@ -119,12 +119,12 @@ impl Version {
     }
 
     fn command(&self, program: &Path, words: &str) -> Command {
-        let mut command = command(program, &self.libraries);
+        let mut command = command_with_libraries(program, &self.libraries);
         command.args(words.split(' '));
         command
     }
 
-    /// Starts `uiw serve`; returns its address too.
+    /// Starts `uiw serve`, and returns its process and address.
     fn serve(&self) -> Outcome<(Process, String)> {
         let mut server = start(&self.command(&self.uiw, "serve --listen 127.0.0.1:0"))?;
         let line = server.wait_for("listening on", Duration::from_secs(20))?;

@@ -1,23 +1,23 @@
-//! The workspace, and the Cargo that builds it.
+//! Folders of the workspace, and the Cargo that builds it.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Returns the folder.
+/// Returns the folder of the workspace.
 pub(crate) fn root() -> PathBuf {
     let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&here).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// The Cargo that runs this program, in the workspace's folder.
+/// Returns a command of the Cargo that runs this program, in the folder of the workspace.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
     command
 }
 
-/// Where Cargo puts what it builds.
+/// Returns Cargo's target folder.
 pub(crate) fn target() -> Result<PathBuf, String> {
     let output = cargo()
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])

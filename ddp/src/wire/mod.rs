@@ -1,6 +1,6 @@
-//! The DDP headers (RFC 5041 section 4).
+//! DDP headers (RFC 5041 section 4).
 //!
-//! Both begin with the DDP control byte:
+//! Both kinds of header begin with the DDP control byte:
 //!
 //! ```text
 //!  0 1 2 3 4 5 6 7
@@ -17,31 +17,31 @@ mod untagged;
 pub use tagged::Tagged;
 pub use untagged::Untagged;
 
-/// The version of DDP in RFC 5041.
+/// Version of DDP in RFC 5041.
 pub const VERSION: u8 = 1;
 
 const T: u8 = 0x80;
 const L: u8 = 0x40;
 const DV: u8 = 0x03;
 
-/// The header of a DDP segment.
+/// Header of a DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Header {
-    /// T = 1: the payload goes where STag and TO say.
+    /// T = 1: STag and TO state the destination of the payload.
     Tagged(Tagged),
-    /// T = 0: the payload goes into the buffer that queue and MSN say.
+    /// T = 0: the destination is the receive buffer of the message with this queue and MSN.
     Untagged(Untagged),
 }
 
 impl Header {
-    /// Bytes of the longest header.
+    /// Length in bytes of the longest header.
     pub const MAX_LEN: usize = Untagged::LEN;
 
-    /// Reads the header `segment` begins with, and returns how many bytes it takes; the payload is
-    /// the rest.
+    /// Decodes the header at the front of `segment`, and returns it with its length in bytes. The
+    /// payload follows the header.
     ///
     /// # Errors
-    /// If the version is not 1 or the segment ends within the header.
+    /// Returns a [`HeaderError`] if the version is not 1 or the segment ends within the header.
     #[inline]
     pub fn parse(segment: &[u8]) -> Result<(Self, usize), HeaderError> {
         let Some(&control) = segment.first() else {
@@ -61,10 +61,10 @@ impl Header {
         }
     }
 
-    /// Writes the header to the front of `out` and returns how many bytes it took.
+    /// Writes the header to the front of `out` and returns its length in bytes.
     ///
     /// # Panics
-    /// If `out` is shorter than [`len`](Self::len).
+    /// Panics if `out` is shorter than [`len`](Self::len).
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         match self {
@@ -74,7 +74,7 @@ impl Header {
         self.len()
     }
 
-    /// Bytes on the wire: 14 or 18.
+    /// Returns the length on the wire in bytes: 14 or 18.
     #[inline]
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
@@ -85,7 +85,7 @@ impl Header {
         }
     }
 
-    /// L: the last segment of its message.
+    /// Returns the flag L: whether this is the last segment of its message.
     #[inline]
     #[must_use]
     pub const fn last(&self) -> bool {
@@ -95,7 +95,8 @@ impl Header {
         }
     }
 
-    /// The first byte DDP carries for its ULP; both headers have it at the same place.
+    /// Returns the first byte that DDP carries for its ULP. Both kinds of header have it at the
+    /// same place.
     #[inline]
     #[must_use]
     pub const fn rsvd_ulp(&self) -> u8 {
@@ -124,9 +125,9 @@ pub enum HeaderError {
     /// The segment ends within its header. RFC 5041 has no code for that.
     #[error("DDP segment of {len} bytes, its header takes {needed}")]
     TooShort {
-        /// Bytes of the segment.
+        /// Length of the segment in bytes.
         len: usize,
-        /// Bytes of the header.
+        /// Length of the header in bytes.
         needed: usize,
     },
     /// DV is not 1 (RFC 5041 section 7.2: code 4 of type 1, or code 6 of type 2).
@@ -139,8 +140,8 @@ pub enum HeaderError {
     },
 }
 
-/// The DDP control byte.
-const fn control(tagged: bool, last: bool) -> u8 {
+/// Encodes the DDP control byte.
+const fn control_byte(tagged: bool, last: bool) -> u8 {
     (if tagged { T } else { 0 }) | (if last { L } else { 0 }) | VERSION
 }
 
@@ -216,7 +217,7 @@ mod tests {
             set[0] |= 0x3C;
             assert_eq!(Header::parse(set), Header::parse(bytes));
         }
-        assert_eq!((control(true, true), control(false, false)), (0xC1, 0x01));
+        assert_eq!((control_byte(true, true), control_byte(false, false)), (0xC1, 0x01));
     }
 
     // [test:RFC5041-4.1-12] [test:RFC5041-6.2.2-04]

@@ -1,4 +1,4 @@
-//! The tagged header (RFC 5041 section 4.2, Figure 4).
+//! Tagged DDP header (RFC 5041 section 4.2, Figure 4).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -14,24 +14,25 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 
-use super::{L, control};
+use super::{L, control_byte};
 use crate::STag;
 
-/// The header of a segment for a Tagged Buffer.
+/// Header of a segment for a Tagged Buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tagged {
-    /// L: the last segment of its message.
+    /// L: this is the last segment of its message.
     pub last: bool,
-    /// Carried for the ULP; the same in all segments of a message.
+    /// RsvdULP, carried for the ULP; the same in all segments of a message.
     pub rsvd_ulp: u8,
-    /// The Tagged Buffer. Not to be checked if the segment has no payload.
+    /// Tagged Buffer of the payload. It must not be checked if the segment has no payload.
     pub stag: STag,
-    /// Tagged Offset of the payload's first byte. Not to be checked if the segment has no payload.
+    /// Tagged Offset of the payload's first byte. It must not be checked if the segment has no
+    /// payload.
     pub to: u64,
 }
 
 impl Tagged {
-    /// Bytes on the wire.
+    /// Length on the wire in bytes.
     pub const LEN: usize = 14;
 
     #[inline]
@@ -45,12 +46,12 @@ impl Tagged {
         }
     }
 
-    /// The bytes of the header.
+    /// Encodes the header.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        bytes[0] = control(true, self.last);
+        bytes[0] = control_byte(true, self.last);
         bytes[1] = self.rsvd_ulp;
         bytes[2..6].copy_from_slice(&self.stag.0.to_be_bytes());
         bytes[6..].copy_from_slice(&self.to.to_be_bytes());

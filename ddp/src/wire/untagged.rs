@@ -1,4 +1,4 @@
-//! The untagged header (RFC 5041 section 4.3, Figure 5).
+//! Untagged DDP header (RFC 5041 section 4.3, Figure 5).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -16,12 +16,12 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 
-use super::{L, control};
+use super::{L, control_byte};
 
-/// The header of a segment for an Untagged Buffer.
+/// Header of a segment for an Untagged Buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Untagged {
-    /// L: the last segment of its message.
+    /// L: this is the last segment of its message.
     pub last: bool,
     /// RsvdULP\[0:7\], carried for the ULP; the same in all segments of a message.
     pub rsvd_ulp: u8,
@@ -29,15 +29,15 @@ pub struct Untagged {
     pub rsvd_ulp32: u32,
     /// Queue Number.
     pub qn: u32,
-    /// Message Sequence Number: 1 for a queue's first message, then one more for each, 0 after
-    /// 0xFFFFFFFF.
+    /// Message Sequence Number: 1 for the first message of a queue, incremented for each message. 0
+    /// follows 0xFFFFFFFF.
     pub msn: u32,
     /// Message Offset of the payload's first byte.
     pub mo: u32,
 }
 
 impl Untagged {
-    /// Bytes on the wire.
+    /// Length on the wire in bytes.
     pub const LEN: usize = 18;
 
     #[inline]
@@ -53,12 +53,12 @@ impl Untagged {
         }
     }
 
-    /// The bytes of the header.
+    /// Encodes the header.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        bytes[0] = control(false, self.last);
+        bytes[0] = control_byte(false, self.last);
         bytes[1] = self.rsvd_ulp;
         bytes[2..6].copy_from_slice(&self.rsvd_ulp32.to_be_bytes());
         bytes[6..10].copy_from_slice(&self.qn.to_be_bytes());

@@ -1,4 +1,4 @@
-/* Exercise 2: the client writes to the server's memory and reads it back. The server's program does nothing. */
+/* Exercise 2: the client writes to the server's memory and reads it back, while the server's program does nothing. */
 #define RIGHTS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
 #include "../learn.h"
 

@@ -31,7 +31,7 @@ static void client(struct end *end)
 	printf("client got %d messages\n", got);
 }
 
-/* Sends two messages at a time. */
+/* Sends two messages at the same time. */
 static void server(struct end *end)
 {
 	struct ibv_sge sge = part(end, 0, 64);

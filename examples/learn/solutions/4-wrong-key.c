@@ -1,4 +1,4 @@
-/* Exercise 4: a Read with a wrong key, and what the peer says to it. */
+/* Exercise 4: a Read with a wrong key, and the peer's response to it. */
 #define RIGHTS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ)
 #include "../learn.h"
 

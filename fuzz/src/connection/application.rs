@@ -1,4 +1,5 @@
-//! Our side: posts, polls and destroys as the input says, and keeps the books.
+//! Application at our end, which posts, polls and destroys according to the input, and records the
+//! posted requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,19 +14,20 @@ use super::memory::{Arena, Part};
 use super::peer::STAG_OF_PEER;
 use crate::input::Input;
 
-/// What was posted to one queue, and what came of it.
+/// Record of the requests posted to one queue, and of their completions.
 #[derive(Default)]
 struct PostedBook {
-    /// Numbers given out so far, and which of them must be reported even when they succeed.
+    /// Posted requests by number: whether they must be reported even if they succeed.
     signaled: Vec<bool>,
-    /// Everything before it is over.
+    /// Number of the first request that has not completed.
     done: usize,
     failed: bool,
 }
 
 impl PostedBook {
-    /// A completion: in order, once, and nothing succeeds behind a failure. A request whose
-    /// extension the peer lacks fails alone.
+    /// Checks a completion: requests complete in order and only once, and none succeeds after a
+    /// failure. An exception is a request whose extension the peer does not support, which fails
+    /// alone.
     fn complete(&mut self, wc: &Wc) {
         let at = wc.wr_id as usize;
         assert!(at >= self.done && at < self.signaled.len(), "{wc:?}, {} are over", self.done);
@@ -39,7 +41,7 @@ impl PostedBook {
     }
 }
 
-/// What a queue pair may let its peer do.
+/// Rights that a queue pair may give to its peer.
 const RIGHTS: [Access; 4] =
     [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::empty()];
 
@@ -57,13 +59,13 @@ pub(crate) struct Application {
     received: PostedBook,
     signal_all: bool,
     reject: bool,
-    /// The most that the queue pair ever lets peers do.
+    /// All rights that the queue pair has given to the peer at any time.
     pub(crate) rights: Access,
-    /// The part that a window was last bound to.
+    /// Part to which a window was last bound.
     pub(crate) window_part: Part,
 }
 
-/// Keeps our port open.
+/// Guard that keeps our port open.
 pub(crate) struct Listening;
 
 impl Application {
@@ -124,7 +126,7 @@ impl Application {
         self.listener.is_some().then_some(Listening)
     }
 
-    /// Takes the events of the connection manager.
+    /// Processes the events of the connection manager.
     pub(crate) fn events(&mut self) {
         while let Some(event) = self.channel.try_pop() {
             if let (CmEventKind::ConnectRequest(request), Some(qp)) = (event.kind, &self.qp) {
@@ -155,7 +157,7 @@ impl Application {
         let wr_id = self.received.signaled.len() as u64;
         if let Some(qp) = &self.qp {
             // SAFETY: the arena outlives the queue pair, and nothing reads the sink before both are
-            // gone.
+            // dropped.
             if unsafe { qp.post_recv([RecvWr { wr_id, sges: &sges }]) }.is_ok() {
                 self.received.signaled.push(true);
             }
@@ -166,7 +168,7 @@ impl Application {
         let wr_id = self.sent.signaled.len() as u64;
         if let Some(qp) = &self.qp {
             let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
-            // SAFETY: as in `post_recv`; inline data is copied by the call.
+            // SAFETY: as in `post_recv`. The call copies inline data.
             if unsafe { qp.post_send([SendWr { wr_id, op, sges, flags }]) }.is_ok() {
                 self.sent.signaled.push(signaled);
             }
@@ -205,7 +207,7 @@ impl Application {
             15 => self.post(SendOp::AtomicWrite { remote }, &[arena.source(offset, 8)], flags),
             16 => match input.u8() {
                 0..=39 => arena.take_back(),
-                40..=79 => arena.only_to_be_read(),
+                40..=79 => arena.revoke_changes(),
                 _ => {}
             },
             17 => {
@@ -224,7 +226,7 @@ impl Application {
                 60..=79 => {
                     if let Some(qp) = &self.qp {
                         qp.set_access(self.rights & Access::REMOTE_READ);
-                        arena.closed();
+                        arena.revoke_all_changes();
                     }
                 }
                 _ => {}
@@ -249,14 +251,14 @@ impl Application {
             region,
             addr: arena.address(part) + offset as u64,
             length: len as u64,
-            access: arena.bound(part, offset..offset + len, wanted),
+            access: arena.record_bind(part, offset..offset + len, wanted),
         };
         self.window_stag = Some(new);
         self.window_part = part;
         self.post(SendOp::Bind(bind), &[], SendFlags::SIGNALED);
     }
 
-    /// The end: every request is over.
+    /// Ends the connection, so that all requests complete.
     pub(crate) fn finish(&mut self) {
         if let Some(qp) = &self.qp {
             let _ = qp.modify(QpState::Err);
@@ -265,14 +267,14 @@ impl Application {
         self.poll();
     }
 
-    /// Every request completed once, whatever became of it.
+    /// Checks that each request has completed exactly once.
     pub(crate) fn check(&mut self) {
         self.poll();
-        // What a queue pair that was destroyed had not reported is not reported any more.
+        // If the queue pair was destroyed, its remaining requests are not reported any more.
         let books = [&self.sent, &self.received];
         for book in books.into_iter().filter(|_| self.qp.is_some()) {
             for late in book.done..book.signaled.len() {
-                // The success of an unsignaled request is reported by the next one.
+                // The next signaled request also reports the success of an unsignaled one.
                 assert!(!book.signaled[late], "request {late} never completed");
             }
         }

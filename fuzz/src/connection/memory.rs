@@ -1,5 +1,5 @@
-//! The memory of a run: an arena of which parts are registered, each with rights of its own. The
-//! rest is secret, and stays as it is; so does what a part's rights do not open.
+//! Memory of a run: an arena with parts that are registered, each with its own rights. The other
+//! bytes are secret and must not change, nor must bytes that the rights of a part do not cover.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,35 +10,35 @@ use uiw_verbs::{Access, Device, Memory, Pd, RawMr, STag};
 use crate::input::Input;
 
 const LEN: usize = 64 << 10;
-/// What no peer may see or change.
+/// Value of bytes that no peer may see or change.
 const SECRET: u8 = 0xEE;
-/// What peers may see: half of what CmpSwap compares with.
+/// Value of bytes that peers may see, which is also the expected value of CmpSwap.
 const PLAIN: u8 = 0x11;
-/// What CmpSwap leaves: bytes of one to eight.
+/// Value that CmpSwap writes: bytes from one to eight.
 pub(crate) const SWAP: u64 = 0x0102_0304_0506_0708;
 const PART: usize = 4096;
 
-/// A part of the arena.
+/// Part of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
-    /// Peers may reach it, with rights that the input chose.
+    /// Peers may access it, with rights that the input chooses.
     Shared,
-    /// Receives and Reads place here.
+    /// Destination of receives and Reads.
     Sink,
-    /// Requests are sent from here.
+    /// Source of requests.
     Source,
-    /// Peers may read it.
+    /// Peers may only read it.
     ReadOnly,
-    /// Peers may write it, and not read.
+    /// Peers may only write it.
     WriteOnly,
-    /// Atomics, and nothing else.
+    /// Peers may only use atomics on it.
     AtomicOnly,
-    /// Without any right of peers but those of windows, as the memory behind a `BoundWindow`.
+    /// Peers may access it only through windows, like the memory of a `BoundWindow`.
     Granted,
 }
 
 impl Part {
-    /// Those whose keys peers receive.
+    /// Parts whose keys peers receive.
     const OF_PEERS: [Self; 5] =
         [Self::Shared, Self::ReadOnly, Self::WriteOnly, Self::AtomicOnly, Self::Granted];
 
@@ -51,7 +51,7 @@ impl Part {
     }
 }
 
-/// Part, rights of the peers by its own key, and its region.
+/// Registered part: the rights that its own key gives to peers, and its region.
 struct MemoryPlace {
     part: Part,
     access: Access,
@@ -60,36 +60,37 @@ struct MemoryPlace {
 }
 
 impl MemoryPlace {
-    /// What it is filled with: no byte that a peer cannot get by a right of its own.
+    /// Returns the initial value of its bytes, which is secret if peers have no right to see them.
     fn fill(&self) -> u8 {
         let seen = self.access.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         if seen { PLAIN } else { SECRET }
     }
 }
 
-/// Bytes that a window opened at some time, and how.
+/// Bytes to which a window has given access at some time, and its rights.
 struct OpenedWindow {
     bytes: Range<usize>,
     access: Access,
 }
 
-/// The arena and its regions.
+/// Arena and its regions.
 pub(crate) struct Arena {
-    /// Never a reference while regions live: the engine reaches it through them.
+    /// Memory of the arena. There must be no reference to it while regions exist, because the
+    /// engine accesses it through them.
     bytes: *mut [u8],
     pub(crate) pd: Pd,
     places: Vec<MemoryPlace>,
     sink: RawMr,
     source: RawMr,
-    /// The parts of the sink that requests named, end by start.
+    /// Ranges of the sink that requests refer to: ends by starts.
     named: RefCell<BTreeMap<usize, usize>>,
-    /// What parts held when the last way in was closed.
+    /// Contents of parts at the time when the last right to change them was revoked.
     frozen: RefCell<BTreeMap<Part, Vec<u8>>>,
-    /// What windows opened of [`Part::Granted`].
+    /// Ranges of [`Part::Granted`] to which windows have given access.
     opened: RefCell<Vec<OpenedWindow>>,
-    /// The rights that are left of the shared part's.
+    /// Remaining rights of the shared part.
     access: Cell<Access>,
-    /// A window was bound to it that lets peers change it.
+    /// True if a window was bound to the shared part that lets peers change it.
     shared_by_window: Cell<bool>,
     pub(crate) lkey: u32,
     pub(crate) sink_key: u32,
@@ -100,9 +101,9 @@ impl Arena {
         let bytes = Box::into_raw(vec![SECRET; LEN].into_boxed_slice());
         let pd = device.alloc_pd().expect("a PD");
         let register = |part: Part, access, fill| {
-            // SAFETY: the part lies within the allocation, which is freed after every region
-            // (`check` takes the arena apart in this order); nothing else touches it meanwhile, and
-            // the parts do not overlap.
+            // SAFETY: the part is inside of the allocation, which is freed after all regions
+            // (`check` drops the fields of the arena in this order). Nothing else accesses it
+            // meanwhile, and the parts do not overlap.
             let memory = unsafe {
                 let at = bytes.cast::<u8>().add(part.start());
                 at.write_bytes(fill, PART);
@@ -117,7 +118,7 @@ impl Arena {
         access.set(Access::REMOTE_READ, bits & 2 == 0);
         access.set(Access::REMOTE_ATOMIC, bits & 4 == 0);
         let place = |part, access: Access| {
-            // Without LOCAL_WRITE nothing may be bound to it that writes.
+            // Without LOCAL_WRITE, no window that allows changes can be bound to it.
             let own = if part == Part::ReadOnly { Access::empty() } else { Access::LOCAL_WRITE };
             let mut place = MemoryPlace { part, access, region: RefCell::default(), rkey: 0 };
             let region = register(part, access | own | Access::MW_BIND, place.fill());
@@ -151,7 +152,7 @@ impl Arena {
         }
     }
 
-    /// The address of a part's first byte.
+    /// Returns the address of a part's first byte.
     pub(crate) fn address(&self, part: Part) -> u64 {
         self.bytes.cast::<u8>() as u64 + part.start() as u64
     }
@@ -160,12 +161,12 @@ impl Arena {
         self.places.iter().find(|place| place.part == part)
     }
 
-    /// The key of a part, known to the peer even after its end.
+    /// Returns the key of a part, which the peer knows even after the region was deregistered.
     pub(crate) fn rkey(&self, part: Part) -> u32 {
         self.place(part).map_or(0, |place| place.rkey)
     }
 
-    /// An element of the sink; from now on it may change.
+    /// Returns an element in the sink. From now on, its bytes may change.
     pub(crate) fn sink(&self, offset: usize, len: usize) -> uiw_verbs::Sge {
         let (offset, len) = (offset % PART, len % 600);
         let len = len.min(PART - offset);
@@ -179,7 +180,7 @@ impl Arena {
         }
     }
 
-    /// An element of the source.
+    /// Returns an element in the source.
     pub(crate) fn source(&self, offset: usize, len: usize) -> uiw_verbs::Sge {
         let offset = offset % PART;
         let len = len.min(PART - offset);
@@ -190,21 +191,21 @@ impl Arena {
         }
     }
 
-    /// Takes the shared region back. No byte of it may change from now on.
+    /// Deregisters the shared region. From now on, none of its bytes may change.
     pub(crate) fn take_back(&self) {
         let Some(place) = self.place(Part::Shared) else { return };
         let region = place.region.borrow_mut().take();
         if let Some(region) = region {
             match region.deregister() {
                 Ok(()) => self.freeze(Part::Shared),
-                // A window is bound to it.
+                // A window is still bound to it.
                 Err((_, region)) => *place.region.borrow_mut() = Some(region),
             }
         }
     }
 
-    /// Leaves peers no right by which they change the shared part: it stays as it is from now on.
-    pub(crate) fn only_to_be_read(&self) {
+    /// Revokes all rights to change the shared part. From now on, none of its bytes may change.
+    pub(crate) fn revoke_changes(&self) {
         let Some(place) = self.place(Part::Shared) else { return };
         let left = self.access.get() & Access::REMOTE_READ;
         let rights = left | Access::LOCAL_WRITE | Access::MW_BIND;
@@ -218,8 +219,8 @@ impl Arena {
         }
     }
 
-    /// The queue pair lets its peer change nothing any more.
-    pub(crate) fn closed(&self) {
+    /// Records that the queue pair no longer allows its peer to change anything.
+    pub(crate) fn revoke_all_changes(&self) {
         for part in Part::OF_PEERS {
             self.freeze(part);
         }
@@ -229,15 +230,15 @@ impl Arena {
         self.frozen.borrow_mut().entry(part).or_insert_with(|| self.copy(part));
     }
 
-    /// The STag of a part's region, while it lives.
+    /// Returns the STag of a part's region while it is registered.
     pub(crate) fn stag(&self, part: Part) -> Option<STag> {
         self.place(part)?.region.borrow().as_ref().map(|region| STag(region.rkey().0))
     }
 
-    /// A window is about to be bound to bytes of a part. Gives the rights it may have: the shared
-    /// part's are those of its region, and what peers may only read is to be refused with any
-    /// other.
-    pub(crate) fn bound(&self, part: Part, bytes: Range<usize>, wanted: Access) -> Access {
+    /// Records that a window will be bound to bytes of a part. Returns the rights that the window
+    /// may have: for the shared part, those of its region. A window of the read-only part with any
+    /// other right must be refused.
+    pub(crate) fn record_bind(&self, part: Part, bytes: Range<usize>, wanted: Access) -> Access {
         let changes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         match part {
             Part::Shared => {
@@ -257,13 +258,13 @@ impl Arena {
         wanted
     }
 
-    /// The application writes what peers may see into bytes that they may see from now on.
+    /// Fills bytes that peers may see from now on with the value that they may see.
     fn publish(&self, bytes: Range<usize>) {
         if let Some(frozen) = self.frozen.borrow_mut().get_mut(&Part::Granted) {
             frozen[bytes.clone()].fill(PLAIN);
         }
-        // SAFETY: the part lies within the living allocation, and no other thread runs: this thread
-        // drives the device.
+        // SAFETY: the part is inside of the allocation, which still exists. No other thread runs,
+        // because this thread drives the device.
         unsafe {
             let at = self.bytes.cast::<u8>().add(Part::Granted.start() + bytes.start);
             at.write_bytes(PLAIN, bytes.len());
@@ -280,17 +281,17 @@ impl Arena {
         out
     }
 
-    /// Returns whether bytes on the wire are none of the secret ones. A peer writes none like
-    /// these.
-    pub(crate) fn no_secret(bytes: &[u8]) {
+    /// Checks that bytes on the wire are not secret ones. The peer never writes bytes with that
+    /// value.
+    pub(crate) fn assert_no_secret(bytes: &[u8]) {
         assert!(
             bytes.iter().all(|byte| byte & 0x80 == 0),
             "memory without access rights was read: {bytes:02x?}"
         );
     }
 
-    /// Only bytes changed for which a right existed. `rights` are the most that the queue pair ever
-    /// had.
+    /// Checks that only bytes have changed for which a right existed. `rights` are all rights that
+    /// the queue pair had at any time.
     pub(crate) fn check(self, rights: Access) {
         for (part, before) in &*self.frozen.borrow() {
             assert!(*before == self.copy(*part), "{part:?} changed after the last way in was closed");
@@ -301,7 +302,8 @@ impl Arena {
         assert!(self.copy(Part::Source).iter().all(|byte| *byte == PLAIN), "memory that is only sent");
         let Self { bytes, named, places, sink, source, .. } = self;
         drop((places, sink, source));
-        // SAFETY: made by `Box::into_raw`, freed once, and no region is left that reaches it.
+        // SAFETY: the pointer comes from `Box::into_raw` and is freed once, and no region that
+        // refers to it is left.
         let bytes = unsafe { Box::from_raw(bytes) };
         let named = named.into_inner();
         let mut open = named.into_iter().peekable();
@@ -315,8 +317,8 @@ impl Arena {
         }
     }
 
-    /// Each byte of a part is what its own rights, those of windows, and the queue pair's let it
-    /// become.
+    /// Checks that each byte of a part has a value that the rights of the part, of windows and of
+    /// the queue pair allow.
     fn check_place(&self, place: &MemoryPlace, rights: Access) {
         let opened = self.opened.borrow();
         let windows = || opened.iter().filter(|_| place.part == Part::Granted);

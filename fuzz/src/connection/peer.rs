@@ -1,5 +1,5 @@
-//! The peer: speaks MPA, DDP and RDMAP right or wrong, as the input says, and looks at every byte
-//! of the answers.
+//! Peer that sends valid or invalid MPA, DDP and RDMAP messages according to the input, and checks
+//! all bytes of the answers.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ use super::application::Application;
 use super::memory::{Arena, Part, SWAP};
 use crate::input::Input;
 
-/// The STag by which our side believes to reach the peer's memory.
+/// STag with which our side accesses the peer's memory.
 pub(crate) const STAG_OF_PEER: u32 = 0x7701;
 
 pub(crate) struct Peer {
@@ -30,7 +30,7 @@ pub(crate) struct Peer {
     sent_frame: Option<Frame>,
     msn: [u32; 4],
     mo: [u32; 4],
-    /// What our side asked for, and has not got.
+    /// Requests of our side that are not answered yet.
     asked: VecDeque<AskedRequest>,
     ended: bool,
     terminates: u32,
@@ -70,7 +70,8 @@ impl Peer {
     fn raw(&mut self, bytes: &[u8]) {
         if let Some(stream) = &mut self.stream {
             let mut rest = bytes;
-            // What does not fit is lost: a peer that does not look at what `send` says.
+            // Bytes for which there is no room are lost, as with a peer that ignores the result of
+            // `send`.
             while !rest.is_empty() {
                 match stream.send(&[IoVec::from(rest)]) {
                     Ok(sent) => rest = &rest[sent..],
@@ -110,15 +111,15 @@ impl Peer {
             bytes[at] ^= input.u8();
         }
         self.raw(&bytes);
-        // As our side reads it.
+        // The frame as our side decodes it.
         self.sent_frame = Frame::parse(&bytes).ok().flatten().map(|(frame, _)| frame);
     }
 
-    /// What was agreed takes effect, if anything was.
-    pub(crate) fn full_operation(&mut self, input: &mut Input<'_>) {
+    /// Enters Full Operation with the negotiated properties, if the startup was successful.
+    pub(crate) fn enter_full_operation(&mut self, input: &mut Input<'_>) {
         let (Some(theirs), Some(ours)) = (&self.frame, &self.sent_frame) else { return };
         let crc = theirs.crc || ours.crc;
-        // M in a frame asks for Markers in what its sender receives.
+        // M in a frame asks for Markers in the stream that its sender receives.
         let (markers_tx, markers_rx) = (theirs.markers, ours.markers);
         self.tx = FpduTx::new(crc, markers_tx);
         self.rx = Some(FpduRx::new(crc, markers_rx));
@@ -146,8 +147,9 @@ impl Peer {
         self.raw(&bytes);
     }
 
-    /// Reads what came, and looks at it: our queue pair had no more than these `rights`.
-    pub(crate) fn take(&mut self, rights: Access) {
+    /// Receives the bytes from our side and checks them. `rights` are all rights that our queue
+    /// pair had at any time.
+    pub(crate) fn receive(&mut self, rights: Access) {
         let mut bytes = [0; 8192];
         while let Some(stream) = &mut self.stream {
             match stream.recv(&mut [IoVecMut::from(&mut bytes[..])]) {
@@ -184,10 +186,10 @@ impl Peer {
         match opcode {
             Opcode::ReadResponse => {
                 assert!(payload.is_empty() || rights.contains(Access::REMOTE_READ), "no right to read here");
-                Arena::no_secret(payload);
+                Arena::assert_no_secret(payload);
             }
             Opcode::Write | Opcode::Send | Opcode::SendSe | Opcode::SendImm | Opcode::SendInvalidate => {
-                Arena::no_secret(payload);
+                Arena::assert_no_secret(payload);
             }
             Opcode::ReadRequest => {
                 self.asked.push_back(AskedRequest::Read(
@@ -210,7 +212,7 @@ impl Peer {
         }
     }
 
-    /// One thing that the input says.
+    /// Performs one action of the input.
     pub(crate) fn act(&mut self, arena: &Arena, application: &Application, input: &mut Input<'_>) {
         match input.u8() {
             0..=59 => self.write(arena, application, input),
@@ -235,7 +237,7 @@ impl Peer {
         }
     }
 
-    /// A key, one that opens something or another, and the part that it is for.
+    /// Returns a valid or invalid key, and the part that it is meant for.
     fn stag(arena: &Arena, application: &Application, input: &mut Input<'_>) -> (u32, Part) {
         let own = |part| (arena.rkey(part), part);
         match input.u8() {
@@ -252,7 +254,7 @@ impl Peer {
         }
     }
 
-    /// An address within a part, at its borders, or anywhere.
+    /// Returns an address inside of a part, at its borders, or anywhere.
     fn to(arena: &Arena, part: Part, len: usize, input: &mut Input<'_>) -> u64 {
         let base = arena.address(part);
         match input.u8() {
@@ -330,14 +332,14 @@ impl Peer {
                 } else {
                     Self::to(arena, part, 8, input)
                 };
-                // No byte that could pass for a secret one comes out of it.
+                // The result contains no byte that looks like a secret one.
                 AtomicRequest::cmp_swap(input.u32(), STag(stag), to, 0x1111_1111_1111_1111, SWAP)
                     .emit()
                     .to_vec()
             }
             Opcode::AtomicResponse => AtomicResponse { request_id: input.u32(), original: 5 }.emit().to_vec(),
             Opcode::Terminate => {
-                // The conversation ends with it: rarely.
+                // This ends the connection, so it is rare.
                 if input.u8() < 200 {
                     return;
                 }
@@ -353,7 +355,7 @@ impl Peer {
         self.message(opcode, &message, invalidate, input);
     }
 
-    /// A message, most of the time at the right place, perhaps in pieces.
+    /// Sends a message, usually to the right place, and possibly in several segments.
     fn message(&mut self, opcode: Opcode, message: &[u8], word: u32, input: &mut Input<'_>) {
         let qn = opcode.queue().unwrap_or(0);
         let q = qn as usize;
@@ -392,7 +394,7 @@ impl Peer {
         }
     }
 
-    /// Answers the oldest request of our side, right or nearly.
+    /// Answers the oldest request of our side, correctly or with an error.
     fn answer(&mut self, input: &mut Input<'_>) {
         match self.asked.pop_front() {
             None => {}
@@ -428,7 +430,7 @@ impl Peer {
         }
     }
 
-    /// An FPDU that was damaged on its way, or one whose CRC vouches for nonsense.
+    /// Sends an FPDU that was damaged, or an invalid one with a correct CRC.
     fn wrong_fpdu(&mut self, input: &mut Input<'_>) {
         let mut bytes = vec![0, 0];
         bytes.extend_from_slice(input.take(60));

@@ -172,7 +172,7 @@ fn peers_that_do_not_fit() {
     let (one, two, unpinned) = (ends.path("one"), ends.path("two"), ends.path("unpinned"));
     for (server, client, of_server, of_client) in [
         (Some(&one), None, "the peer does not use TLS", "or require TLS"),
-        (None, Some(&two), "as TLS begins, which is not used here", "it may not use TLS on that port"),
+        (None, Some(&two), "the start of TLS, which is not used here", "it may not use TLS on that port"),
         (Some(&one), Some(&unpinned), "is not pinned", "alert CertificateUnknown"),
     ] {
         let (server, client) = (server.map(PathBuf::as_path), client.map(PathBuf::as_path));

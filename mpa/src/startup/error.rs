@@ -42,17 +42,17 @@ pub enum StartupError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// The Request has a revision that this end does not support.
-    #[error("MPA Request of revision {revision}, which is not spoken here")]
+    #[error("MPA Request of revision {revision}, which this end does not support")]
     UnknownRevision {
         /// Revision of the Request.
         revision: u8,
     },
     /// The peer sent a Request instead of a Reply, so both ends are initiators (RFC 5044 section
     /// 7.1.2).
-    #[error("MPA Request where the Reply is due: both ends are initiators")]
+    #[error("MPA Request received instead of the Reply: both ends are initiators")]
     RequestWhereReplyDue,
     /// The peer sent a Reply instead of a Request.
-    #[error("MPA Reply where the Request is due")]
+    #[error("MPA Reply received instead of the Request")]
     ReplyWhereRequestDue,
     /// The Reply does not have the revision of the Request.
     #[error("MPA Reply of revision {got} to a Request of revision {sent}")]

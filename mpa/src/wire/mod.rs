@@ -1,6 +1,6 @@
-//! Bytes of MPA and what they mean, without any rule about when they may be sent.
+//! Encoding of MPA's startup frames, without the rules about when they may be sent.
 //!
-//! Values here can hold what a rule forbids, so that a decoder can show a wrong frame; the rules
+//! The types can represent frames that violate a rule, so that a decoder can show them. The rules
 //! are in [`startup`](crate::startup), [`rx`](crate::rx) and [`tx`](crate::tx).
 
 pub mod startup;

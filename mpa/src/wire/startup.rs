@@ -22,23 +22,25 @@
 use alloc::vec::Vec;
 use core::fmt;
 
-/// The Key of an MPA Request Frame.
+/// Key of an MPA Request Frame.
 pub const KEY_REQUEST: [u8; 16] = *b"MPA ID Req Frame";
 
-/// The Key of an MPA Reply Frame.
+/// Key of an MPA Reply Frame.
 pub const KEY_REPLY: [u8; 16] = *b"MPA ID Rep Frame";
 
-/// Bytes of a frame before its Private Data.
+/// Length in bytes of a frame without its Private Data.
 pub const HEADER_LEN: usize = 20;
 
-/// The most PD_Length may say, in bytes; with S = 1 the four bytes of [`Enhanced`] are part of it.
+/// Maximum value of PD_Length, in bytes. With S = 1, it includes the four bytes of [`Enhanced`].
 pub const MAX_PRIVATE_DATA: usize = 512;
 
-/// IRD or ORD of all ones: the ULP negotiates that value itself (RFC 6581 section 9.1).
+/// Value of IRD or ORD with all bits set: the ULP negotiates that depth itself (RFC 6581 section
+/// 9.1).
 pub const NOT_NEGOTIATED: u16 = 0x3FFF;
 
-/// A bit of Res that the Linux siw driver uses for itself: with it in the Request and in the Reply,
-/// siw may send FPDUs larger than a TCP segment. It is not in the RFCs.
+/// Bit of Res that the Linux siw driver uses for an extension, which is not in the RFCs.
+///
+/// If it is set in the Request and in the Reply, siw may send FPDUs larger than a TCP segment.
 pub const SIW_GSO: u8 = 0x08;
 
 const M: u8 = 0x80;
@@ -56,7 +58,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// The sixteen bytes that open such a frame.
+    /// Returns the Key: the first 16 bytes of such a frame.
     #[must_use]
     pub const fn key(self) -> [u8; 16] {
         match self {
@@ -65,10 +67,11 @@ impl FrameKind {
         }
     }
 
-    /// The kind of the frame that `input` begins, as soon as its first ten bytes are there.
+    /// Returns the kind of the frame at the front of `input`, or `None` if `input` has fewer than
+    /// the ten bytes that are needed to distinguish the kinds.
     ///
     /// # Errors
-    /// [`FrameError::BadKey`] at the first byte that fits neither Key.
+    /// Returns [`FrameError::BadKey`] if a byte matches neither Key.
     pub fn detect(input: &[u8]) -> Result<Option<Self>, FrameError> {
         let mut possible = [true; 2];
         let kinds = [Self::Request, Self::Reply];
@@ -88,8 +91,7 @@ impl FrameKind {
     }
 }
 
-/// The enhanced connection establishment data at the front of the Private Data (RFC 6581 section
-/// 9).
+/// Enhanced connection establishment data at the front of the Private Data (RFC 6581 section 9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Enhanced {
     /// A: the peer-to-peer connection model.
@@ -100,19 +102,19 @@ pub struct Enhanced {
     pub rtr_write: bool,
     /// D: a zero-length RDMA Read serves as RTR.
     pub rtr_read: bool,
-    /// RDMA Reads the sender of the frame takes at a time, 14 bits; [`NOT_NEGOTIATED`] leaves it to
-    /// the ULP.
+    /// Maximum number of RDMA Reads that the sender of the frame serves at a time, 14 bits.
+    /// [`NOT_NEGOTIATED`] leaves it to the ULP.
     pub ird: u16,
-    /// RDMA Reads the sender of the frame issues at a time, 14 bits; [`NOT_NEGOTIATED`] leaves it
-    /// to the ULP.
+    /// Maximum number of RDMA Reads that the sender of the frame issues at a time, 14 bits.
+    /// [`NOT_NEGOTIATED`] leaves it to the ULP.
     pub ord: u16,
 }
 
 impl Enhanced {
-    /// Bytes on the wire.
+    /// Length on the wire in bytes.
     pub const LEN: usize = 4;
 
-    /// Reads the four bytes; every value of theirs has a meaning.
+    /// Decodes the four bytes. All values are valid.
     #[must_use]
     pub fn parse(bytes: [u8; Self::LEN]) -> Self {
         let ird = u16::from_be_bytes([bytes[0], bytes[1]]);
@@ -127,7 +129,7 @@ impl Enhanced {
         }
     }
 
-    /// The four bytes. Bits of `ird` and `ord` past the fourteenth are not sent.
+    /// Encodes the four bytes. Only the low 14 bits of `ird` and `ord` are used.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let flags = |high: bool, low: bool| u16::from(high) << 15 | u16::from(low) << 14;
@@ -138,21 +140,21 @@ impl Enhanced {
     }
 }
 
-/// A startup frame as it stands on the wire.
+/// Startup frame, with all fields as they are on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
     /// Request or Reply.
     pub kind: FrameKind,
-    /// M: the sender of this frame requires Markers in what it receives.
+    /// M: the sender of this frame requires Markers in the stream that it receives.
     pub markers: bool,
     /// C: the sender of this frame requires CRCs, in both directions.
     pub crc: bool,
-    /// R: in a Reply, the connection is rejected. In a Request it means nothing.
+    /// R: the connection is rejected. The flag has a meaning only in a Reply.
     pub reject: bool,
-    /// Front of the Private Data if S = 1. The S bit exists from revision 2 on.
+    /// Enhanced data, which is present if S = 1. The flag S exists since revision 2.
     pub enhanced: Option<Enhanced>,
-    /// Res: sent as zero, ignored on receipt. Low four bits; below revision 2 the place of S is
-    /// part of it.
+    /// Res: sent as zero and ignored on receipt. It has four bits, and before revision 2 also the
+    /// bit that is now S.
     pub reserved: u8,
     /// Rev: the revision of MPA.
     pub revision: u8,
@@ -161,12 +163,12 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Reads the frame `input` begins with, and returns how many bytes it takes. `Ok(None)` asks
-    /// for more bytes; bytes behind the frame are not looked at.
+    /// Decodes the frame at the front of `input`, and returns it with its length in bytes. Returns
+    /// `Ok(None)` if the frame is not complete yet. Bytes after the frame are ignored.
     ///
     /// # Errors
-    /// Returns the error that makes the frame improperly formatted (RFC 5044 section 7.1.2), as
-    /// soon as it can be seen. The revision is not judged here.
+    /// Returns a [`FrameError`] if the frame is improperly formatted (RFC 5044 section 7.1.2), as
+    /// soon as the received bytes show it. The revision is not checked here.
     pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, FrameError> {
         let kind = FrameKind::detect(input)?;
         let Some((header, rest)) = input.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };
@@ -176,7 +178,7 @@ impl Frame {
         if usize::from(pd_length) > MAX_PRIVATE_DATA {
             return Err(FrameError::PrivateDataTooLong { announced: pd_length });
         }
-        // Before revision 2 the place of S is reserved and must not be checked.
+        // Before revision 2, the bit of S is reserved and must not be checked.
         let has_enhanced = revision >= 2 && flags & S != 0;
         if has_enhanced && usize::from(pd_length) < Enhanced::LEN {
             return Err(FrameError::EnhancedHeaderMissing { pd_length });
@@ -200,10 +202,10 @@ impl Frame {
         Ok(Some((frame, HEADER_LEN + usize::from(pd_length))))
     }
 
-    /// The bytes of the frame, as it is: a wrong one comes out wrong.
+    /// Encodes the frame. The fields are not checked, so an invalid frame is encoded as it is.
     ///
     /// # Panics
-    /// If the Private Data does not fit the 16 bits of PD_Length.
+    /// Panics if the length of the Private Data does not fit the 16 bits of PD_Length.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let enhanced = self.enhanced.map(|enhanced| enhanced.emit());
@@ -249,19 +251,19 @@ impl fmt::Display for Frame {
     }
 }
 
-/// The type of a TLS record with handshake messages (RFC 8446 section 5.1).
+/// Type of a TLS record with handshake messages (RFC 8446 section 5.1).
 const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Reason why bytes are not a startup frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The bytes at the front are neither Key (RFC 5044 section 7.1.1).
+    /// The first bytes match neither Key (RFC 5044 section 7.1.1).
     #[error(
         "no MPA startup frame: byte {offset} of the Key is {byte:#04x}{}",
-        if *offset == 0 && *byte == TLS_HANDSHAKE { ", as TLS begins, which is not used here" } else { "" }
+        if *offset == 0 && *byte == TLS_HANDSHAKE { ", the start of TLS, which is not used here" } else { "" }
     )]
     BadKey {
-        /// The first byte that fits neither Key.
+        /// Offset of the first byte that matches neither Key.
         offset: usize,
         /// Value of the wrong byte.
         byte: u8,

@@ -30,65 +30,66 @@
 
 use uiw_ddp::STag;
 
-use super::{FormatError, exactly, u32_at, u64_at};
+use super::{FormatError, check_len, u32_at, u64_at};
 use crate::Opcode;
 
-/// Atomic operation. An implementation of one has to support both.
+/// Kind of atomic operation. An implementation that supports one kind has to support both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AtomicOp {
-    /// Adds, field by field.
+    /// Adds a number, separately for each field of the mask.
     FetchAdd = 0,
-    /// Compares and, if equal, swaps, both under a mask.
+    /// Compares and, if the values are equal, swaps. Each of the two steps has a mask.
     CmpSwap = 2,
 }
 
-/// An atomic operation on 64 bits of the responder's memory.
+/// Request for an atomic operation on 64 bits of the responder's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AtomicRequest {
     /// Operation to perform.
     pub op: AtomicOp,
-    /// Chosen by the requester; the Response repeats it.
+    /// Identifier that the requester chooses and the Response repeats.
     pub request_id: u32,
-    /// The responder's buffer.
+    /// Buffer of the responder.
     pub stag: STag,
-    /// Offset in the responder's buffer; the address it denotes must be 64-bit aligned.
+    /// Offset in the responder's buffer. The address that it refers to must be 64-bit aligned.
     pub to: u64,
-    /// The number to add, or the value to swap in.
+    /// Number to add, or value to swap in.
     pub data: u64,
-    /// FetchAdd: the top bit of each field, 0 for one field of 64 bits. CmpSwap: the bits to
+    /// FetchAdd: highest bit of each field, or 0 for one field of 64 bits. CmpSwap: bits to
     /// replace.
     pub mask: u64,
-    /// CmpSwap: the value expected. FetchAdd: sent as zero, ignored.
+    /// CmpSwap: expected value. FetchAdd: sent as zero and ignored.
     pub compare: u64,
-    /// CmpSwap: the bits compared. FetchAdd: sent as all ones, ignored.
+    /// CmpSwap: bits to compare. FetchAdd: sent as all ones and ignored.
     pub compare_mask: u64,
 }
 
 impl AtomicRequest {
-    /// Bytes on the wire.
+    /// Length on the wire in bytes.
     pub const LEN: usize = 52;
 
-    /// A FetchAdd.
+    /// Returns the request of a FetchAdd.
     #[must_use]
     pub const fn fetch_add(request_id: u32, stag: STag, to: u64, data: u64, mask: u64) -> Self {
         let op = AtomicOp::FetchAdd;
         Self { op, request_id, stag, to, data, mask, compare: 0, compare_mask: u64::MAX }
     }
 
-    /// A CmpSwap of all 64 bits.
+    /// Returns the request of a CmpSwap of all 64 bits.
     #[must_use]
     pub const fn cmp_swap(request_id: u32, stag: STag, to: u64, compare: u64, swap: u64) -> Self {
         let (op, mask) = (AtomicOp::CmpSwap, u64::MAX);
         Self { op, request_id, stag, to, data: swap, mask, compare, compare_mask: mask }
     }
 
-    /// Reads the bytes behind the DDP header. The reserved bits are ignored.
+    /// Decodes the bytes after the DDP header. The reserved bits are ignored.
     ///
     /// # Errors
-    /// If they are not exactly 52, or the operation is neither of the two.
+    /// Returns a [`FormatError`] if there are not exactly 52 bytes, or the kind of operation is
+    /// unknown.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        let bytes: &[u8; Self::LEN] = exactly(Opcode::AtomicRequest, bytes)?;
+        let bytes: &[u8; Self::LEN] = check_len(Opcode::AtomicRequest, bytes)?;
         let op = match bytes[3] & 0x0F {
             0 => AtomicOp::FetchAdd,
             2 => AtomicOp::CmpSwap,
@@ -106,7 +107,8 @@ impl AtomicRequest {
         })
     }
 
-    /// The bytes. A FetchAdd goes out with Compare Data and Compare Mask as the RFC requires.
+    /// Encodes the request. Compare Data and Compare Mask of a FetchAdd have the values that the
+    /// RFC requires.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let (compare, compare_mask) = match self.op {
@@ -125,13 +127,13 @@ impl AtomicRequest {
         bytes
     }
 
-    /// Returns the new value of memory that held `old` (RFC 7306 sections 5.1.1 and 5.1.2). `old`
-    /// is in the responder's byte order, as are the fields of this.
+    /// Returns the new value of memory that contained `old` (RFC 7306 sections 5.1.1 and 5.1.2).
+    /// `old` and the fields of the request are in the responder's byte order.
     #[must_use]
     pub const fn apply(&self, old: u64) -> u64 {
         match self.op {
-            // With the top bit of each field taken out, no carry leaves its field; the top bits add
-            // without carry.
+            // The highest bit of each field is left out of the addition, so that no carry leaves
+            // its field. The highest bits are then added without carry.
             AtomicOp::FetchAdd => {
                 let below = (old & !self.mask).wrapping_add(self.data & !self.mask);
                 below ^ ((old ^ self.data) & self.mask)
@@ -149,24 +151,24 @@ impl AtomicRequest {
 pub struct AtomicResponse {
     /// Identifier copied from the Request.
     pub request_id: u32,
-    /// The 64 bits before the operation, whether it changed them or not.
+    /// Value before the operation, which is returned even if the operation did not change it.
     pub original: u64,
 }
 
 impl AtomicResponse {
-    /// Bytes on the wire. RFC 7306 section 4 speaks of 32; Figure 6 has these.
+    /// Length on the wire in bytes, as in RFC 7306 Figure 6. Section 4 mentions 32 bytes.
     pub const LEN: usize = 12;
 
-    /// Reads the bytes behind the DDP header.
+    /// Decodes the bytes after the DDP header.
     ///
     /// # Errors
-    /// If they are not exactly 12.
+    /// Returns a [`FormatError`] if there are not exactly 12 bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        let bytes: &[u8; Self::LEN] = exactly(Opcode::AtomicResponse, bytes)?;
+        let bytes: &[u8; Self::LEN] = check_len(Opcode::AtomicResponse, bytes)?;
         Ok(Self { request_id: u32_at(bytes, 0), original: u64_at(bytes, 4) })
     }
 
-    /// The bytes.
+    /// Encodes the response.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];

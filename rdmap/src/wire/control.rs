@@ -1,4 +1,4 @@
-//! The RDMAP control byte, which DDP carries as the first byte of RsvdULP (RFC 5040 section 4.1,
+//! RDMAP control byte, which DDP carries as the first byte of RsvdULP (RFC 5040 section 4.1,
 //! Figure 3).
 //!
 //! ```text
@@ -11,37 +11,37 @@
 use super::VERSION;
 use crate::Opcode;
 
-/// The control byte as it stands on the wire.
+/// Control byte, with all fields as they are on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Control {
-    /// RV: 1 by RFC 5040.
+    /// RV: 1 according to RFC 5040.
     pub version: u8,
-    /// Rsv, two bits: sent as zero and ignored. In a [`Opcode::SendImm`],
-    /// [`SOLICITED`](Self::SOLICITED) may be set.
+    /// Rsv, two bits: sent as zero and ignored, except for [`SOLICITED`](Self::SOLICITED) in an
+    /// [`Opcode::SendImm`].
     pub rsv: u8,
-    /// The raw opcode, four bits; see [`Opcode::from_raw`].
+    /// Raw opcode, four bits. See [`Opcode::from_raw`].
     pub opcode: u8,
 }
 
 impl Control {
-    /// The bit of `rsv` that makes a [`Opcode::SendImm`] solicited. Ends that agreed on that
-    /// message agreed on this bit of it.
+    /// Bit of `rsv` that makes an [`Opcode::SendImm`] solicited. Ends that have agreed on this
+    /// message have also agreed on this bit.
     pub const SOLICITED: u8 = 0b01;
 
-    /// The byte of a message.
+    /// Creates the control byte of a message.
     #[must_use]
     pub const fn new(opcode: Opcode) -> Self {
         Self { version: VERSION, rsv: 0, opcode: opcode.raw() }
     }
 
-    /// Takes the byte apart.
+    /// Decodes the byte.
     #[inline]
     #[must_use]
     pub const fn parse(byte: u8) -> Self {
         Self { version: byte >> 6, rsv: byte >> 4 & 0b11, opcode: byte & 0x0F }
     }
 
-    /// The byte.
+    /// Encodes the byte.
     #[inline]
     #[must_use]
     pub const fn emit(self) -> u8 {
@@ -53,7 +53,8 @@ impl Control {
 mod tests {
     use super::*;
 
-    // [test:RFC5040-4.1-02] [test:RFC5040-4.1-09] [test:RFC5040-4.1-10] [test:RFC5040-4.1-11] [test:RFC7306-4.1-02]
+    // [test:RFC5040-4.1-02] [test:RFC5040-4.1-09] [test:RFC5040-4.1-10] [test:RFC5040-4.1-11]
+    // [test:RFC7306-4.1-02]
     #[test]
     fn header_bits_at_offsets() {
         assert_eq!(Control::new(Opcode::SendSeInvalidate).emit(), 0x46);

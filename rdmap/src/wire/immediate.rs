@@ -1,4 +1,4 @@
-//! Immediate Data (RFC 7306 section 6.3): the payload of the message is these eight bytes.
+//! Immediate Data (RFC 7306 section 6.3): eight bytes, which are the payload of the message.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -10,26 +10,27 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 
-use super::{FormatError, exactly};
+use super::{FormatError, check_len};
 use crate::Opcode;
 
-/// Eight bytes for the ULP at the other end.
+/// Eight bytes for the peer's ULP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImmediateData(pub [u8; Self::LEN]);
 
 impl ImmediateData {
-    /// Bytes on the wire.
+    /// Length on the wire in bytes.
     pub const LEN: usize = 8;
 
-    /// Reads the bytes behind the DDP header.
+    /// Decodes the bytes after the DDP header.
     ///
     /// # Errors
-    /// If they are not exactly eight, which the receiver must check (RFC 7306 section 6.3).
+    /// Returns a [`FormatError`] if there are not exactly eight bytes, which the receiver must
+    /// check (RFC 7306 section 6.3).
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        exactly(Opcode::Immediate, bytes).map(|bytes| Self(*bytes))
+        check_len(Opcode::Immediate, bytes).map(|bytes| Self(*bytes))
     }
 
-    /// The bytes.
+    /// Encodes the data.
     #[must_use]
     pub const fn emit(&self) -> [u8; Self::LEN] {
         self.0

@@ -1,5 +1,5 @@
-//! The RDMAP headers (RFC 5040 section 4, RFC 7306 section 5 and 6). They follow the DDP header,
-//! except for the control byte, which is within it.
+//! RDMAP headers (RFC 5040 section 4, RFC 7306 sections 5 and 6). They follow the DDP header,
+//! except for the control byte, which is part of the DDP header.
 
 mod atomic;
 mod control;
@@ -15,23 +15,23 @@ pub use terminate::{HeaderCopy, Origin, Terminate, TerminateTooShort};
 
 use crate::Opcode;
 
-/// The version of RDMAP in RFC 5040. Version 0 is the RDMA Consortium's.
+/// Version of RDMAP in RFC 5040. Version 0 is that of the RDMA Consortium's specifications.
 pub const VERSION: u8 = 1;
 
 /// Reason why the bytes of a message do not fit its opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// A message of fixed length has another one.
+    /// A message with a fixed length has a different length.
     #[error("{message} of {len} bytes instead of {needed}")]
     Length {
-        /// The message.
+        /// Opcode of the message.
         message: Opcode,
-        /// Bytes behind the DDP header.
+        /// Number of bytes after the DDP header.
         len: usize,
-        /// Bytes there should be.
+        /// Expected number of bytes.
         needed: usize,
     },
-    /// An Atomic Request with a code that RFC 7306 section 5.2.1 does not have.
+    /// An Atomic Request has a code that RFC 7306 section 5.2.1 does not define.
     #[error("Atomic Operation Code {code}")]
     AtomicCode {
         /// AOpCode, four bits.
@@ -39,17 +39,17 @@ pub enum FormatError {
     },
 }
 
-/// A message of exactly `N` bytes.
-fn exactly<const N: usize>(message: Opcode, bytes: &[u8]) -> Result<&[u8; N], FormatError> {
+/// Converts the bytes of a message to an array of `N` bytes.
+fn check_len<const N: usize>(message: Opcode, bytes: &[u8]) -> Result<&[u8; N], FormatError> {
     bytes.try_into().map_err(|_| FormatError::Length { message, len: bytes.len(), needed: N })
 }
 
-/// The big-endian 32 bits at `at`.
+/// Returns the big-endian 32-bit integer at offset `at`.
 fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// The big-endian 64 bits at `at`.
+/// Returns the big-endian 64-bit integer at offset `at`.
 fn u64_at<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) << 32 | u64::from(u32_at(bytes, at + 4))
 }

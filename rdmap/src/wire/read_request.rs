@@ -1,4 +1,4 @@
-//! The RDMA Read Request Header (RFC 5040 section 4.4, Figure 6).
+//! RDMA Read Request Header (RFC 5040 section 4.4, Figure 6).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -22,34 +22,34 @@
 
 use uiw_ddp::STag;
 
-use super::{FormatError, exactly, u32_at, u64_at};
+use super::{FormatError, check_len, u32_at, u64_at};
 use crate::Opcode;
 
 /// Source, sink and length of an RDMA Read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReadRequest {
-    /// The requester's buffer; the Response repeats it without interpretation.
+    /// Buffer of the requester. The responder copies it to the Response without interpreting it.
     pub sink_stag: STag,
-    /// Offset in the requester's buffer; the Response starts with it.
+    /// Offset in the requester's buffer at which the Response starts.
     pub sink_to: u64,
-    /// Bytes to read. With 0, source STag and TO must not be validated.
+    /// Number of bytes to read. If it is 0, source STag and TO must not be validated.
     pub len: u32,
-    /// The responder's buffer.
+    /// Buffer of the responder.
     pub source_stag: STag,
     /// Offset in the responder's buffer.
     pub source_to: u64,
 }
 
 impl ReadRequest {
-    /// Bytes on the wire.
+    /// Length on the wire in bytes.
     pub const LEN: usize = 28;
 
-    /// Reads the bytes behind the DDP header.
+    /// Decodes the bytes after the DDP header.
     ///
     /// # Errors
-    /// If they are not exactly 28.
+    /// Returns a [`FormatError`] if there are not exactly 28 bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        exactly(Opcode::ReadRequest, bytes).map(Self::from_bytes)
+        check_len(Opcode::ReadRequest, bytes).map(Self::from_bytes)
     }
 
     pub(super) fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
@@ -62,7 +62,7 @@ impl ReadRequest {
         }
     }
 
-    /// The bytes.
+    /// Encodes the request.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];

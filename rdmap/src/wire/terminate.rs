@@ -1,4 +1,4 @@
-//! The Terminate Header (RFC 5040 section 4.8, Figures 7 and 8).
+//! Terminate Header (RFC 5040 section 4.8, Figures 7 and 8).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -14,10 +14,10 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! The Linux siw driver fills the first word through bit fields of its host's byte order. On the
-//! usual hosts Layer and EType come out swapped, and M, D and R are the low bits of the third byte
-//! instead of the high ones. It reads ours the same way. [`Terminate::parse_any`] distinguishes the
-//! two where that is possible.
+//! The Linux siw driver accesses the first word through bit fields, whose order depends on the byte
+//! order of its host. On little-endian hosts, Layer and EType are swapped, and M, D and R are the
+//! low bits of the third byte instead of the high ones. siw decodes received Terminates in the same
+//! way. [`Terminate::parse_any`] distinguishes the two encodings where that is possible.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -31,104 +31,105 @@ const M: u8 = 0x80;
 const D: u8 = 0x40;
 const R: u8 = 0x20;
 
-/// M, D and R as siw has them.
+// Flags M, D and R in siw's encoding.
 const SIW_M: u8 = 0x01;
 const SIW_D: u8 = 0x02;
 const SIW_R: u8 = 0x04;
 
-/// Reason why the peer gave up, with the headers of the message concerned.
+/// Terminate message: the reason for the end of a stream, with the headers of the message that
+/// caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terminate {
-    /// The layer that found the error, four bits.
+    /// Layer that detected the error, four bits.
     pub layer: u8,
     /// EType, four bits.
     pub etype: u8,
     /// Error Code.
     pub code: u8,
-    /// M: bytes of the DDP segment at fault. By some senders that is the ULPDU's length, by others
-    /// its payload's.
+    /// M: length in bytes of the DDP segment that caused the error. Some senders use the length of
+    /// the ULPDU, others the length of its payload.
     pub segment_len: Option<u16>,
-    /// D: the header of the DDP segment at fault.
+    /// D: header of the DDP segment that caused the error.
     pub ddp_header: Option<HeaderCopy>,
-    /// R: the Read Request at fault.
+    /// R: Read Request that caused the error.
     pub read_request: Option<ReadRequest>,
 }
 
-/// Implementation whose encoding a Terminate follows.
+/// Encoding of a received Terminate, which identifies the implementation of its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// The RFC's encoding, or the encodings agree.
+    /// The encoding of the RFC, or bytes that mean the same in both encodings.
     Rfc,
     /// The encoding of siw.
     Siw,
-    /// Ambiguous: the two readings differ and both make sense. The RFC's was taken;
-    /// [`Terminate::parse_siw`] has the other.
+    /// Both encodings are possible, with different meanings. The message was decoded as the RFC
+    /// requires; [`Terminate::parse_siw`] returns the other meaning.
     Ambiguous,
 }
 
-/// A message too short to be a Terminate.
+/// Error of a message that is too short for a Terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Terminate of {len} bytes, 4 are the least")]
 pub struct TerminateTooShort {
-    /// Bytes behind the DDP header.
+    /// Number of bytes after the DDP header.
     pub len: usize,
 }
 
 impl Terminate {
-    /// The most bytes one takes.
+    /// Maximum length on the wire in bytes.
     pub const MAX_LEN: usize = 4 + 2 + Header::MAX_LEN + ReadRequest::LEN;
 
-    /// A Terminate that quotes nothing.
+    /// Creates a Terminate that quotes no headers.
     #[must_use]
     pub const fn new(reason: TerminateReason) -> Self {
         let (layer, etype, code) = reason.codes();
         Self { layer, etype, code, segment_len: None, ddp_header: None, read_request: None }
     }
 
-    /// Reads the bytes behind the DDP header as the RFC has them.
+    /// Decodes the bytes after the DDP header in the encoding of the RFC.
     ///
-    /// Peers set M, D and R without sending what they announce, so a part is taken only if it is
-    /// there in full. Bytes behind the last part are ignored.
+    /// Some peers set M, D and R without sending the parts that these flags announce, so a part is
+    /// decoded only if it is complete. Bytes after the last part are ignored.
     ///
     /// # Errors
-    /// If there are fewer than four bytes.
+    /// Returns [`TerminateTooShort`] if there are fewer than four bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, TerminateTooShort> {
-        let (&[types, code, bits, _], parts) = control(bytes)?;
+        let (&[types, code, bits, _], parts) = split_control(bytes)?;
         let mut terminate = Self::from_parts([bits & M != 0, bits & D != 0, bits & R != 0], parts);
         (terminate.layer, terminate.etype, terminate.code) = (types >> 4, types & 0x0F, code);
         Ok(terminate)
     }
 
-    /// Reads the bytes behind the DDP header as siw writes them.
+    /// Decodes the bytes after the DDP header in the encoding of siw.
     ///
     /// # Errors
-    /// If there are fewer than four bytes.
+    /// Returns [`TerminateTooShort`] if there are fewer than four bytes.
     pub fn parse_siw(bytes: &[u8]) -> Result<Self, TerminateTooShort> {
-        let (&[types, code, bits, _], parts) = control(bytes)?;
+        let (&[types, code, bits, _], parts) = split_control(bytes)?;
         let mut terminate =
             Self::from_parts([bits & SIW_M != 0, bits & SIW_D != 0, bits & SIW_R != 0], parts);
         (terminate.layer, terminate.etype, terminate.code) = (types & 0x0F, types >> 4, code);
         Ok(terminate)
     }
 
-    /// Reads the bytes behind the DDP header the way that makes sense, and returns which it was.
+    /// Detects the encoding of the bytes after the DDP header, decodes them, and returns both.
     ///
     /// # Errors
-    /// If there are fewer than four bytes.
+    /// Returns [`TerminateTooShort`] if there are fewer than four bytes.
     pub fn parse_any(bytes: &[u8]) -> Result<(Self, Origin), TerminateTooShort> {
         let (rfc, siw) = (Self::parse(bytes)?, Self::parse_siw(bytes)?);
-        let origin = Self::origin(bytes)?;
+        let origin = Self::detect_origin(bytes)?;
         Ok((if origin == Origin::Siw { siw } else { rfc }, origin))
     }
 
     /// Like [`parse_any`](Self::parse_any), for a Terminate whose position in the stream is known.
     ///
     /// Only the initiator's first FPDU may be one of the Terminates that refuse a Reply (2/0/5 to
-    /// 2/0/7, RFC 6581 section 8); `refuses_reply` states that this is that FPDU. Otherwise, codes
-    /// with two meanings are an RDMAP error.
+    /// 2/0/7, RFC 6581 section 8). `refuses_reply` states that the message is this FPDU. If it is
+    /// not, codes with two meanings are taken as an error of RDMAP.
     ///
     /// # Errors
-    /// If there are fewer than four bytes.
+    /// Returns [`TerminateTooShort`] if there are fewer than four bytes.
     pub fn parse_at(bytes: &[u8], refuses_reply: bool) -> Result<(Self, Origin), TerminateTooShort> {
         let (rfc, origin) = Self::parse_any(bytes)?;
         if origin != Origin::Ambiguous || refuses_reply {
@@ -143,15 +144,16 @@ impl Terminate {
         })
     }
 
-    /// Returns whether the bytes can only be siw's.
+    /// Returns whether the bytes are certainly in siw's encoding.
     #[must_use]
     pub fn looks_like_siw(bytes: &[u8]) -> bool {
-        Self::origin(bytes) == Ok(Origin::Siw)
+        Self::detect_origin(bytes) == Ok(Origin::Siw)
     }
 
-    fn origin(bytes: &[u8]) -> Result<Origin, TerminateTooShort> {
-        let (&[types, code, bits, _], _) = control(bytes)?;
-        // Each way's bits are the other's reserved ones, which are zero.
+    /// Determines the encoding from the flags or, if they do not show it, from the codes.
+    fn detect_origin(bytes: &[u8]) -> Result<Origin, TerminateTooShort> {
+        let (&[types, code, bits, _], _) = split_control(bytes)?;
+        // The flags of each encoding are reserved bits of the other one, and so zero there.
         let (rfc_bits, siw_bits) = (bits & (M | D | R) != 0, bits & (SIW_M | SIW_D | SIW_R) != 0);
         if rfc_bits != siw_bits {
             return Ok(if rfc_bits { Origin::Rfc } else { Origin::Siw });
@@ -166,10 +168,10 @@ impl Terminate {
         })
     }
 
-    /// The parts behind the control word, as far as they are there.
+    /// Decodes the parts after the control word that are complete.
     fn from_parts([m, d, r]: [bool; 3], mut parts: &[u8]) -> Self {
         let mut terminate = Self::new(TerminateReason::LocalCatastrophic);
-        // Present with either bit, valid with M only.
+        // The length is present if M or D is set, but valid only if M is set.
         if m || d {
             let Some((len, behind)) = parts.split_first_chunk() else { return terminate };
             terminate.segment_len = m.then(|| u16::from_be_bytes(*len));
@@ -186,7 +188,7 @@ impl Terminate {
         terminate
     }
 
-    /// The bytes: only the parts there are, with M, D and R to match.
+    /// Encodes the message: the parts that are present, and the matching flags M, D and R.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let bit = |on: bool, bit: u8| if on { bit } else { 0 };
@@ -220,12 +222,12 @@ impl fmt::Display for Terminate {
     }
 }
 
-/// The control word and what follows.
-fn control(bytes: &[u8]) -> Result<(&[u8; 4], &[u8]), TerminateTooShort> {
+/// Splits the control word from the bytes after it.
+fn split_control(bytes: &[u8]) -> Result<(&[u8; 4], &[u8]), TerminateTooShort> {
     bytes.split_first_chunk().ok_or(TerminateTooShort { len: bytes.len() })
 }
 
-/// A DDP header as it came, whatever is wrong with it.
+/// Unchecked copy of a received DDP header, which may be invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HeaderCopy {
     bytes: [u8; Header::MAX_LEN],
@@ -233,8 +235,8 @@ pub struct HeaderCopy {
 }
 
 impl HeaderCopy {
-    /// Copies the header `segment` begins with: 14 or 18 bytes, by its own T bit. `None` if it is
-    /// cut short.
+    /// Copies the header at the front of `segment`: 14 or 18 bytes, depending on its T bit. Returns
+    /// `None` if the header is incomplete.
     #[must_use]
     pub fn new(segment: &[u8]) -> Option<Self> {
         let tagged = segment.first()? & 0x80 != 0;
@@ -244,16 +246,16 @@ impl HeaderCopy {
         Some(Self { bytes, len: len as u8 })
     }
 
-    /// The bytes: 14 or 18.
+    /// Returns the 14 or 18 bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// The header they are.
+    /// Decodes the header.
     ///
     /// # Errors
-    /// If its version is not DDP's.
+    /// Returns a [`HeaderError`] if its version is not 1.
     pub fn header(&self) -> Result<Header, HeaderError> {
         Header::parse(self.as_slice()).map(|(header, _)| header)
     }

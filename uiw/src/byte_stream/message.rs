@@ -25,19 +25,19 @@ pub(super) struct Header {
 pub(super) enum FormatError {
     #[error("a message of {len} bytes is shorter than the header of {HEADER_LEN}")]
     Short { len: usize },
-    #[error("version {version} of the byte stream; only {VERSION} is known")]
+    #[error("the byte stream has version {version}, but only {VERSION} is supported")]
     Version { version: u8 },
-    #[error("flags {flags:#04x}; only {FIN:#04x} is known")]
+    #[error("the flags {flags:#04x} are not supported, except {FIN:#04x}")]
     Flags { flags: u8 },
     #[error("the first message has a payload of {len} bytes instead of {FIRST_PAYLOAD_LEN}")]
     FirstLength { len: usize },
     #[error("the peer receives payloads of at most 0 bytes")]
     NoPayload,
-    #[error("{credits} credits in addition are more than can be counted")]
+    #[error("{credits} more credits overflow the counter of credits")]
     Credits { credits: u32 },
-    #[error("a payload behind the end of the stream")]
+    #[error("the peer sent a payload after the end of the stream")]
     AfterFin,
-    #[error("more messages than credits were given")]
+    #[error("the peer sent more messages than it had credits for")]
     NoCredit,
     #[error("the connection was closed before the end of the byte stream")]
     Truncated,

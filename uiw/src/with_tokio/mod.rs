@@ -1,11 +1,11 @@
-//! tokio's reactor as the driver of a device (feature `tokio`).
+//! Driver that runs a device on tokio's reactor (feature `tokio`).
 //!
-//! The module is not named `tokio`: with `use uiw::*` that name would be ambiguous between module
-//! and crate.
+//! The module is not named `tokio`, because after `use uiw::*` that name could mean the module or
+//! the crate.
 //!
-//! The safe API needs no runtime: its futures are woken by the driving thread, by default the
-//! device's background thread. On a runtime of one thread that is one thread hop an arrival;
-//! [`drive`] takes it away.
+//! The safe API needs no runtime: its futures are woken by the thread that drives the device, which
+//! is by default the device's background thread. On a single-threaded runtime, every arrival then
+//! costs a switch to another thread. [`drive`] avoids this switch.
 
 mod byte_stream;
 
@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use uiw_verbs::integration::ShardTask;
 
-/// Rounds without giving other tasks a turn.
+/// Maximum number of rounds before the task yields to other tasks.
 const ROUNDS: usize = 16;
 
 struct WakeHandle(Notify);
@@ -37,20 +37,21 @@ impl Wake for WakeHandle {
     }
 }
 
-/// Tasks that drive a device, one for each of its shards. Dropping it stops them: the device's
-/// background thread drives again.
+/// Handle of the tasks that drive a device, one for each of its shards.
+///
+/// Dropping it stops the tasks; then the device's background threads drive again.
 #[must_use = "dropping the driver stops it"]
 #[derive(Debug)]
 pub struct Driver {
     _shards: JoinSet<()>,
 }
 
-/// Drives `device` from the tokio runtime that this is called in, until the [`Driver`] is dropped.
-/// Meanwhile the device's background threads sleep.
+/// Drives `device` from the current tokio runtime, until the [`Driver`] is dropped. Meanwhile the
+/// device's background threads sleep.
 ///
-/// It is worth its while on a runtime of one thread (`flavor = "current_thread"`). It works on a
-/// runtime of several threads, too, but there the background thread is the faster driver, as an
-/// arrival does not wait for a worker that is busy: leave the call out.
+/// This makes programs faster that use a single-threaded runtime (`flavor = "current_thread"`). On
+/// a multi-threaded runtime it works as well, but is slower than the background threads, because an
+/// arrival may have to wait for a busy worker.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -65,12 +66,13 @@ pub struct Driver {
 /// ```
 ///
 /// # Errors
-/// The system's, when a descriptor cannot be registered; [`io::ErrorKind::Unsupported`] outside of
-/// a runtime, and for a stack without descriptors (a simulated link);
-/// [`io::ErrorKind::ResourceBusy`] when another task or thread drives already.
+/// * [`io::ErrorKind::Unsupported`] outside of a runtime, and if the stack has no descriptors, as
+///   with a simulated link.
+/// * [`io::ErrorKind::ResourceBusy`] if another task or thread already drives the device.
+/// * The error of the system if a descriptor cannot be registered.
 ///
 /// # Panics
-/// If the runtime was built without I/O or time.
+/// Panics if the runtime was built without I/O or time.
 pub fn drive(device: &Device) -> io::Result<Driver> {
     let runtime = Handle::try_current().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
     let mut shards = JoinSet::new();
@@ -84,7 +86,7 @@ pub fn drive(device: &Device) -> io::Result<Driver> {
         let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
         let task = async move {
             if let Err(error) = drive_shard(shard, set, handle).await {
-                tracing::error!(shard = index, %error, "tokio does not drive the device any more");
+                tracing::error!(shard = index, %error, "tokio can no longer drive the device");
             }
         };
         shards.spawn_on(task, &runtime);
@@ -108,8 +110,8 @@ async fn drive_shard(
         tokio::select! {
             ready = set.readable() => {
                 let mut ready = ready?;
-                // The descriptor is watched edge-triggered: it may only be called quiet when the
-                // stack has nothing more.
+                // tokio watches the descriptor edge-triggered, so its readiness may be cleared only
+                // when the stack has no more events.
                 let quiet = (0..ROUNDS).any(|_| shard.pump_events() == Some(false));
                 if quiet {
                     ready.clear_ready();

@@ -1,4 +1,5 @@
-//! Bytes over Sends: every size, both directions at once, ends, and peers that break the format.
+//! Tests of byte streams: all sizes, both directions at the same time, shutdowns, and peers that
+//! violate the format.
 
 use std::io;
 
@@ -30,7 +31,7 @@ async fn read_all(stream: &mut ByteStream, piece: usize) -> Vec<u8> {
     }
 }
 
-/// Small windows, so that credits go back and forth, on a link that holds little.
+/// Returns settings with small windows, so that credits are exchanged often.
 fn settings() -> ConnectionConfig {
     ConnectionConfig::default().recv_depth(4).recv_size(108).send_depth(2)
 }
@@ -65,8 +66,8 @@ fn written_bytes_read_back() {
     }
 }
 
-/// A request and an answer as long as many windows: each end writes all of its bytes before it
-/// reads any would block on both, so one reads while it writes.
+/// The request and the answer are longer than many windows. If each end wrote all of its bytes
+/// before it reads, both would block, so one end reads while it writes.
 #[test]
 fn echo_of_any_length() {
     let simulation = Simulation::new(7, Link { capacity: 300, ..Link::default() });
@@ -105,8 +106,8 @@ fn echo_of_any_length() {
     );
 }
 
-/// The reader does nothing, the writer has used its credits: other operations of the connection go
-/// on.
+/// Other operations of the connection continue while the reader does nothing and the writer has
+/// used all its credits.
 #[test]
 fn busy_reader_stops_bytes_only() {
     let simulation = Simulation::new(1, Link::default());
@@ -116,7 +117,7 @@ fn busy_reader_stops_bytes_only() {
     simulation.run(
         async {
             let mut stream = ByteStream::new(client).unwrap();
-            // Two messages is what the window allows.
+            // The window allows two messages.
             write_all(&mut stream, &[1; 200]).await;
             {
                 let mut third = std::pin::pin!(stream.write(&[2; 100]));
@@ -176,7 +177,7 @@ fn format_violation_named() {
     assert!(refused(&[FIRST, &[1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]]).contains("credits"));
 }
 
-/// A peer that only reads may end its direction with its first message.
+/// A peer that only reads may shut down its direction with its first message.
 #[test]
 fn end_in_first_message_read() {
     const FIRST_AND_LAST: &[u8] = &[1, 1, 0, 0, 0, 0, 0, 9, 0, 0, 1, 0];

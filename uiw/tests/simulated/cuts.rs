@@ -1,5 +1,5 @@
-//! A connection that breaks at any byte, in either direction: every operation ends exactly once,
-//! nothing hangs, nothing panics.
+//! Tests of a connection that breaks at any byte, in either direction. All operations must end
+//! exactly once, and nothing may hang or panic.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -13,7 +13,7 @@ use crate::link::Simulation;
 struct ClientResults {
     succeeded: usize,
     failed: usize,
-    /// Operations in the order they were posted that ended well after one that did not.
+    /// Number of operations that succeeded although an operation posted earlier had failed.
     out_of_order: usize,
 }
 
@@ -57,7 +57,7 @@ async fn client(connection: &Connection, pd: &Pd) -> ClientResults {
             }
         }
     }
-    // Fails when the connection is gone already.
+    // This fails if the connection has already ended.
     if connection.qp().disconnect().is_ok() {
         connection.ended().await;
     }
@@ -84,7 +84,7 @@ async fn server(connection: &Connection, pd: &Pd) {
         return;
     }
     while let Ok(Some(message)) = connection.recv().await {
-        // What a receiver saw completed is whole and right.
+        // A completed message must be complete and correct.
         assert!(message.iter().all(|byte| *byte == 0xC3), "a message is whole");
     }
 }
@@ -92,7 +92,8 @@ async fn server(connection: &Connection, pd: &Pd) {
 const ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
 
-/// Cuts the direction from `ADDRESSES[from]` after `at` bytes. None when the set-up failed already.
+/// Cuts the direction from `ADDRESSES[from]` after `at` bytes. Returns `None` if the connection
+/// could not be established.
 fn conversation(from: usize, at: u64, fin: bool) -> Option<ClientResults> {
     let simulation = Simulation::new(at, Link { recv_split: Split::Random(900), ..Link::default() });
     simulation.network().change_link(ADDRESSES[from], ADDRESSES[1 - from], |link| {
@@ -124,7 +125,7 @@ fn every_cut(from: usize, fin: bool) {
     let whole = conversation(from, u64::MAX, fin).unwrap();
     assert_eq!(whole, ClientResults { succeeded: OPERATIONS, failed: 0, out_of_order: 0 });
     let mut broke = 0;
-    // Every byte of the start-up and of the first messages, then every eleventh.
+    // Every byte of the startup and of the first messages, then every eleventh.
     for at in (0..300).chain((300..9_000).step_by(11)) {
         if let Some(outcome) = conversation(from, at, fin) {
             let seen = outcome.succeeded + outcome.failed;

@@ -1,4 +1,4 @@
-//! Peers and paths that are gone, on the virtual clock.
+//! Tests of peers and paths that have failed, with a virtual clock.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn simulation() -> Simulation {
     Simulation::new(1, Link { latency: LATENCY, ..Link::default() })
 }
 
-/// Everything from the client to the server and back stops, or goes on.
+/// Stops both directions between client and server, or lets them continue.
 fn stall(simulation: &Simulation, on: bool) {
     simulation.network().stall(CLIENT, SERVER, on);
     simulation.network().stall(SERVER, CLIENT, on);
@@ -31,7 +31,7 @@ fn lost_path_ends_busy_connection() {
     let start = simulation.now();
     let (ending, ()) = simulation.run(
         async {
-            // TCP takes the first one; the Read waits for its answer.
+            // TCP accepts the first message. The Read waits for its answer.
             client.send_copy(b"lost").await.unwrap();
             client.ended().await
         },
@@ -59,7 +59,7 @@ fn short_outage_ends_nothing() {
     assert_eq!(*message, *b"late");
 }
 
-/// Returns the TCP acknowledges, though the program takes nothing.
+/// TCP acknowledges bytes although the program receives nothing.
 #[test]
 fn busy_receiver_is_not_dead() {
     let simulation = simulation();
@@ -94,7 +94,7 @@ fn requests_of_dead_connection_complete() {
     let settings = ConnectionConfig::default().dead_after(Duration::from_secs(20));
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     stall(&simulation, true);
-    // More than the path takes.
+    // This is more than the path accepts.
     let sends: Vec<_> = (0..8).map(|_| client.send(pd.register(vec![7; 128 << 10]).unwrap())).collect();
     let (statuses, ()) = simulation.run(
         async {

@@ -1,4 +1,4 @@
-//! Futures that are dropped halfway, and wakers that call back into the connection.
+//! Tests of futures that are dropped while in progress, and of wakers that call the connection.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -12,7 +12,7 @@ use uiw_testkit::sim::Link;
 
 use crate::link::Simulation;
 
-/// A link on which a message of some thousand bytes is under way for a while.
+/// Returns a link on which a message of some thousand bytes is in progress for a while.
 fn narrow() -> Link {
     Link { capacity: 1000, ..Link::default() }
 }
@@ -55,7 +55,7 @@ fn abandoned_bind_keeps_connection() {
     let own = pd.share(4096, Access::empty()).unwrap();
     let write = client.write(buffer(&pd, 5, 4 << 20), target.remote(0..4 << 20).unwrap());
     {
-        // The bind waits behind the Write.
+        // The bind has to wait for the Write.
         let mut window = pin!(client_window(&own, &client));
         assert!(window.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
@@ -73,7 +73,7 @@ async fn client_window(memory: &uiw::SharedMr, connection: &uiw::Connection) {
     let _ = connection.bind_window(memory, 0..4096, Access::REMOTE_READ).await;
 }
 
-/// Drops an operation when woken.
+/// Waker that drops an operation.
 struct DropOnWake(Mutex<Option<BufferOp<Vec<u8>>>>);
 
 impl Wake for DropOnWake {
@@ -88,7 +88,7 @@ fn waker_drops_operations_of_connection() {
     std::thread::spawn(move || {
         let simulation = Simulation::new(1, narrow());
         let mut settings = ConnectionConfig::default().send_depth(1);
-        // Reads are refused when their turn comes.
+        // Reads are refused when they are posted.
         (settings.options.ird, settings.options.ord) = (0, 0);
         let ((pd, client), (server_pd, server)) = simulation.connect(&settings);
         let memory = server_pd.share(64, Access::REMOTE_READ).unwrap();
@@ -104,8 +104,8 @@ fn waker_drops_operations_of_connection() {
     over.recv_timeout(Duration::from_secs(20)).expect("no lock is held while wakers run");
 }
 
-/// Operations that were dropped arrive, whether they were posted or wait for room, though the
-/// connection's last handle is gone.
+/// Dropped operations arrive even after the last handle of the connection was dropped, whether they
+/// were posted or wait for room.
 #[test]
 fn dropped_connection_finishes_operations() {
     let simulation = Simulation::new(5, Link { capacity: 500, ..Link::default() });
@@ -129,13 +129,13 @@ fn dropped_connection_finishes_operations() {
     );
 }
 
-/// A buffer whose counter shows whether it was freed.
+/// Buffer whose counter shows whether it was freed.
 struct CountedBuffer {
     bytes: Vec<u8>,
     _alive: Arc<()>,
 }
 
-// SAFETY: as for the vector, of which there is no other use.
+// SAFETY: as for the vector, which nothing else uses.
 unsafe impl IoBuf for CountedBuffer {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.bytes.as_mut_ptr()
@@ -167,7 +167,7 @@ fn detached_operations_time_out() {
             assert_eq!(Arc::strong_count(&alive), 5, "every buffer is held");
         },
         async {
-            // Its receive is not posted again: the next message is never taken.
+            // Its receive is not posted again, so the next message is never received.
             let kept = server.recv().await.unwrap().unwrap();
             assert!(!server.ended().await.orderly);
             drop(kept);
@@ -178,13 +178,13 @@ fn detached_operations_time_out() {
     assert_eq!(Arc::strong_count(&alive), 1, "every buffer is freed");
 }
 
-/// A buffer that shows by `alive` whether it was freed.
+/// Registers a buffer. The count of `alive` shows whether it was freed.
 fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<CountedBuffer> {
     let buffer = CountedBuffer { bytes: vec![9; 8], _alive: Arc::clone(alive) };
     pd.register(buffer).unwrap()
 }
 
-/// The queue pair waits for another connection, and no handle is left that could set one up.
+/// The queue pair could get another connection, but no handle is left that could establish one.
 #[test]
 fn detached_operations_freed_after_connection() {
     let simulation = Simulation::new(7, Link::default());
@@ -199,7 +199,7 @@ fn detached_operations_freed_after_connection() {
     assert_eq!(Arc::strong_count(&alive), 1);
 }
 
-/// RESET forgets what was posted: no completion will come.
+/// RESET discards the posted requests, so they never complete.
 #[test]
 fn detached_operations_freed_after_reset() {
     let simulation = Simulation::new(8, Link::default());
@@ -214,7 +214,7 @@ fn detached_operations_freed_after_reset() {
     assert_eq!(Arc::strong_count(&alive), 1);
 }
 
-/// The peer sends more messages than receives were posted: those in the queue are dropped, and each
+/// The peer sends more messages than there are receives. Queued messages are dropped, and each
 /// receive is posted again.
 #[test]
 fn detached_connection_discards_messages() {
@@ -227,7 +227,8 @@ fn detached_connection_discards_messages() {
     let remote = memory.remote(0..1).unwrap();
     simulation.run(
         async move {
-            // The answer that has what is written behind the messages comes behind them.
+            // The Read returns the bytes that were written after the messages, so it completes
+            // after the messages have arrived.
             loop {
                 let bytes = client.read(buffer(&pd, 0, 1), remote).await.unwrap();
                 if bytes.bytes() == [1] {
@@ -256,7 +257,7 @@ fn detached_connection_discards_messages() {
     );
 }
 
-/// A connection without a handle of its device is not driven: another connection is a handle, a
+/// A connection is not driven if the device has no handle. Another connection is a handle, but a
 /// protection domain is not.
 #[test]
 fn manual_device_ends_detached_operations() {

@@ -1,4 +1,4 @@
-//! What operations return when a connection is closed, lost or aborted.
+//! Tests of the results of operations when a connection is closed, lost or aborted.
 
 use std::io;
 use std::time::Duration;
@@ -64,7 +64,7 @@ fn reset_is_an_error() {
     }
 }
 
-/// A peer that takes nothing, like a stopped process, keeps a Write from completing for ever.
+/// A peer that receives nothing, like a stopped process, prevents a Write from ever completing.
 #[test]
 fn abort_ends_operations_at_once() {
     let simulation = Simulation::new(1, Link { capacity: 2_000, ..Link::default() });
@@ -91,7 +91,7 @@ fn abort_is_error_at_peer() {
     let error = received.unwrap_err().to_string();
     assert!(error.contains("the peer terminated the stream"), "{error}");
     assert_eq!(error.matches("0x").count(), 1, "the codes of the Terminate are there once: {error}");
-    // It is known to both ends, and to abort again does no harm.
+    // Both ends know the reason, and another abort has no effect.
     let (again, later) = simulation.run(async { client.abort().await }, async { server.abort().await });
     assert!(!again.is_closed() && !later.is_closed());
 }

@@ -1,10 +1,11 @@
-//! Both ends run a script of every operation against each other, over a link with delays and splits
-//! of its own; the connection is reset, closed or stalled behind every byte of either direction.
-//! Whatever happens: every request completes once and in order, or retires with the next; what a
-//! receiver saw is whole and right; a Read or atomic that succeeded did happen. (A Write or Send
-//! that succeeded was taken by TCP, and promises no more.)
+//! Tests in which both ends run a script of all operations, over a link with delays and splits. The
+//! connection is reset, closed or stalled after each byte of either direction.
 //!
-//! One case again: `UIW_CASE='reset 1 1234' cargo test -p uiw --test simulated every_byte`.
+//! In all cases, each request must complete once and in order (unsignaled ones together with the
+//! next), received messages must be complete and correct, and a successful Read or atomic must have
+//! been performed. A successful Write or Send only means that TCP has accepted it.
+//!
+//! To repeat one case: `UIW_CASE='reset 1 1234' cargo test -p uiw --test simulated every_byte`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,15 +46,15 @@ enum LinkFault {
 #[derive(Clone, Copy, Debug)]
 struct CutCase {
     fate: LinkFault,
-    /// 0: what the client sends; 1: what the server sends.
+    /// Direction of the fault: 0 for bytes from the client, 1 for bytes from the server.
     from: usize,
     at: u64,
 }
 
-/// A request, its element by offset and length, and whether it is signaled.
+/// Request, its element as offset and length, and whether it is signaled.
 type Step = (SendOp, [(u64, u32); 1], bool);
 
-/// The requests of one end, and what became of them.
+/// End of the connection, with its requests and their results.
 struct RequestEnd {
     qp: Qp,
     scq: Arc<Cq>,
@@ -108,7 +109,7 @@ impl RequestEnd {
         this.mr.region().span(SOURCE as usize, 900).unwrap().pin().unwrap().copy_from(0, &source).unwrap();
         for wr_id in 0..6 {
             let sges = [this.sge(RECEIVES + wr_id * 256, 256)];
-            // SAFETY: the memory lives as long as the end, and is looked at through copies only.
+            // SAFETY: the memory exists as long as the end, and is only read by copying.
             unsafe { this.qp.post_recv([RecvWr { wr_id, sges: &sges }]) }.unwrap();
         }
         this
@@ -207,7 +208,7 @@ impl RequestEnd {
         }
     }
 
-    /// Returns whether everything posted so far is over.
+    /// Returns whether all requests posted so far have completed.
     fn done(&self) -> bool {
         let signaled = self.posted.iter().rposition(|signaled| *signaled);
         signaled.is_none_or(|last| self.sent.last().is_some_and(|wc| wc.wr_id as usize >= last))
@@ -269,7 +270,7 @@ impl RequestEnd {
                 (opcode, len, imm, stag.map(STag)),
                 "message {n}"
             );
-            // What was written before it is there.
+            // The Write before the message has been placed.
             assert!(self.peek(TARGET + 8, 292) == source(8, 292), "message {n}");
             if opcode == WcOpcode::Recv {
                 assert!(self.peek(RECEIVES + 256 * n as u64, len as usize) == source(at, len as usize));
@@ -278,7 +279,7 @@ impl RequestEnd {
     }
 }
 
-/// Bytes that each direction carried, and whether a request failed.
+/// Runs a case. Returns the number of bytes in each direction, and whether a request failed.
 fn run(case: CutCase) -> ([u64; 2], bool) {
     let random = case.at % 3;
     let split = if random == 0 { Split::Whole } else { Split::Random(if random == 1 { 40 } else { 700 }) };

@@ -1,4 +1,4 @@
-//! Two devices on one simulated medium, driven by one thread.
+//! Simulation of two devices on one medium, driven by one thread.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -16,19 +16,19 @@ use uiw_testkit::sim::{Link, Network};
 
 pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
-/// Virtual time after which a conversation counts as stuck.
+/// Virtual time after which a run counts as stuck.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Rounds of a device in which it polls its stack once.
+/// Number of rounds in which a device polls its stack once.
 const POLL_STACK_EVERY: u32 = 32;
-/// Time that does not pass before both devices have polled their stacks.
+/// The clock advances by at least this time only after both devices have polled their stacks.
 const PAUSE: Duration = Duration::from_millis(4);
 
 /// Medium between the two stacks.
 enum LinkMedium {
-    /// Streams of bytes.
+    /// Simulated byte streams.
     Streams(Network),
-    /// smoltcp at both ends, and frames that go an emulated path.
+    /// smoltcp at both ends, whose frames use an emulated path.
     Frames(Clock),
 }
 
@@ -46,7 +46,7 @@ impl Simulation {
         Self { medium: LinkMedium::Streams(network), client, server }
     }
 
-    /// Connects to a server with limits of its own.
+    /// Creates a simulation in which the server has these limits.
     pub(crate) fn limited(seed: u64, link: Link, limits: Limits) -> Self {
         let simulation = Self::new(seed, link);
         let options = DeviceConfig::default().progress(Progress::Manual).limits(limits);
@@ -54,14 +54,15 @@ impl Simulation {
         Self { server, ..simulation }
     }
 
-    /// The same with another client, and the client before, which does not run any more.
+    /// Replaces the client by a new one. Returns the previous client, which is no longer driven.
     pub(crate) fn with_other_client(self) -> (Self, Device) {
         let client = device(self.network().stack(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3))));
         let Self { medium, client: before, server } = self;
         (Self { medium, client, server }, before)
     }
 
-    /// smoltcp at both ends, with frames of up to `mtu` bytes and socket buffers of `buffer`.
+    /// Creates a simulation with smoltcp at both ends, with frames of up to `mtu` bytes and socket
+    /// buffers of `buffer` bytes.
     pub(crate) fn frames(seed: u64, profile: &Profile, mtu: usize, buffer: usize) -> Self {
         let clock = Clock::virtual_time();
         let (a, b) = pipe(mtu).unwrap();
@@ -74,7 +75,7 @@ impl Simulation {
         Self { medium: LinkMedium::Frames(clock), client, server }
     }
 
-    /// The network of streams.
+    /// Returns the network of streams.
     pub(crate) fn network(&self) -> &Network {
         match &self.medium {
             LinkMedium::Streams(network) => network,
@@ -89,7 +90,7 @@ impl Simulation {
         }
     }
 
-    /// Moves the clock to what is due next, at most some milliseconds.
+    /// Advances the clock to the next event, at most by some milliseconds.
     fn advance(&self) {
         let devices = [&self.client, &self.server];
         let next = match &self.medium {
@@ -104,8 +105,8 @@ impl Simulation {
         }
     }
 
-    /// A device with few connections polls its stack only now and then: it is given the chance
-    /// before a longer time passes. True when it has done something.
+    /// Lets both devices poll their stacks before a longer time passes, because a device with few
+    /// connections does that only in some rounds. Returns whether there was work.
     fn poll_before_pause(&self) -> bool {
         let is_pause = self.next_due().is_none_or(|at| at > self.now() + PAUSE);
         is_pause && (0..POLL_STACK_EVERY).any(|_| self.client.pump() + self.server.pump() > 0)
@@ -117,7 +118,7 @@ impl Simulation {
         timers.chain(self.network().next_event()).min()
     }
 
-    /// Moves the clock to what is due next.
+    /// Advances the clock to the next event.
     fn step(&self, network: &Network) -> bool {
         let now = network.now();
         match (self.next_due(), network.next_event()) {
@@ -129,7 +130,7 @@ impl Simulation {
         }
     }
 
-    /// One round of both drivers and the network. False when nothing moved.
+    /// Runs one round of both drivers and the network. Returns `false` if there was no work.
     pub(crate) fn round(&self) -> bool {
         let work = self.client.pump() + self.server.pump();
         let moved = match &self.medium {
@@ -140,15 +141,15 @@ impl Simulation {
         work > 0 || moved
     }
 
-    /// Runs both futures to their ends.
+    /// Runs both futures to completion.
     ///
     /// # Panics
-    /// When they are not over after [`TIMEOUT`] of virtual time.
+    /// Panics if they are not complete after [`TIMEOUT`] of virtual time.
     pub(crate) fn run<A: Future, B: Future>(&self, a: A, b: B) -> (A::Output, B::Output) {
         self.run_with(a, b, |_| {})
     }
 
-    /// Like [`Simulation::run`]; calls `each` before each round, with its number.
+    /// Like [`Simulation::run`], but calls `each` before each round, with the number of the round.
     pub(crate) fn run_with<A: Future, B: Future>(
         &self,
         a: A,
@@ -170,7 +171,7 @@ impl Simulation {
             let moved = self.round() || before != (done_a.is_some() || done_b.is_some());
             idle = if moved { 0 } else { idle + 1 };
             if idle > 2 {
-                // Nothing to do now: on to whatever comes next.
+                // There is no work now, so the clock advances.
                 self.advance();
             }
             assert!(self.now() - start < TIMEOUT, "the conversation is stuck");
@@ -187,8 +188,8 @@ impl Simulation {
         (client.unwrap(), server.unwrap())
     }
 
-    /// Tries to connect and returns the two ends. The server's is `None` when the client never
-    /// reached it.
+    /// Tries to connect, and returns the two ends. The server's end is `None` if the client never
+    /// reached the server.
     pub(crate) fn try_connect(&self, settings: &ConnectionConfig) -> (Result<End>, Option<End>) {
         let (client_pd, server_pd) = (self.client.alloc_pd().unwrap(), self.server.alloc_pd().unwrap());
         let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), settings).unwrap();
@@ -205,7 +206,7 @@ impl Simulation {
                     let incoming = listener.incoming().await.unwrap();
                     incoming.accept(&server_pd, settings).await.ok()
                 });
-                // A client that failed may never have been seen: its time is over then.
+                // The server may never see a client that failed, so it waits for a limited time.
                 let timeout = Duration::from_secs(20);
                 let start = self.now();
                 poll_fn(|cx| match accepting.as_mut().poll(cx) {
@@ -224,7 +225,7 @@ fn device(stack: impl TransportStack + 'static) -> Device {
     Device::with_stack(Box::new(stack), options).unwrap()
 }
 
-/// One end of a connection.
+/// End of a connection.
 pub(crate) type End = (Pd, Connection);
 
 fn poll_once<F: Future>(future: Pin<&mut F>, done: &mut Option<F::Output>) {

@@ -1,5 +1,5 @@
-//! Two ends on a simulated link with a virtual clock: every operation, however the link cuts the
-//! bytes up.
+//! Tests of two ends on a simulated link with a virtual clock: all operations, independently of how
+//! the link splits the bytes.
 
 mod byte_stream;
 mod cuts;

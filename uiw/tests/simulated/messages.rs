@@ -1,5 +1,5 @@
-//! Messages of the safe API: a receiver that is busy, messages longer than a receive buffer, and
-//! ends of connections.
+//! Tests of messages: busy receivers, messages longer than a receive buffer, and ends of
+//! connections.
 
 use std::future::Future;
 use std::pin::pin;
@@ -17,7 +17,7 @@ fn message(number: u32, len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(31) ^ number) as u8).collect()
 }
 
-/// Sends every message, and then closes.
+/// Sends all messages, and then closes the connection.
 async fn send_all(connection: &Connection, lengths: &[usize]) {
     for (number, len) in lengths.iter().enumerate() {
         connection.send_copy(&message(number as u32, *len)).await.unwrap();
@@ -25,7 +25,7 @@ async fn send_all(connection: &Connection, lengths: &[usize]) {
     assert!(connection.disconnect().await.unwrap().orderly);
 }
 
-/// Receives every message, and then the end.
+/// Receives all messages, and then the end of the connection.
 async fn receive_all(connection: &Connection, lengths: &[usize]) {
     for (number, len) in lengths.iter().enumerate() {
         let received = connection.recv().await.unwrap().expect("a message");
@@ -35,7 +35,7 @@ async fn receive_all(connection: &Connection, lengths: &[usize]) {
     assert!(connection.recv().await.unwrap().is_none(), "and so it stays");
 }
 
-/// Lets the time pass while both devices run.
+/// Advances the clock by `time` while both devices run.
 fn pass(simulation: &Simulation, time: Duration) {
     simulation.network().advance(time);
     for _ in 0..4 {
@@ -45,7 +45,7 @@ fn pass(simulation: &Simulation, time: Duration) {
     }
 }
 
-/// The sender waits as on TCP, however long it takes, and nothing is lost.
+/// The sender waits for any length of time, as with TCP, and nothing is lost.
 #[test]
 fn busy_receiver_loses_nothing() {
     let simulation = Simulation::new(1, Link { capacity: 2_000, ..Link::default() });
@@ -72,8 +72,8 @@ fn busy_receiver_loses_nothing() {
     );
 }
 
-/// Messages from both ends at once, byte by byte and in lumps, around the length of a receive
-/// buffer and far beyond.
+/// Both ends send messages at the same time, which arrive byte by byte and in lumps. Their lengths
+/// are close to that of a receive buffer and much longer.
 #[test]
 fn messages_of_any_length_to_limit() {
     let settings = ConnectionConfig::default().recv_size(1000).recv_depth(3).max_message(100_000);
@@ -119,7 +119,7 @@ fn unfinished_message_over_limit_ends_connection() {
     let simulation = Simulation::limited(1, Link::default(), limits);
     let ((_, first), (_, first_server)) = simulation.connect(&settings);
     let ((_, second), (_, second_server)) = simulation.connect(&settings);
-    // A message that has come as a whole counts no more.
+    // A message that has arrived completely no longer counts.
     for _ in 0..3 {
         simulation.run(async { first.send_copy(&[1; 40_000]).await.unwrap() }, async {
             assert_eq!(first_server.recv().await.unwrap().unwrap().len(), 40_000);
@@ -135,7 +135,7 @@ fn unfinished_message_over_limit_ends_connection() {
     simulation.run(send_all(&second, &[40_000, 7]), receive_all_of(&second_server, 2));
 }
 
-/// Receives so many messages, and then the end.
+/// Receives `count` messages, and then the end of the connection.
 async fn receive_all_of(connection: &Connection, count: usize) {
     for _ in 0..count {
         connection.recv().await.unwrap().expect("a message");
@@ -143,7 +143,7 @@ async fn receive_all_of(connection: &Connection, count: usize) {
     assert!(connection.recv().await.unwrap().is_none());
 }
 
-/// Peers that fall silent inside long messages make room for one that does not.
+/// Peers that become silent during long messages make room for a peer that does not.
 #[test]
 fn silent_peers_release_message_memory() {
     let settings = ConnectionConfig::default().recv_size(1000).max_message(100_000);
@@ -153,7 +153,7 @@ fn silent_peers_release_message_memory() {
     let cx = &mut Context::from_waker(Waker::noop());
     let mut sending: Vec<_> =
         silent.iter().map(|((_, client), _)| Box::pin(client.send_copy(&[3; 90_000]))).collect();
-    // Most of each message comes.
+    // Most of each message arrives.
     for _ in 0..22 {
         sending.iter_mut().for_each(|send| assert!(send.as_mut().poll(cx).is_pending()));
         simulation.client.pump();
@@ -166,7 +166,8 @@ fn silent_peers_release_message_memory() {
     other.run(send_all(&client, &[90_000, 90_000]), receive_all_of(&server, 2));
 }
 
-/// A peer that sends a long message a few bytes at a time is ended, and not the one that goes on.
+/// The connection of a peer that sends a long message in small pieces is ended, but not that of a
+/// peer that makes progress.
 #[test]
 fn trickling_peer_releases_message_memory() {
     let settings = ConnectionConfig::default().recv_size(1000).max_message(400_000);
@@ -179,7 +180,7 @@ fn trickling_peer_releases_message_memory() {
         assert!(sending.as_mut().poll(cx).is_pending());
         pass(&simulation, Duration::ZERO);
     }
-    // It is never silent for a second.
+    // The peer is never silent for a second.
     for _ in 0..8 {
         simulation.network().advance(Duration::from_millis(400));
         if sending.as_mut().poll(cx).is_ready() {
@@ -194,7 +195,7 @@ fn trickling_peer_releases_message_memory() {
     other.run(send_all(&client, &[90_000, 90_000]), receive_all_of(&server, 2));
 }
 
-/// Long messages that the program keeps delay the next one, and dropping one lets it come.
+/// Long messages that the program keeps delay the next one, which arrives after one was dropped.
 #[test]
 fn kept_long_messages_bounded() {
     let settings = ConnectionConfig::default().recv_size(100).recv_depth(32).max_message(10_000);
@@ -226,7 +227,7 @@ fn kept_long_messages_bounded() {
     });
 }
 
-/// No receive is posted then, and so none is flushed.
+/// In this case no receive is posted, so none is flushed.
 #[test]
 fn end_reported_while_messages_kept() {
     for orderly in [true, false] {

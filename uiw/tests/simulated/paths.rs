@@ -1,4 +1,4 @@
-//! smoltcp at both ends of emulated paths: every operation, verified byte for byte.
+//! Tests with smoltcp at both ends of emulated paths: all operations, verified byte for byte.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn all_variants(seed: u64, profile: &Profile, mtu: usize, buffer: usize) {
     }
 }
 
-/// FPDUs lie where they came, wrap the end of the buffer, or are larger than it.
+/// FPDUs are contiguous in the receive buffer, wrap around its end, or are longer than the buffer.
 #[test]
 fn buffers_of_any_size() {
     for buffer in [5_000, 70_001, 300_000, 1 << 20] {

@@ -1,4 +1,5 @@
-//! Operations are posted when their functions are called, whenever their futures are polled.
+//! Tests that operations are posted when their functions are called, not when their futures are
+//! polled.
 
 use uiw::{Access, ConnectionConfig, ErrorKind};
 use uiw_testkit::sim::Link;
@@ -63,8 +64,8 @@ fn dropped_operations_still_posted() {
     assert_eq!(memory.load_u64(0).unwrap(), 9);
 }
 
-/// The message may be a temporary value: it is copied before the function returns, also when there
-/// is no room in the send queue.
+/// The message may be a temporary value. It is copied before the function returns, even if the send
+/// queue has no room.
 #[test]
 fn message_copied_before_return() {
     let simulation = Simulation::new(1, Link::default());

@@ -1,4 +1,4 @@
-//! A responder without an engine: it reads and sends what the test specifies.
+//! Responder without an engine, which reads and sends the bytes that a test specifies.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -16,13 +16,13 @@ use crate::link::Simulation;
 
 pub(crate) const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9));
 
-/// A responder, at least of what it reads: ULPDUs.
+/// Responder that reads ULPDUs.
 pub(crate) struct Reader {
     pub(crate) stream: Box<dyn TransportStream>,
     rx: FpduRx,
     bytes: Vec<u8>,
     pub(crate) ulpdus: Vec<Vec<u8>>,
-    /// Bytes of FPDUs.
+    /// Number of bytes of FPDUs that were read.
     pub(crate) read: usize,
 }
 
@@ -44,7 +44,7 @@ impl Reader {
     }
 }
 
-/// Our client, connected to a [`Reader`].
+/// Connects our client to a [`Reader`].
 pub(crate) fn reader(simulation: &Simulation, settings: &ConnectionConfig) -> (uiw::Pd, Connection, Reader) {
     let mut stack = simulation.network().stack(PEER);
     let mut listener: Box<dyn TransportListener> =

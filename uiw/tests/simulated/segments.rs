@@ -1,5 +1,5 @@
-//! What a change of the path does to segments under way and to come, and when a message counts as
-//! sent.
+//! Tests of the effect of path changes on queued and future segments, and of the time at which a
+//! message counts as sent.
 
 use uiw::RemoteMr;
 use uiw::STag;
@@ -9,8 +9,9 @@ use uiw_testkit::sim::Link;
 use crate::link::{CLIENT, Simulation};
 use crate::raw::{PEER, poll, reader, settings};
 
-/// The path's segments become smaller and larger again while a message is under way: what was
-/// queued for TCP stays as it was cut, what is built afterwards fits, and the message is whole.
+/// The segments of the path become smaller and larger again while a message is in progress. FPDUs
+/// that were queued for TCP are not changed, later ones fit the new size, and the message arrives
+/// completely.
 // [test:RFC5041-3-02] [test:RFC5041-3-03]
 #[test]
 fn segments_follow_the_path() {
@@ -47,7 +48,7 @@ fn segments_follow_the_path() {
     };
     assert_eq!(([*first, *second, *third], rest.len()), ([large, small, middle], 1), "{runs:?}");
     assert!(*smaller > 10 && *larger > 10, "{runs:?}");
-    // Far more than TCP had room for was cut before the change, and left so.
+    // Much more than TCP had room for was built before the change, and was not changed.
     assert!(before * large > 5 * CAPACITY, "{runs:?}");
     let mut got = Vec::new();
     for ulpdu in &reader.ulpdus {
@@ -58,8 +59,8 @@ fn segments_follow_the_path() {
     assert!(got == bytes);
 }
 
-/// A Write or Send is complete when TCP has taken its last byte, and not before: here TCP has room
-/// for a sixth of it.
+/// A Write or Send completes when TCP has accepted its last byte, but not earlier. Here TCP has
+/// room for a sixth of it.
 // [test:RFC5040-5.5-10]
 #[test]
 fn completion_follows_tcp() {

@@ -1,6 +1,6 @@
-//! Peers that stop reading, or send one byte a minute: no rule of an established stream ends them,
-//! so whatever is under way waits for as long as the application does, in bounded memory, and an
-//! orderly close has its time.
+//! Tests of peers that stop reading, or send one byte per minute. No rule of an established stream
+//! ends them, so operations in progress wait for as long as the application does, with bounded
+//! memory. An orderly close has a time-out.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -19,14 +19,15 @@ use uiw_testkit::sim::Link;
 use crate::link::Simulation;
 use crate::raw::{Reader, poll, reader, settings};
 
-/// Counts what this thread has allocated: a simulation is one thread.
+/// Allocator that counts the allocations of this thread, which runs the whole simulation.
 struct CountingAllocator;
 
 thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is the system's allocator; the count has no destructor and allocates nothing.
+// SAFETY: all calls are forwarded to the system's allocator. The counter has no destructor and
+// allocates nothing.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.set(LIVE.get() + layout.size() as isize);
@@ -46,11 +47,11 @@ static COUNTING: CountingAllocator = CountingAllocator;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Memory that the engine may hold for one stream: a batch that was built, staging, and the bytes
-/// of one started FPDU.
+/// Maximum memory in bytes that the engine may use for one stream: a batch of FPDUs, staging, and
+/// the bytes of one incomplete FPDU.
 const BOUND: isize = 1 << 20;
 
-/// Lets time pass, and both ends run.
+/// Advances the clock by `time` while both ends run.
 fn pass(simulation: &Simulation, time: Duration) {
     simulation.network().advance(time);
     for _ in 0..4 {
@@ -63,8 +64,9 @@ fn is_over(connection: &Connection) -> bool {
     pin!(connection.ended()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// Closes in order: after the time for that, and not before, the connection is cut. The oldest
-/// request under way ends as its victim, every other one as flushed, each with its buffer.
+/// Closes the connection in order. It must be cut after the time-out for that, but not earlier. The
+/// oldest request in progress fails with the reason, all others are flushed, and each returns its
+/// buffer.
 fn closes_in_its_time(simulation: &Simulation, connection: &Connection, under_way: Vec<BufferOp<Vec<u8>>>) {
     let start = simulation.now();
     let ending = {
@@ -114,7 +116,7 @@ fn stalled_peer_delays_only_itself() {
     }
     assert!(ops.iter_mut().all(|op| poll(op).is_pending()), "TCP cannot have taken the first message");
     assert_eq!(peer.read, 0);
-    // Reading again is all that it takes.
+    // The operations complete as soon as the peer reads again.
     let mut first = ops.remove(0);
     while poll(&mut first).is_pending() {
         peer.read();
@@ -123,7 +125,7 @@ fn stalled_peer_delays_only_itself() {
     closes_in_its_time(&simulation, &connection, ops);
 }
 
-/// The Read that the peer has been asked for, answered with `payload`, as bytes on the wire.
+/// Returns the bytes on the wire that answer the Read with `payload`.
 fn answer(peer: &Reader, payload: &[u8]) -> Vec<u8> {
     let request = peer.ulpdus.iter().find_map(|ulpdu| match Header::parse(ulpdu).unwrap() {
         (Header::Untagged(header), len) if header.qn == QN_READ => {
@@ -151,7 +153,7 @@ fn slow_answer_is_received() {
         let remote = RemoteMr { addr: 0, rkey: STag(1), len: LEN };
         let mut read = connection.read(pd.register(vec![0; LEN]).unwrap(), remote);
         let mut send = connection.send(pd.register(vec![1; LEN]).unwrap());
-        // Requests complete in their order: behind the Read.
+        // Requests complete in order, so this one completes after the Read.
         let payload: Vec<u8> = (0..LEN).map(|n| n as u8).collect();
         for _ in 0..4 {
             pass(&simulation, Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Bytes that arrive one by one, in lumps, or through a narrow pipe.
+//! Tests with bytes that arrive one by one, in lumps, or through a slow link.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use uiw_testkit::sim::{Link, Split};
 
 use crate::link::Simulation;
 
-/// Offset of the counter, behind what the largest Write covers.
+/// Offset of the counter, after the bytes of the largest Write.
 const COUNTER: usize = 256 << 10;
 
 fn buffer(pd: &Pd, len: usize, seed: u8) -> Mr<Vec<u8>> {
@@ -24,7 +24,8 @@ async fn client(pd: &Pd, connection: &Connection, largest: usize) {
     }
     connection.write_imm(buffer(pd, 99, 3), remote, 4711).await.unwrap();
     assert_eq!(connection.fetch_add(remote.slice(COUNTER..COUNTER + 8).unwrap(), 5).await.unwrap(), 0);
-    // Several under way at once, answers interleaved with what the server sends.
+    // Several Reads are in progress at the same time, and their answers are interleaved with
+    // messages of the server.
     let reads: Vec<_> =
         (0..20).map(|_| connection.read(pd.register(vec![0; 700]).unwrap(), remote)).collect();
     for read in reads {

@@ -1,4 +1,4 @@
-//! Time-outs on the virtual clock.
+//! Tests of time-outs with a virtual clock.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn missing_receive_terminates_stream() {
     assert!(simulation.now() - start >= Duration::from_secs(3));
 }
 
-/// Some virtual milliseconds, with rounds of both devices.
+/// Runs rounds of both devices for some milliseconds of virtual time.
 fn rounds(simulation: &Simulation, millis: u64) {
     for _ in 0..millis {
         simulation.round();
@@ -64,8 +64,8 @@ fn rounds(simulation: &Simulation, millis: u64) {
     }
 }
 
-/// A doorbell is served between rounds, and the last one may be long ago: the time for the close
-/// begins with the close.
+/// A doorbell is served between rounds, and the last round may have been long ago. The time-out of
+/// the close must begin with the close.
 #[test]
 fn failed_request_after_pause_closes_orderly() {
     let simulation = Simulation::new(1, Link::default());
@@ -74,7 +74,7 @@ fn failed_request_after_pause_closes_orderly() {
     simulation.network().advance(Duration::from_secs(3600));
     let nowhere = Sge { addr: 0, length: 8, lkey: STag(0xBAD) };
     let wr = SendWr { wr_id: 1, op: SendOp::Send, sges: &[nowhere], flags: SendFlags::SIGNALED };
-    // SAFETY: the element names no registered memory; the request fails before a byte of it is
+    // SAFETY: the element refers to no registered memory, so the request fails before any byte is
     // read.
     unsafe { connection.qp().post_send([wr]).unwrap() };
     rounds(&simulation, 20);
@@ -84,7 +84,8 @@ fn failed_request_after_pause_closes_orderly() {
     assert!(matches!(end, Ok(0)), "a FIN, and no reset: {end:?}");
 }
 
-/// Like the test above: the time for which a Send waits for a receive begins when it is parked.
+/// Like the test above, for the time-out of a Send that waits for a receive: it must begin when the
+/// Send is parked.
 #[test]
 fn parked_send_gets_full_timeout() {
     let simulation = Simulation::new(1, Link::default());
@@ -105,7 +106,7 @@ fn parked_send_gets_full_timeout() {
     drop((ops, posted));
 }
 
-/// The round trip takes longer than the second for which a peer on a short path is awaited.
+/// The round trip takes longer than one second, the time-out for a peer on a short path.
 #[test]
 fn extension_used_over_slow_round_trip() {
     let simulation = Simulation::new(1, Link { latency: Duration::from_millis(1500), ..Link::default() });
@@ -117,7 +118,8 @@ fn extension_used_over_slow_round_trip() {
     });
 }
 
-/// A peer without the capability exchange: what needs an extension fails, and nothing else.
+/// With a peer that does not support the capability exchange, only operations that need an
+/// extension fail.
 #[test]
 fn silent_peer_fails_extension_request_only() {
     let simulation = Simulation::new(1, Link { latency: Duration::from_millis(20), ..Link::default() });

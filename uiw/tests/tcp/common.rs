@@ -1,18 +1,18 @@
-//! Connections between devices of their own.
+//! Connections between two devices.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 use uiw::blocking::{Connection, Listener};
 use uiw::{ConnectionConfig, Device};
 
-/// Time after which a test has failed.
+/// Time after which a test fails.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// A connection between two devices, over the kernel's TCP.
+/// Connects two devices over the kernel's TCP.
 pub(crate) fn connected_on(
     client: &Device,
     server: &Device,
@@ -27,7 +27,7 @@ pub(crate) fn connected_on(
     })
 }
 
-/// The same between new devices: each with its connection.
+/// Connects two new devices, and returns each with its end of the connection.
 pub(crate) fn connected(settings: &ConnectionConfig) -> ((Device, Connection), (Device, Connection)) {
     let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
     let (connection, accepted) = connected_on(&client, &server, settings);

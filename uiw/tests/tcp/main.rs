@@ -1,4 +1,4 @@
-//! Connections over the kernel's TCP, both ends in one process.
+//! Tests of connections over the kernel's TCP, with both ends in one process.
 
 mod common;
 mod progress;

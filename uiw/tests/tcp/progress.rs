@@ -1,4 +1,4 @@
-//! Operations and waits make progress without further calls of the application.
+//! Tests that operations and waits make progress without further calls by the application.
 
 use crate::common::{TIMEOUT, connected, loopback};
 use std::future::{Future, poll_fn};
@@ -49,7 +49,7 @@ fn receive_with_timeout_returns() {
 #[test]
 fn dropped_operations_are_detached_and_freed() {
     struct CountedVec(Vec<u8>, #[expect(dead_code, reason = "counts how many are alive")] Arc<()>);
-    // SAFETY: a vector's heap block stays where it is and belongs to the vector.
+    // SAFETY: a vector's heap block does not move, and belongs to the vector.
     unsafe impl uiw::IoBuf for CountedVec {
         fn as_mut_ptr(&mut self) -> *mut u8 {
             self.0.as_mut_ptr()
@@ -80,7 +80,7 @@ fn dropped_operations_are_detached_and_freed() {
         assert!(Instant::now() < until, "{} buffers left", Arc::strong_count(&alive) - 1);
         let _ = client.recv_timeout(Duration::from_millis(1));
     }
-    // A connect future that is dropped gives its queue pair and socket back.
+    // A connect future that is dropped frees its queue pair and socket.
     let port = TcpListener::bind(loopback()).unwrap();
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -90,7 +90,7 @@ fn dropped_operations_are_detached_and_freed() {
     let (mut peer, _) = port.accept().unwrap();
     peer.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut rest = Vec::new();
-    // A reset is an end as well.
+    // A reset is also accepted as the end.
     if let Err(error) = peer.read_to_end(&mut rest) {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
@@ -141,8 +141,8 @@ fn two_hundred_connections_at_once() {
     thread.join().unwrap();
 }
 
-/// A waiting thread drives the listener's shard and those of both ends with manual progress: there
-/// is no other thread that does.
+/// With manual progress, a waiting thread drives the shards of the listener and of both ends,
+/// because no other thread does.
 #[test]
 fn wait_drives_all_shards() {
     let options = DeviceConfig::default().progress(Progress::Manual).shards(3);
@@ -221,7 +221,7 @@ fn wait_timeout_leaves_operation_under_way() {
     let ((_a, client), (_b, server)) = connected(&settings);
     const LEN: usize = 8 << 20;
     let mut send = client.send(client.pd().register(vec![7; LEN]).unwrap());
-    // More than TCP takes while nothing is received.
+    // This is more than TCP accepts while nothing is received.
     let mut later = client.send(client.pd().register(vec![8; 2 * LEN]).unwrap());
     let first = server.recv().unwrap().unwrap();
     assert_eq!(first.len(), LEN);

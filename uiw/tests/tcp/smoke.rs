@@ -1,4 +1,4 @@
-//! Every operation once over the kernel's TCP, both ends in one process.
+//! Tests each operation once over the kernel's TCP, with both ends in one process.
 use crate::common::connected;
 use uiw::{Access, ConnConfig, ConnectionConfig, ErrorKind};
 

@@ -1,5 +1,5 @@
-//! Many threads, many connections, one device: operations and connections are dropped at any
-//! moment, and what arrives is right.
+//! Stress test with many threads and connections on one device. Operations and connections are
+//! dropped at any time, and all data that arrives must be correct.
 
 use crate::common::loopback;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ const FOR: Duration = Duration::from_secs(3);
 const THREADS: u64 = 4;
 const BLOCK: usize = 64 << 10;
 
-/// xorshift: the same rounds for the same seed.
+/// xorshift generator, so that the same seed leads to the same rounds.
 struct SeededDice(u64);
 
 impl SeededDice {
@@ -28,7 +28,7 @@ fn bytes(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(29).wrapping_add(seed)).collect()
 }
 
-/// Sends back what it receives until the client is gone, and stops in the middle of it at times.
+/// Echoes messages until the client closes the connection, or sometimes stops earlier.
 async fn serve(connection: &uiw::Connection, memory: &SharedMr, mut dice: SeededDice) {
     let key = memory.remote(0..memory.len()).unwrap().to_bytes();
     if connection.send_copy(&key).await.is_err() {
@@ -55,7 +55,7 @@ impl<'a> StressClient<'a> {
         Some(Self { connection, pd, remote })
     }
 
-    /// One mixed round. None when the connection has ended.
+    /// Runs a round of different operations. Returns `None` if the connection has ended.
     fn round(&self, dice: &mut SeededDice) -> Option<()> {
         let seed = dice.below(256) as u8;
         let len = dice.below(BLOCK as u64 / 2) as usize;
@@ -65,7 +65,8 @@ impl<'a> StressClient<'a> {
         let read = self.connection.read(self.pd.register(vec![0; len]).unwrap(), at);
         let echo = bytes(seed, 1 + dice.below(4000) as usize);
         let send = self.connection.send(self.pd.register(echo.clone()).unwrap());
-        // More than there is room for, dropped while they wait or go out; they write elsewhere.
+        // More operations than the send queue has room for are dropped while they wait or are being
+        // sent. They write to a different block.
         let elsewhere = self.remote.slice(BLOCK..2 * BLOCK).unwrap();
         for _ in 0..dice.below(6) {
             drop(self.connection.write(block(dice.below(BLOCK as u64) as usize), elsewhere));
@@ -97,7 +98,7 @@ fn client(device: &Device, to: std::net::SocketAddr, mut dice: SeededDice, round
             continue;
         }
         match dice.below(100) {
-            // With operations under way, waiting and posted.
+            // Close the connection while operations wait or are posted.
             0 => {
                 let at = client.remote.slice(BLOCK..2 * BLOCK).unwrap();
                 let ops: Vec<_> = (0..8)
@@ -137,7 +138,7 @@ fn stress(rounds: &AtomicU64) {
                     let settings = ConnectionConfig::default().send_depth(4).recv_depth(8);
                     let accepted = incoming.accept(&pd, &settings);
                     let Ok(connection) = accepted else { return };
-                    // A writer's block each: connections of one client do not share.
+                    // Each connection of a client has its own block.
                     let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
                     let memory = pd.share(2 * BLOCK, access).unwrap();
                     other.block_on(serve(connection.as_async(), &memory, SeededDice(served * 104_729)));

@@ -1,4 +1,4 @@
-//! Streams of TLS that are cut on their way.
+//! Tests of TLS streams that are truncated on the path.
 
 use crate::common::{TIMEOUT, loopback};
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use uiw::blocking::{Connection, Listener};
 use uiw::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
 use uiw::{ConnectionConfig, Device, DeviceConfig, ErrorKind, Pd};
 
-/// Opens a device that accepts the key of the other end, which is its own.
+/// Opens a device whose key is also the accepted key of the other end.
 fn domain(key: &SecretKey) -> Pd {
     let mut pinned = PinnedKeys::default();
     pinned.add(key.public_key(), "the other end");
@@ -17,7 +17,7 @@ fn domain(key: &SecretKey) -> Pd {
     Device::open_with(DeviceConfig::default().tls(tls)).unwrap().alloc_pd().unwrap()
 }
 
-/// Passes bytes on until the sender ends or the receiver takes no more.
+/// Forwards bytes until the sender closes or the receiver accepts no more.
 fn pass(mut from: TcpStream, mut to: TcpStream) {
     let mut bytes = [0; 4096];
     while let Ok(read @ 1..) = from.read(&mut bytes) {
@@ -28,8 +28,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// Starts a proxy for one connection to `server`. Returns its address, and later the socket through
-/// which it sends to the server.
+/// Starts a proxy for one connection to `server`. Returns its address, and a channel that later
+/// receives the socket to the server.
 fn proxy(server: SocketAddr) -> (SocketAddr, mpsc::Receiver<TcpStream>) {
     let listener = TcpListener::bind(loopback()).unwrap();
     let address = listener.local_addr().unwrap();

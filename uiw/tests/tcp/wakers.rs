@@ -1,4 +1,4 @@
-//! Wakers and futures that wait.
+//! Tests of wakers and of waiting futures.
 
 use crate::common::connected_on;
 use std::pin::pin;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use uiw::blocking::Connection;
 use uiw::{ConnectionConfig, Device};
 
-/// Waits for a message when woken, as a program without manners does.
+/// Waker that blocks until a message has arrived, like a badly behaved program.
 struct WaitingWaker(Connection, Mutex<Option<mpsc::Sender<(bool, Duration)>>>);
 
 impl Wake for WaitingWaker {
     fn wake(self: Arc<Self>) {
-        // It is woken again when its own connection ends.
+        // The waker is called again when its own connection ends.
         let Some(tx) = self.1.lock().unwrap().take() else { return };
         let start = Instant::now();
         let message = self.0.recv_timeout(Duration::from_secs(5)).unwrap();
@@ -41,7 +41,7 @@ fn waker_may_wait() {
             std::thread::sleep(Duration::from_millis(200));
             second_peer.send_copy(b"message").unwrap();
         });
-        // This thread sleeps in the descriptor and gives the wake-up.
+        // This thread sleeps on the descriptor, and calls the waker.
         a.block_on_for(Duration::from_secs(1), std::future::pending::<()>());
     });
     let (message, waited) = rx.recv_timeout(Duration::from_secs(10)).unwrap();
@@ -68,7 +68,8 @@ fn waiting_future_never_blocks() {
             std::thread::sleep(Duration::from_millis(100));
             tx.send(second.recv_timeout(Duration::from_secs(5)).unwrap().is_some()).unwrap();
         });
-        // This thread drives when the other begins to wait, and then does not for a while.
+        // This thread drives the device when the other thread begins to wait, and then stops
+        // driving for a while.
         a.block_on(async {
             first.as_async().recv().await.unwrap().unwrap();
             assert!(rx.recv().unwrap());

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::process::Command;
 use uiw_siw::{Error, Result};
 
-/// A ratio that is measured: its name, its bar, the key of its figures and their unit.
+/// Ratio to measure: its name, its bar, the key of its figures, and their unit.
 type Figure = (&'static str, RatioBar, &'static str, Unit);
 
 pub(super) fn connects() -> Vec<TableRow> {

@@ -1,7 +1,7 @@
-//! A server under attack: its speed to a well-behaved peer before and during the attack; its memory
-//! and descriptors before, and when the attackers are gone.
+//! Server under attack: its speed for a well-behaved peer before and during the attack, and its
+//! memory and descriptors before the attack and after the attackers have gone.
 
-use super::programs::{Lab, figure, object, output, plain, start};
+use super::programs::{Lab, clean_command, figure, json_object, output, start};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use std::fs;
 use std::io::{Read, Write};
@@ -15,24 +15,24 @@ use uiw_rdmap::{Opcode, untagged_header};
 use uiw_siw::shell::Process;
 use uiw_siw::{Error, Result};
 
-/// How far memory and descriptors may be from before, when all is over.
-const BACK: f64 = 1.1;
-/// The longest that it may take: the start-up time-out and some seconds.
+/// Maximum growth of memory and descriptors after the attack, as a factor.
+const MAX_GROWTH: f64 = 1.1;
+/// Maximum time until they have been released: the start-up time-out and some seconds.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Connections that stay open as long as the value.
+/// Connections of attackers, which stay open until the value is dropped.
 type Attackers = Vec<TcpStream>;
 
-/// Attacks the server at an address with so many peers.
+/// Function that attacks the server at an address with `count` peers.
 type Attack = fn(uiw: &Path, to: SocketAddr, count: usize) -> Attackers;
 
-/// Bytes of an FPDU that peers send, of [`FPDU`].
-const FRONT: usize = 65_000;
-/// Bytes of that FPDU.
-const FPDU: usize = 65_500;
-/// The attack on a server with 16 MiB of receive memory: the first bytes of 1,000 FPDUs are 65 MB,
-/// and the server accepts 1,024 connections.
-const SILENT: &str = "1,000 that send the front of an FPDU and fall silent";
+/// Number of bytes that attackers send of an FPDU of [`FPDU_LEN`] bytes.
+const PARTIAL_LEN: usize = 65_000;
+/// Length of this FPDU in bytes.
+const FPDU_LEN: usize = 65_500;
+/// Name of the attack on a server with 16 MiB of receive memory. The first bytes of 1,000 FPDUs are
+/// 65 MB, and the server accepts 1,024 connections.
+const PARTIAL_FPDU_ATTACK: &str = "1,000 that send the front of an FPDU and fall silent";
 
 const ATTACKS: [(&str, usize, Attack); 7] = [
     ("10,000 half-open connections", 10_000, |_, to, count| connect(count, to, |_| {})),
@@ -46,13 +46,13 @@ const ATTACKS: [(&str, usize, Attack); 7] = [
     ("100 that do not read what they asked for", 100, |_, to, count| {
         connect(count, to, |tcp| establish(tcp, &echoes()))
     }),
-    ("10 clients that are killed", 10, killed),
-    (SILENT, 1_000, |_, to, count| connect(count, to, |tcp| establish(tcp, &front()))),
+    ("10 clients that are killed", 10, kill_readers),
+    (PARTIAL_FPDU_ATTACK, 1_000, |_, to, count| connect(count, to, |tcp| establish(tcp, &partial_fpdu()))),
 ];
 
 pub(super) fn rows() -> Vec<TableRow> {
     let row = |(name, count, attack): (&'static str, usize, Attack)| {
-        let memory = (name == SILENT).then_some("16M");
+        let memory = (name == PARTIAL_FPDU_ATTACK).then_some("16M");
         TableRow::new(name, RatioBar::AtLeast(0.5), move |lab| measure(lab, memory, count, attack))
     };
     ATTACKS.into_iter().map(row).collect()
@@ -61,8 +61,8 @@ pub(super) fn rows() -> Vec<TableRow> {
 fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Result<Vec<RatioLine>> {
     let uiw = &lab.uiw()?;
     let server = ServeProcess::start(uiw, memory)?;
-    // What the first client and the first attacker of each kind make it map and allocate for good,
-    // most of it its own text.
+    // The first client and the first attacker of each kind make the server map and allocate memory
+    // that it keeps, most of which is its own code.
     for (_, _, attack) in ATTACKS {
         drop(attack(uiw, server.address, 1));
     }
@@ -71,7 +71,7 @@ fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Res
     let (mut during, mut ratios) = (before, Vec::new());
     for _ in 0..lab.rounds {
         let alone = server.speed()?;
-        // They are there when the peer comes.
+        // The attackers are connected before the well-behaved peer starts.
         let attackers = attack(uiw, server.address, count);
         ratios.push(server.speed()? / alone);
         during = server.held()?;
@@ -82,7 +82,7 @@ fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Res
         let note =
             format!("{} -> {} -> {}, {:.1} s after", before[at], during[at], after[at], waited.as_secs_f64());
         RatioLine::new(what, RatioSpread::new([after[at] as f64 / before[at] as f64]), note)
-            .bar(RatioBar::AtMost(BACK))
+            .bar(RatioBar::AtMost(MAX_GROWTH))
     };
     Ok(vec![
         RatioLine::new("of the speed before", RatioSpread::new(ratios), ""),
@@ -91,7 +91,7 @@ fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Res
     ])
 }
 
-/// `uiw serve`.
+/// Process of `uiw serve`.
 struct ServeProcess<'a> {
     uiw: &'a Path,
     process: Process,
@@ -100,9 +100,9 @@ struct ServeProcess<'a> {
 
 impl<'a> ServeProcess<'a> {
     fn start(uiw: &'a Path, memory: Option<&str>) -> Result<Self> {
-        let mut command = plain(uiw);
-        // All come from one address, the well-behaved peer as well; and log lines about each
-        // attacker are not to be measured.
+        let mut command = clean_command(uiw);
+        // All peers have the same address, including the well-behaved one. The cost of log lines
+        // about the attackers should not be measured.
         command.args(["serve", "--listen", "127.0.0.1:0", "--per-address", "65535"]);
         command.args(memory.iter().flat_map(|memory| ["--receive-memory", memory]));
         let mut process = start(command.env("UIW_LOG", "error"))?;
@@ -112,9 +112,9 @@ impl<'a> ServeProcess<'a> {
         Ok(Self { uiw, process, address })
     }
 
-    /// Bytes a second that a well-behaved peer writes.
+    /// Measures the Writes of a well-behaved peer, in bytes per second.
     fn speed(&self) -> Result<f64> {
-        let mut command = plain(self.uiw);
+        let mut command = clean_command(self.uiw);
         command.args([
             "perf",
             &self.address.to_string(),
@@ -126,10 +126,10 @@ impl<'a> ServeProcess<'a> {
             "1",
             "--json",
         ]);
-        figure(&object(&output(&command)?)?, "/bytes_per_second")
+        figure(&json_object(&output(&command)?)?, "/bytes_per_second")
     }
 
-    /// Resident memory in KiB, and descriptors.
+    /// Returns the resident memory in KiB, and the number of descriptors.
     fn held(&self) -> Result<[u64; 2]> {
         let folder = format!("/proc/{}", self.process.id());
         let read = || {
@@ -147,7 +147,7 @@ impl<'a> ServeProcess<'a> {
         let begun = Instant::now();
         loop {
             let now = self.held()?;
-            let is_back = now.iter().zip(before).all(|(now, then)| *now as f64 <= then as f64 * BACK);
+            let is_back = now.iter().zip(before).all(|(now, then)| *now as f64 <= then as f64 * MAX_GROWTH);
             if is_back || begun.elapsed() > TIMEOUT {
                 return Ok((now, begun.elapsed()));
             }
@@ -156,7 +156,7 @@ impl<'a> ServeProcess<'a> {
     }
 }
 
-/// Connections that have sent something; those that the server refuses are left out.
+/// Opens connections and calls `begin` for each. Connections that the server refuses are omitted.
 fn connect(count: usize, to: SocketAddr, begin: fn(&mut TcpStream)) -> Attackers {
     let one = |_| {
         let mut tcp = TcpStream::connect(to).ok()?;
@@ -168,7 +168,7 @@ fn connect(count: usize, to: SocketAddr, begin: fn(&mut TcpStream)) -> Attackers
     (0..count).filter_map(one).collect()
 }
 
-/// Starts up a connection and sends these bytes, as far as they are taken.
+/// Performs the startup of a connection, and sends as many of the bytes as TCP accepts.
 fn establish(tcp: &mut TcpStream, bytes: &[u8]) {
     let request = Frame {
         kind: FrameKind::Request,
@@ -186,7 +186,7 @@ fn establish(tcp: &mut TcpStream, bytes: &[u8]) {
     }
 }
 
-/// Messages that are echoed: more than the buffers of TCP hold.
+/// Returns messages that the server echoes, which are longer than the buffers of TCP.
 fn echoes() -> Vec<u8> {
     let mut tx = FpduTx::new(true, false);
     let mut all = Vec::new();
@@ -200,18 +200,19 @@ fn echoes() -> Vec<u8> {
     all
 }
 
-/// The first bytes of a Send: the length of its ULPDU and most of that.
-fn front() -> Vec<u8> {
-    let mut bytes = ((FPDU - 6) as u16).to_be_bytes().to_vec();
+/// Returns the first bytes of the FPDU of a Send: the length and most of the ULPDU.
+fn partial_fpdu() -> Vec<u8> {
+    let mut bytes = ((FPDU_LEN - 6) as u16).to_be_bytes().to_vec();
     bytes.extend_from_slice(&untagged_header(Opcode::Send, 0, 1, 0, true, 0).emit());
-    bytes.resize(FRONT, 7);
+    bytes.resize(PARTIAL_LEN, 7);
     bytes
 }
 
-/// Clients of ours that are killed while they read.
-fn killed(uiw: &Path, to: SocketAddr, count: usize) -> Attackers {
+/// Starts `uiw perf` clients and kills them while they read.
+fn kill_readers(uiw: &Path, to: SocketAddr, count: usize) -> Attackers {
     let address = to.to_string();
-    let client = |_| start(plain(uiw).args(["perf", &address, "--op", "read", "--seconds", "60"])).ok();
+    let client =
+        |_| start(clean_command(uiw).args(["perf", &address, "--op", "read", "--seconds", "60"])).ok();
     let clients: Vec<_> = (0..count).filter_map(client).collect();
     std::thread::sleep(Duration::from_millis(500));
     drop(clients);

@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: rows of measurements, each against its bar.
+//! `cargo xtask bench`: rows of measurements, each with a bar that it should reach.
 //!
-//! A row runs several programs in rounds whose order rotates, and compares figures of the same
-//! round: the machine is shared, so only these ratios are meaningful.
+//! A row runs several programs in rounds, in an order that rotates, and compares the figures of the
+//! same round. The machine is shared, so only these ratios are meaningful.
 
 mod examples;
 mod hostile;
@@ -73,8 +73,8 @@ pub(crate) struct Options {
     cut_seconds: u32,
 }
 
-/// Rows that are measured in the same way: a name, the rounds of a row unless the options say
-/// otherwise, the rows, what they are.
+/// Group of rows that are measured in the same way: name, default number of rounds, function that
+/// returns the rows, and help text.
 type Group = (&'static str, u32, fn() -> Vec<TableRow>, &'static str);
 
 const GROUPS: [Group; 14] = [
@@ -94,20 +94,20 @@ const GROUPS: [Group; 14] = [
     ("siw", 5, siw::rows, "the siw driver beside `uiw perf`, in a virtual machine"),
 ];
 
-/// The values of [`Options::group`].
+/// Returns the possible values of [`Options::group`].
 fn groups() -> PossibleValuesParser {
     GROUPS.map(|(name, _, _, about)| PossibleValue::new(name).help(about)).into()
 }
 
-/// A row of the table.
+/// Row of the table.
 struct TableRow {
     name: String,
-    /// Bar of the first line.
+    /// Bar of the first ratio, unless that has its own.
     bar: Option<RatioBar>,
     run: Measure,
 }
 
-/// Measures a row: runs its programs and compares their figures.
+/// Function that measures a row: it runs the programs and compares their figures.
 type Measure = Box<dyn Fn(&Lab) -> Result<Vec<RatioLine>>>;
 
 impl TableRow {
@@ -120,7 +120,7 @@ impl TableRow {
     }
 
     fn measure(&self, lab: &Lab) -> Result<Vec<RatioLine>> {
-        let mut lines = quietest(|| (self.run)(lab))?;
+        let mut lines = measure_until_quiet(|| (self.run)(lab))?;
         if let Some(first) = lines.first_mut() {
             first.bar = first.bar.or(self.bar);
         }
@@ -128,12 +128,13 @@ impl TableRow {
     }
 }
 
-/// Measures until the machine is quiet enough, or no more; returns the run with the least noise.
-fn quietest(mut run: impl FnMut() -> Result<Vec<RatioLine>>) -> Result<Vec<RatioLine>> {
+/// Repeats a measurement until the machine is quiet, at most [`MAX_RUNS`] times. Returns the result
+/// with the least noise.
+fn measure_until_quiet(mut run: impl FnMut() -> Result<Vec<RatioLine>>) -> Result<Vec<RatioLine>> {
     let noise = |lines: &[RatioLine]| lines.iter().map(RatioLine::disturbance).fold(0.0, f64::max);
     let mut best = run()?;
-    for _ in 1..TRIES {
-        if noise(&best) <= QUIET {
+    for _ in 1..MAX_RUNS {
+        if noise(&best) <= MAX_DISTURBANCE {
             break;
         }
         let lines = run()?;
@@ -144,10 +145,10 @@ fn quietest(mut run: impl FnMut() -> Result<Vec<RatioLine>>) -> Result<Vec<Ratio
     Ok(best)
 }
 
-/// Runs of a row until it is quiet.
-const TRIES: usize = 5;
-/// Largest distance from 1 of the noise of a figure that counts.
-const QUIET: f64 = 0.05;
+/// Maximum number of times that a row is measured.
+const MAX_RUNS: usize = 5;
+/// Maximum distance of the noise from 1 at which a figure counts.
+const MAX_DISTURBANCE: f64 = 0.05;
 
 /// Bound that a ratio should reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -204,7 +205,7 @@ fn median(values: &[f64]) -> f64 {
     RatioSpread::new(values.iter().copied()).median
 }
 
-/// A unit, and how many of the measured units it has.
+/// Factor from the measured unit to the printed one, and the name of the printed unit.
 type Unit = (f64, &'static str);
 
 /// One ratio of a row.
@@ -221,7 +222,7 @@ impl RatioLine {
         Self { what: what.into(), spread, bar: None, noise: None, note: note.into() }
     }
 
-    /// Figures over those of the same rounds.
+    /// Creates a line with the ratios of our figures and theirs, round by round.
     fn ratio(what: impl Into<String>, ours: &[f64], theirs: &[f64], (scale, unit): Unit) -> Self {
         let note =
             format!("{} beside {} {unit}", number(median(ours) / scale), number(median(theirs) / scale));
@@ -240,12 +241,12 @@ impl RatioLine {
         self.noise.map_or(0.0, |noise| (noise - 1.0).abs())
     }
 
-    /// Returns whether it reaches its bar, if it has one, and whether the machine was quiet.
+    /// Returns whether the ratio reaches its bar, if it has one, and whether the machine was quiet.
     fn verdict(&self) -> (Option<bool>, bool) {
-        (self.bar.map(|bar| bar.is_reached(self.spread)), self.disturbance() <= QUIET)
+        (self.bar.map(|bar| bar.is_reached(self.spread)), self.disturbance() <= MAX_DISTURBANCE)
     }
 
-    /// Prints the line. False when it does not reach its bar on a quiet machine.
+    /// Prints the line. Returns `false` if it has a bar and did not reach it on a quiet machine.
     fn print(&self, row: &str, width: usize, options: &Options) -> bool {
         let Self { what, spread, bar, noise, note } = self;
         let (reached, quiet) = self.verdict();
@@ -278,7 +279,7 @@ impl RatioLine {
     }
 }
 
-/// Three decimals, fewer for large values.
+/// Formats a value with three decimals, or fewer if it is large.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0..10.0 => format!("{value:.3}"),
@@ -287,18 +288,18 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The rows whose name contains this.
-fn chosen<'a>(rows: &'a [TableRow], only: Option<&str>) -> Vec<&'a TableRow> {
+/// Returns the rows whose name contains `only`.
+fn matching_rows<'a>(rows: &'a [TableRow], only: Option<&str>) -> Vec<&'a TableRow> {
     rows.iter().filter(|row| only.is_none_or(|only| row.name.contains(only))).collect()
 }
 
-/// Measures.
+/// Runs `cargo xtask bench`.
 pub(crate) fn run(options: Options) -> ExitCode {
     let (rounds, all) = GROUPS
         .iter()
         .find(|group| group.0 == options.group)
         .map_or((0, Vec::new()), |(_, rounds, rows, _)| (options.rounds.unwrap_or(*rounds), rows()));
-    let rows = chosen(&all, options.only.as_deref());
+    let rows = matching_rows(&all, options.only.as_deref());
     if rows.is_empty() {
         let names: Vec<_> = all.iter().map(|row| row.name.as_str()).collect();
         eprintln!("error: no row has this in its name\nhint: the rows are: {}", names.join("; "));
@@ -365,7 +366,7 @@ mod tests {
     #[test]
     fn rows_chosen_by_part_of_name() {
         let rows = ["one", "two"].map(|name| TableRow::new(name, None, |_| Ok(Vec::new())));
-        let names = |only| chosen(&rows, only).iter().map(|row| row.name.as_str()).collect::<Vec<_>>();
+        let names = |only| matching_rows(&rows, only).iter().map(|row| row.name.as_str()).collect::<Vec<_>>();
         assert_eq!((names(None), names(Some("w"))), (vec!["one", "two"], vec!["two"]));
         assert!(names(Some("three")).is_empty());
     }
@@ -399,7 +400,7 @@ mod tests {
     fn quietest_run_counts() {
         let mut noises = [1.3, 1.2, 1.4, 1.04, 1.0].into_iter();
         let line = || RatioLine::new("", RatioSpread::new([1.0]), "");
-        let lines = quietest(|| Ok(vec![line(), line().noise(noises.next())])).unwrap();
+        let lines = measure_until_quiet(|| Ok(vec![line(), line().noise(noises.next())])).unwrap();
         assert_eq!((lines[1].noise, noises.next()), (Some(1.04), Some(1.0)));
     }
 }

@@ -1,21 +1,21 @@
-//! What else a program in user space could use: UCX and libfabric over TCP, beside `uiw perf` and
-//! raw TCP with the same operation, size and depth.
+//! Comparison of `uiw perf` with raw TCP and with other libraries in user space, UCX and libfabric
+//! over TCP, for the same operation, size and depth.
 //!
-//! uiw computes CRCs, the others do not. Messages of 64 bytes are posted by a program that polls,
-//! larger ones by one that sleeps; `ucx_perftest` and `fi_pingpong` always poll. `fi_pingpong`
-//! prints means, so it is compared with the mean of ours. In round trips each end has a processor
-//! of its own.
+//! uiw computes CRCs, the others do not. The program that posts messages of 64 bytes polls, and the
+//! one that posts larger messages sleeps; `ucx_perftest` and `fi_pingpong` always poll.
+//! `fi_pingpong` prints means, so it is compared with our mean. In round trips, each end runs on
+//! its own processor.
 
-use super::programs::{Lab, Slice, figure, need, object, pair, plain, rotate};
+use super::programs::{Lab, Slice, clean_command, figure, json_object, pair, require_programs, rotate};
 use super::{RatioLine, TableRow, Unit};
 use std::path::Path;
 use std::process::Command;
 use uiw_siw::{Error, Result};
 
-/// Seconds of a run of a peer: those of a slice of `uiw perf --compare`.
+/// Length of a peer's run in seconds, which is that of a slice of `uiw perf --compare`.
 const RUN: f64 = 0.2;
 
-/// Operation and size that are measured. Round trips have a depth of 1.
+/// Operation, size in bytes and depth to measure. Round trips have a depth of 1.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     pub(super) op: &'static str,
@@ -23,12 +23,12 @@ pub(super) struct Case {
     pub(super) depth: u32,
 }
 
-/// Operations, and their depths for each of [`SIZES`]: those that `uiw perf` takes by itself.
+/// Operations, and their depths for each of [`SIZES`], which are the defaults of `uiw perf`.
 const STREAMS: [(&str, [u32; 4]); 3] =
     [("write", [128, 128, 16, 2]), ("read", [128, 128, 64, 4]), ("send", [128, 128, 16, 2])];
 const SIZES: [u32; 4] = [64, 4096, 65536, 1 << 20];
 
-/// Rows of streams, and of round trips with these operations and sizes.
+/// Returns the rows of streams, and of round trips with these operations and sizes.
 pub(super) fn case_rows(
     round_trips: &[(&'static str, u32)],
     run: fn(&Lab, Case) -> Result<Vec<RatioLine>>,
@@ -48,7 +48,8 @@ pub(super) fn rows() -> Vec<TableRow> {
     case_rows(&[&[("write", 64), ("read", 64)], &sends[..]].concat(), measure)
 }
 
-/// Figures of a slice: `uiw`, `mean` (of ours), and those of other stacks behind `of `.
+/// Figures of a slice by name: `uiw`, `mean` (our mean), and names that begin with `of ` for other
+/// stacks.
 type Figures = Vec<(&'static str, f64)>;
 
 impl Case {
@@ -56,7 +57,7 @@ impl Case {
         self.depth == 1
     }
 
-    /// Arguments of `uiw perf`.
+    /// Returns the arguments of `uiw perf`.
     pub(super) fn arguments(self) -> String {
         let spin = if self.size < 4096 { " --spin" } else { "" };
         let how =
@@ -67,7 +68,7 @@ impl Case {
     /// Reads the figures that `uiw perf` prints with these arguments: messages per second, or
     /// microseconds of a round trip.
     pub(super) fn compared(self, printed: &str) -> Result<Figures> {
-        let value = object(printed)?;
+        let value = json_object(printed)?;
         let of = |key: &str, who: &str| figure(&value, &format!("/{key}/{who}/median"));
         if self.is_latency() {
             let mean = of("round_trip_us_mean", "uiw")?;
@@ -92,7 +93,7 @@ impl Case {
         }
     }
 
-    /// Returns the ratios of our figures over those of each peer.
+    /// Returns the ratios of our figures to those of each peer.
     pub(super) fn lines(self, rounds: &[Vec<Figures>]) -> Vec<RatioLine> {
         let all = || rounds.iter().flatten().flatten();
         let of = |name: &str| {
@@ -109,7 +110,7 @@ impl Case {
     }
 }
 
-/// The program of a peer.
+/// Program of a peer.
 #[derive(Clone, Copy)]
 enum PeerProgram {
     Ucx,
@@ -124,7 +125,7 @@ const PEERS: [(&str, PeerProgram); 3] = [
 ];
 
 fn measure(lab: &Lab, case: Case) -> Result<Vec<RatioLine>> {
-    need(&[("ucx_perftest", "ucx-utils"), ("fi_pingpong", "libfabric-bin")])?;
+    require_programs(&[("ucx_perftest", "ucx-utils"), ("fi_pingpong", "libfabric-bin")])?;
     let program = lab.uiw()?;
     let mut slices: Vec<Box<dyn Fn(u32) -> Result<Figures> + '_>> = vec![Box::new(|_| uiw(&program, case))];
     let can =
@@ -152,19 +153,19 @@ fn uiw(program: &Path, case: Case) -> Result<Figures> {
     })?)
 }
 
-/// An end of a ping-pong on a processor of its own, where there are two.
+/// Returns a command that runs an end of a ping-pong on its own processor, if there are two.
 fn on_own_processor(program: &str, case: Case, end: u8) -> Command {
     let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 2);
     if !case.is_latency() || alone {
-        return plain(program);
+        return clean_command(program);
     }
-    let mut command = plain("taskset");
+    let mut command = clean_command("taskset");
     command.args(["-c", &end.to_string(), program]);
     command
 }
 
 impl PeerProgram {
-    /// Runs `count` messages; returns messages a second, or microseconds of a round trip.
+    /// Transfers `count` messages. Returns messages per second, or microseconds of a round trip.
     fn run(self, case: Case, count: u64) -> Result<f64> {
         let printed = pair(
             0,
@@ -174,7 +175,7 @@ impl PeerProgram {
         )?;
         let figure = match self {
             Self::Ucx if case.is_latency() => {
-                // Its ping-pongs count one way, a get counts both.
+                // A ping-pong of UCX reports the time of one direction, a get that of both.
                 let ways = if case.op == "read" { 1.0 } else { 2.0 };
                 column(&printed, ',', "50.0_percentile_lat").map(|us| ways * us)
             }
@@ -192,7 +193,7 @@ impl PeerProgram {
                 let test = match (op, case.is_latency()) {
                     ("write", false) => "ucp_put_bw",
                     ("write", true) => "ucp_put_lat",
-                    // At a depth of 1 this is a latency.
+                    // With a depth of 1, this test measures the latency.
                     ("read", _) => "ucp_get",
                     (_, false) => "tag_bw",
                     (_, true) => "tag_lat",
@@ -219,7 +220,7 @@ impl PeerProgram {
     }
 }
 
-/// A column of a table's first line of figures, by its name.
+/// Returns the number in a column of a table, from the first line with numbers.
 fn column(printed: &str, separator: char, name: &str) -> Option<f64> {
     let fields = |line: &str| -> Vec<String> {
         line.split(separator).map(str::trim).filter(|field| !field.is_empty()).map(str::to_owned).collect()

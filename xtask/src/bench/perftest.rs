@@ -1,17 +1,17 @@
-//! Debian's perftest on the C libraries, connected by rdma_cm and out of band, beside `uiw perf`
-//! and raw TCP with the same operation, size, depth and signaling, with CRC.
+//! Comparison of Debian's perftest on the C libraries, connected by rdma_cm and out of band, with
+//! `uiw perf` and raw TCP for the same operation, size, depth and signaling, with CRCs.
 
-use super::programs::{Lab, figure, need, object, output, pair, plain, rotate};
+use super::programs::{Lab, clean_command, figure, json_object, output, pair, require_programs, rotate};
 use super::{RatioBar, RatioLine, TableRow, median};
 use std::path::Path;
 use uiw_siw::{Error, Result};
 
-/// Seconds of a run of perftest: its first bytes are in its figures, those of `uiw perf` are not.
+/// Length of a run of perftest in seconds. Unlike `uiw perf`, perftest also counts the first bytes.
 const RUN: f64 = 1.2;
-/// Requests under way.
+/// Number of requests in progress.
 const DEPTH: u32 = 128;
 
-/// Requests that are measured; one in `signal_every` asks for a completion.
+/// Requests to measure. One of `signal_every` requests asks for a completion.
 #[derive(Clone, Copy)]
 struct PerftestCase {
     op: &'static str,
@@ -46,7 +46,7 @@ pub(super) fn rows() -> Vec<TableRow> {
 const BAR: RatioBar = RatioBar::AtLeast(0.90);
 
 fn measure(lab: &Lab, case: PerftestCase) -> Result<Vec<RatioLine>> {
-    need(&[("ib_write_bw", "perftest")])?;
+    require_programs(&[("ib_write_bw", "perftest")])?;
     let program = lab.installed()?;
     let count = ((uiw(&program, case)?[0] * RUN) as u64).clamp(1000, 20_000_000);
     let perftest = |by_cm| perftest(&program, case, count, by_cm).map(|rate| [rate, f64::NAN, f64::NAN]);
@@ -66,36 +66,37 @@ fn measure(lab: &Lab, case: PerftestCase) -> Result<Vec<RatioLine>> {
     ])
 }
 
-/// Messages a second of `uiw perf` and of raw TCP, and raw TCP over itself.
+/// Measures the messages per second of `uiw perf` and of raw TCP, and the ratio of raw TCP to
+/// itself.
 fn uiw(program: &Path, case: PerftestCase) -> Result<[f64; 3]> {
     let PerftestCase { op, size, signal_every } = case;
-    let mut command = plain(program);
+    let mut command = clean_command(program);
     let args = format!(
         "perf --compare --slices 1 --json --spin --op {op} --size {size} --depth {DEPTH} --signal-every {signal_every}"
     );
     command.args(args.split(' '));
-    // ib_write_bw registers its source for remote writing, so what goes out of it is copied before
-    // its CRC is computed.
+    // ib_write_bw registers its source for remote writing, so the payload is copied before its CRC
+    // is computed.
     if op == "write" {
         command.args(["--stable-tx", "on"]);
     }
-    let value = object(&output(&command)?)?;
+    let value = json_object(&output(&command)?)?;
     let rate = |who: &str| {
         figure(&value, &format!("/bytes_per_second/{who}/median")).map(|rate| rate / f64::from(size))
     };
     Ok([rate("uiw")?, rate("raw")?, figure(&value, "/noise/median")?])
 }
 
-/// Messages a second of perftest.
+/// Measures the messages per second of perftest.
 fn perftest(program: &Path, case: PerftestCase, count: u64, by_cm: bool) -> Result<f64> {
     let PerftestCase { op, size, signal_every } = case;
-    // On an iWARP device perftest's Sends do more than the row says: the receiver writes credits to
-    // the sender, which stops without them (and out of band fails at the very end, as it leaves the
-    // region of its credits registered). The wire and what completions say are the same for the
-    // other personas, unless they wait for the peer.
+    // On an iWARP device, the Sends of perftest do additional work: the receiver writes credits to
+    // the sender, which stops without them. If it is connected out of band, it also fails at the
+    // end, because it leaves the region of its credits registered. With the other personas, the
+    // bytes on the wire and the meaning of completions are the same, unless they wait for the peer.
     let persona = if by_cm && op != "send" { "iwarp" } else { "roce" };
     let command = |port: u16| {
-        let mut command = plain(program);
+        let mut command = clean_command(program);
         let args = format!(
             "run --persona {persona} -- ib_{op}_bw -d uiw_lo -F -p {port} -s {size} -n {count} -t {DEPTH}"
         );
@@ -115,8 +116,8 @@ fn perftest(program: &Path, case: PerftestCase, count: u64, by_cm: bool) -> Resu
     rate(&printed, size).ok_or_else(|| Error::Failed(format!("ib_{op}_bw prints no figure: {printed}")))
 }
 
-/// Messages a second from perftest's table: bytes, iterations, peak, average, millions of messages
-/// a second.
+/// Parses the messages per second in perftest's table, whose columns are bytes, iterations, peak,
+/// average, and millions of messages per second.
 fn rate(printed: &str, size: u32) -> Option<f64> {
     let lines = printed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let fields = lines.into_iter().find(|fields| fields.len() >= 5 && fields[0] == size.to_string())?;

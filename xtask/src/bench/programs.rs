@@ -1,4 +1,5 @@
-//! What the rows share: programs that are built once, pairs of a server and a client, and rounds.
+//! Common parts of the rows: programs that are built once, pairs of a server and a client, and
+//! rounds.
 
 use super::Options;
 use crate::{install, packages, workspace};
@@ -11,8 +12,9 @@ use uiw_interop::stock::{free_port, listens};
 use uiw_siw::shell::Process;
 use uiw_siw::{Error, Result};
 
-/// The longest that a program may run, and that a server may take to listen.
+/// Maximum time for which a program may run.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(900);
+/// Maximum time that a server may take to listen.
 const LISTENING: Duration = Duration::from_secs(20);
 
 /// Options, programs and files of one run.
@@ -32,57 +34,58 @@ impl Drop for Lab {
     }
 }
 
-/// Programs are built whenever a row asks for them, as Cargo builds them once.
+/// The functions build a program each time that a row needs it, because Cargo does nothing if it is
+/// up to date.
 impl Lab {
     pub(super) fn new(options: Options, rounds: u32) -> Result<Self> {
         let target = workspace::target().map_err(Error::Failed)?;
         let folder = target.join(format!("bench-{}", std::process::id()));
         let lab = Self { options, rounds, target, folder, guest: super::siw::Guest::default() };
-        lab.fresh("")?;
+        lab.fresh_folder("")?;
         Ok(lab)
     }
 
-    /// Seconds of a slice, unless the options say otherwise.
+    /// Returns the length of a slice in seconds: `usual`, unless the options set it.
     pub(super) fn seconds(&self, usual: f64) -> f64 {
         self.options.seconds.unwrap_or(usual)
     }
 
-    /// A folder below that of this run, empty.
-    pub(super) fn fresh(&self, name: &str) -> Result<PathBuf> {
+    /// Creates an empty folder inside of the folder of this run.
+    pub(super) fn fresh_folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.folder.join(name);
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).map_err(|error| Error::Failed(format!("{}: {error}", path.display())))?;
         Ok(path)
     }
 
-    /// The program.
+    /// Builds the program `uiw`.
     pub(super) fn uiw(&self) -> Result<PathBuf> {
         self.build(&["-p", "uiw-cli"]).map(|()| self.target.join("release/uiw"))
     }
 
-    /// The installed program, which has the C libraries beside it.
+    /// Installs the program together with the C libraries, and returns its path.
     pub(super) fn installed(&self) -> Result<PathBuf> {
         let prefix = self.folder.join("installed");
         install::release(&prefix).map_err(Error::Failed)?;
         Ok(prefix.join("bin/uiw"))
     }
 
-    /// An example of a crate, built with these features.
+    /// Builds an example of a crate with these features.
     pub(super) fn example(&self, package: &str, name: &str, features: &str) -> Result<PathBuf> {
         self.build(&["-p", package, "--example", name, "--features", features])?;
         Ok(self.target.join("release/examples").join(name))
     }
 
-    /// The folder of the two C libraries.
+    /// Builds the two C libraries and returns their folder.
     pub(super) fn libraries(&self) -> Result<PathBuf> {
         let folder = self.folder.join("lib");
         build_libraries(&workspace::root(), &self.target, &folder).map_err(Error::Failed)?;
         Ok(folder)
     }
 
-    /// A C program of `programs/`, compiled with Debian's headers.
+    /// Compiles a C program of `programs/` with Debian's headers.
     pub(super) fn c_program(&self, name: &str) -> Result<PathBuf> {
-        need(&[("cc", "gcc"), ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev")])?;
+        require_programs(&[("cc", "gcc"), ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev")])?;
         let program = self.folder.join(name);
         let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/programs"));
         let mut compile = Command::new("cc");
@@ -97,7 +100,7 @@ impl Lab {
     }
 }
 
-/// Builds the two libraries of a workspace in this target folder, and copies them to `to`.
+/// Builds the two C libraries of a workspace in the folder `target`, and copies them to `to`.
 pub(crate) fn build_libraries(workspace: &Path, target: &Path, to: &Path) -> std::result::Result<(), String> {
     cargo_build(workspace, target, &["-p", "uiw-ibverbs", "-p", "uiw-rdmacm"])?;
     fs::create_dir_all(to).map_err(|error| format!("{}: {error}", to.display()))?;
@@ -108,7 +111,7 @@ pub(crate) fn build_libraries(workspace: &Path, target: &Path, to: &Path) -> std
     Ok(())
 }
 
-/// Builds for release.
+/// Runs `cargo build --release` in a workspace, with the arguments `what`.
 pub(crate) fn cargo_build(workspace: &Path, target: &Path, what: &[&str]) -> std::result::Result<(), String> {
     let mut build = Command::new(env!("CARGO"));
     build
@@ -120,8 +123,8 @@ pub(crate) fn cargo_build(workspace: &Path, target: &Path, what: &[&str]) -> std
     if status.success() { Ok(()) } else { Err(format!("building {}: {status}", what.join(" "))) }
 }
 
-/// A command of a program, without the `UIW_` variables of the environment.
-pub(super) fn plain(program: impl AsRef<std::ffi::OsStr>) -> Command {
+/// Returns a command that runs without the `UIW_` variables of the environment.
+pub(super) fn clean_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UIW_")) {
         command.env_remove(name);
@@ -129,25 +132,25 @@ pub(super) fn plain(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// Like [`plain`], with these libraries.
-pub(crate) fn command(program: &Path, libraries: &Path) -> Command {
-    let mut command = plain(program);
+/// Like [`clean_command`], but the program uses the C libraries in a folder.
+pub(crate) fn command_with_libraries(program: &Path, libraries: &Path) -> Command {
+    let mut command = clean_command(program);
     command.env("LD_LIBRARY_PATH", libraries);
     command
 }
 
-/// Installs programs (each with its Debian package) that are absent.
+/// Installs the programs that are absent. Each one is given with its Debian package.
 ///
 /// # Errors
-/// [`Error::Missing`] when one stays absent.
-pub(super) fn need(programs: &[(&'static str, &'static str)]) -> Result<()> {
+/// Returns [`Error::Missing`] if a program could not be installed.
+pub(super) fn require_programs(programs: &[(&'static str, &'static str)]) -> Result<()> {
     match packages::provide(programs).first() {
         None => Ok(()),
         Some(program) => Err(Error::Missing(format!("no `{program}` here"))),
     }
 }
 
-/// Starts a program that is killed when the value is dropped, or when this process ends.
+/// Starts a program, which is killed when the value is dropped or this process exits.
 pub(crate) fn start(command: &Command) -> Result<Process> {
     let mut with_us = Command::new("setpriv");
     with_us.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
@@ -172,20 +175,22 @@ pub(crate) fn output(command: &Command) -> Result<String> {
     Err(Error::Failed(format!("{command:?}: exit code {}: {}", ended.status, ended.last_line())))
 }
 
-/// The JSON object on a line of its own that a program has printed last.
-pub(super) fn object(printed: &str) -> Result<Value> {
+/// Parses the last line of the output that is a JSON object.
+pub(super) fn json_object(printed: &str) -> Result<Value> {
     let line = printed.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
     serde_json::from_str(line).map_err(|_| Error::Failed(format!("no JSON in: {}", printed.trim())))
 }
 
-/// A figure of an object.
+/// Returns the number at a path of a JSON value.
 pub(super) fn figure(of: &Value, path: &str) -> Result<f64> {
     of.pointer(path).and_then(Value::as_f64).ok_or_else(|| Error::Failed(format!("no {path} in {of}")))
 }
 
-/// Runs a server, whose command `server` makes of a free port, and then a client; returns what the
-/// client prints. The server listens at the port `above` that one, and is killed at the end unless
-/// it `ends` by itself.
+/// Runs a server and then a client, whose commands are made for a free port. Returns the output of
+/// the client.
+///
+/// The server listens on the free port plus `above`. It is killed at the end unless it `ends` by
+/// itself.
 pub(crate) fn pair(
     above: u16,
     ends: bool,
@@ -215,10 +220,11 @@ pub(crate) fn pair(
     Ok(printed)
 }
 
-/// A slice of one program: the number of its round to its figures.
+/// Function that runs a program for one slice: it takes the number of the round and returns the
+/// figures.
 pub(super) type Slice<'a, T> = &'a dyn Fn(u32) -> Result<T>;
 
-/// Runs all slices in every round; their order rotates, so that each is first equally often.
+/// Runs all slices in each round. Their order rotates, so that each one is the first equally often.
 /// Returns the figures of each slice, round by round.
 pub(super) fn rotate<T>(rounds: u32, slices: &[Slice<'_, T>]) -> Result<Vec<Vec<T>>> {
     let mut figures: Vec<Vec<T>> = slices.iter().map(|_| Vec::new()).collect();
@@ -231,7 +237,7 @@ pub(super) fn rotate<T>(rounds: u32, slices: &[Slice<'_, T>]) -> Result<Vec<Vec<
     Ok(figures)
 }
 
-/// Share (0 to 1) of the time of all processors that is in use now.
+/// Measures the share (0 to 1) of the time of all processors that is currently in use.
 pub(super) fn busy_share() -> Result<f64> {
     let stat = || fs::read_to_string("/proc/stat").unwrap_or_default();
     let before = stat();
@@ -240,8 +246,8 @@ pub(super) fn busy_share() -> Result<f64> {
     share(&before, &stat()).ok_or_else(|| Error::Failed("/proc/stat cannot be read".to_owned()))
 }
 
-/// The share in use between two states of `/proc/stat` (proc(5)), whose first line has user, nice,
-/// system, idle, iowait, irq, softirq, steal.
+/// Computes the share in use between two contents of `/proc/stat` (proc(5)). Its first line has the
+/// fields user, nice, system, idle, iowait, irq, softirq, steal.
 fn share(before: &str, after: &str) -> Option<f64> {
     let ticks = |stat: &str| -> Option<[u64; 2]> {
         let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
@@ -278,8 +284,8 @@ mod tests {
 
     #[test]
     fn last_object_read() {
-        let value = object("a line\n{\"x\": {\"y\": 1}}\n{\"x\": {\"y\": 2}}\nanother\n").unwrap();
+        let value = json_object("a line\n{\"x\": {\"y\": 1}}\n{\"x\": {\"y\": 2}}\nanother\n").unwrap();
         assert_eq!(figure(&value, "/x/y").unwrap(), 2.0);
-        assert!(object("a line").is_err() && figure(&value, "/x/z").is_err());
+        assert!(json_object("a line").is_err() && figure(&value, "/x/z").is_err());
     }
 }

@@ -1,10 +1,12 @@
-//! The cost of a second thread, of busy streams beside a small one, of sleeping, and of control
+//! Cost of a second thread, of busy streams next to small requests, of sleeping, and of control
 //! calls on a busy device.
 //!
-//! Ceilings are programs on the engine of commit 02b5a5a, which is built from the history of the
-//! repository on this machine, by this compiler.
+//! The baseline is the engine of commit 02b5a5a, which is built from the history of the repository
+//! on this machine, with the same compiler.
 
-use super::programs::{self, Lab, Slice, TIMEOUT, busy_share, figure, need, object, output, rotate, start};
+use super::programs::{
+    self, Lab, Slice, TIMEOUT, busy_share, figure, json_object, output, require_programs, rotate, start,
+};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow, Unit, median};
 use serde_json::{Value, json};
 use std::fs;
@@ -12,17 +14,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_siw::{Error, Result};
 
-/// One of the programs that alternate.
+/// Program of a row, with its arguments. The programs of a row alternate.
 #[derive(Clone)]
 struct ScalingVariant {
     program: LoadProgram,
     /// Whether it runs on the engine of [`BASE`].
     is_base: bool,
-    /// `SECONDS` stands for the length of a slice.
+    /// Arguments, in which `SECONDS` is replaced by the length of a slice.
     args: String,
-    /// The device has one shard.
+    /// True if the device has only one shard.
     one_shard: bool,
-    /// Length of its slice, as a multiple of the usual one.
+    /// Length of a slice, as a multiple of the usual length.
     longer: f64,
     /// Number of processes that run at the same time, whose rates are added.
     processes: usize,
@@ -34,11 +36,12 @@ enum LoadProgram {
     Rust,
     /// One of `programs/`.
     C(&'static str),
-    /// `load idle` under strace, which counts the bytes that its thread moves.
+    /// `load idle` under strace, which shows the number of bytes that its thread transfers.
     Idle,
 }
 
-/// A figure of the first variant over that of another one; without another one, the figure itself.
+/// Figure of a row: the ratio of the first variant's value to that of another variant, or the value
+/// itself if there is no other variant.
 struct VariantCheck {
     what: &'static str,
     figure: &'static str,
@@ -46,10 +49,10 @@ struct VariantCheck {
     bar: Option<RatioBar>,
 }
 
-/// 64-byte round trips, 64-byte and 64 KiB Sends with 32 under way.
+/// Load patterns: 64-byte round trips, and 64-byte and 64 KiB Sends of which 32 are in progress.
 const PATTERNS: [&str; 3] = ["ping-pong", "send-64", "send-64K"];
 
-/// A row: its name, the programs that alternate, the ratios that are checked.
+/// Row: its name, the programs that alternate, and the ratios to check.
 type Case = (String, Vec<ScalingVariant>, Vec<VariantCheck>);
 
 pub(super) fn rows() -> Vec<TableRow> {
@@ -64,11 +67,11 @@ fn cases() -> Vec<Case> {
     for pattern in PATTERNS {
         rows.extend([1, 2].map(|queues| rust_threads(pattern, queues)));
     }
-    rows.push(one_thread("one thread, ping-pong", rust("ping-pong SECONDS 1 1 1")));
+    rows.push(one_thread("one thread, ping-pong", rust_variant("ping-pong SECONDS 1 1 1")));
     for pattern in PATTERNS {
         rows.extend(["", "pinned", "asleep"].map(|how| c_threads(pattern, how)));
     }
-    rows.push(one_thread("C, one thread, ping-pong", c("load", "ping-pong SECONDS 1")));
+    rows.push(one_thread("C, one thread, ping-pong", c_variant("load", "ping-pong SECONDS 1")));
     rows.push(idle());
     rows.push(neighbours());
     rows.extend([("otherwise idle machine", "", 0.85), ("one core busy", " busy", 0.6)].map(sleepers));
@@ -78,7 +81,7 @@ fn cases() -> Vec<Case> {
     rows
 }
 
-fn c(program: &'static str, args: &str) -> ScalingVariant {
+fn c_variant(program: &'static str, args: &str) -> ScalingVariant {
     ScalingVariant {
         program: LoadProgram::C(program),
         is_base: false,
@@ -89,11 +92,11 @@ fn c(program: &'static str, args: &str) -> ScalingVariant {
     }
 }
 
-fn rust(args: &str) -> ScalingVariant {
-    ScalingVariant { program: LoadProgram::Rust, ..c("", args) }
+fn rust_variant(args: &str) -> ScalingVariant {
+    ScalingVariant { program: LoadProgram::Rust, ..c_variant("", args) }
 }
 
-fn base(variant: ScalingVariant) -> ScalingVariant {
+fn on_baseline(variant: ScalingVariant) -> ScalingVariant {
     ScalingVariant { is_base: true, ..variant }
 }
 
@@ -109,9 +112,9 @@ fn check(
 /// Two threads on one device, each with `queues` completion queues.
 fn rust_threads(pattern: &str, queues: u32) -> Case {
     let variants = vec![
-        rust(&format!("{pattern} SECONDS 2 1 {queues}")),
-        rust(&format!("{pattern} SECONDS 1 1 {queues}")),
-        base(rust(&format!("{pattern} SECONDS 2 2 {queues}"))),
+        rust_variant(&format!("{pattern} SECONDS 2 1 {queues}")),
+        rust_variant(&format!("{pattern} SECONDS 1 1 {queues}")),
+        on_baseline(rust_variant(&format!("{pattern} SECONDS 2 2 {queues}"))),
     ];
     let checks = vec![
         check("of two devices", "rate", 2, RatioBar::AtLeast(0.95)),
@@ -127,9 +130,12 @@ fn c_threads(pattern: &str, how: &str) -> Case {
         _ => ("vector 0", ""),
     };
     let variants = vec![
-        c("load", &format!("{pattern} SECONDS 2 {how}")),
-        // A process of one thread needs no second shard.
-        base(ScalingVariant { processes: 2, ..c("load", &format!("{pattern} SECONDS 1 {waiting}")) }),
+        c_variant("load", &format!("{pattern} SECONDS 2 {how}")),
+        // A process with one thread needs no second shard.
+        on_baseline(ScalingVariant {
+            processes: 2,
+            ..c_variant("load", &format!("{pattern} SECONDS 1 {waiting}"))
+        }),
     ];
     let checks = vec![check("of two processes", "rate", 1, RatioBar::AtLeast(0.95))];
     (format!("C, two threads, {pattern}, {name}"), variants, checks)
@@ -138,13 +144,13 @@ fn c_threads(pattern: &str, how: &str) -> Case {
 fn one_thread(name: &str, variant: ScalingVariant) -> Case {
     (
         name.to_owned(),
-        vec![variant.clone(), base(variant)],
+        vec![variant.clone(), on_baseline(variant)],
         vec![check("of 02b5a5a", "rate", 1, RatioBar::NoLess)],
     )
 }
 
 fn idle() -> Case {
-    let variant = ScalingVariant { program: LoadProgram::Idle, ..c("", "idle SECONDS") };
+    let variant = ScalingVariant { program: LoadProgram::Idle, ..c_variant("", "idle SECONDS") };
     let bytes = VariantCheck {
         what: "bytes of others",
         figure: "bytes",
@@ -158,7 +164,7 @@ fn neighbours() -> Case {
     let beside = |stack| ScalingVariant {
         longer: 2.0,
         one_shard: true,
-        ..c("requests", &format!("{stack} SECONDS beside"))
+        ..c_variant("requests", &format!("{stack} SECONDS beside"))
     };
     let checks = vec![
         check("p99 of TCP's", "p99_us", 1, RatioBar::AtMost(2.0)),
@@ -168,11 +174,11 @@ fn neighbours() -> Case {
         check("bulk of TCP's", "bytes_per_second", 1, None),
     ];
     let name = "request and answer beside 8 streams of 1 MiB Writes, one shard";
-    (name.to_owned(), vec![beside("uiw"), beside("tcp"), base(beside("uiw"))], checks)
+    (name.to_owned(), vec![beside("uiw"), beside("tcp"), on_baseline(beside("uiw"))], checks)
 }
 
 fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
-    let sleepers = |stack: &str| c("requests", &format!("{stack} SECONDS asleep{busy}"));
+    let sleepers = |stack: &str| c_variant("requests", &format!("{stack} SECONDS asleep{busy}"));
     let checks = vec![
         check("of epoll's requests", "rate", 1, RatioBar::AtLeast(bar)),
         check("p99 of epoll's", "p99_us", 1, None),
@@ -180,14 +186,15 @@ fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
     (format!("both ends asleep in poll(2), {name}"), vec![sleepers("uiw"), sleepers("tcp")], checks)
 }
 
-/// `same`: the flooders and the queue pair are on one shard.
+/// Returns the row of a control call. `same` states that the flooders and the queue pair are on the
+/// same shard.
 fn control(call: &str, same: bool) -> Case {
     let pinned = if same { "" } else { " pinned" };
     let control = |load: &str| ScalingVariant {
         one_shard: same,
-        // For a hundred calls at least: one with its set-up takes up to 30 ms.
+        // The slice must be long enough for a hundred calls.
         longer: if call == "connect" { 6.0 } else { 2.0 },
-        ..c("load", &format!("{call} SECONDS {load}{pinned}"))
+        ..c_variant("load", &format!("{call} SECONDS {load}{pinned}"))
     };
     let name = match call {
         "modify" => "ibv_modify_qp",
@@ -212,9 +219,9 @@ fn measure(lab: &Lab, variants: &[ScalingVariant], checks: &[VariantCheck]) -> R
         Ok::<_, Error>(move |_: u32| {
             let busy = busy_share()?;
             let beside = (1..processes).map(|_| start(&command)).collect::<Result<Vec<_>>>()?;
-            let mut value = object(&output(&command)?)?;
+            let mut value = json_object(&output(&command)?)?;
             for other in beside {
-                let rate = figure(&object(&other.finish(TIMEOUT).out)?, "/rate")?;
+                let rate = figure(&json_object(&other.finish(TIMEOUT).out)?, "/rate")?;
                 value["rate"] = json!(figure(&value, "/rate")? + rate);
             }
             if is_idle {
@@ -236,7 +243,7 @@ fn measure(lab: &Lab, variants: &[ScalingVariant], checks: &[VariantCheck]) -> R
         let ours = of(0, check.figure)?;
         let line = match check.over {
             Some(over) => {
-                // Noise changes times and rates, not counts.
+                // Noise affects times and rates, but not counts.
                 RatioLine::ratio(check.what, &ours, &of(over, check.figure)?, unit(check.figure))
                     .noise(1.0 + median(&busy))
             }
@@ -265,10 +272,10 @@ impl ScalingVariant {
             (LoadProgram::C(name), _) => lab.c_program(name)?,
             (LoadProgram::Idle, _) => lab.c_program("load")?,
         };
-        let mut command = programs::command(&program, &libraries);
+        let mut command = programs::command_with_libraries(&program, &libraries);
         if matches!(self.program, LoadProgram::Idle) {
-            need(&[("strace", "strace")])?;
-            command = programs::command("strace".as_ref(), &libraries);
+            require_programs(&[("strace", "strace")])?;
+            command = programs::command_with_libraries("strace".as_ref(), &libraries);
             command.args([
                 "--follow-forks",
                 "--string-limit=0",
@@ -288,11 +295,13 @@ impl ScalingVariant {
     }
 }
 
-/// Calls that move bytes of a stream, and the one that begins and ends the phase that counts.
+/// System calls that transfer bytes of a stream, and [`MARK`].
 const CALLS: &str = "trace=sendmsg,sendto,sendmmsg,recvmsg,recvfrom,recvmmsg,readv,writev,getppid";
+/// System call by which the program marks the beginning and the end of the measured phase.
 const MARK: &str = "getppid";
 
-/// Bytes that the calls of a thread moved between its two marks, by what strace printed.
+/// Returns the number of bytes that a thread transferred between its two marks, according to the
+/// output of strace.
 fn bytes(trace: &str, thread: f64) -> Result<u64> {
     let (mut marks, mut moved) = (0, 0);
     for line in trace.lines() {
@@ -302,11 +311,11 @@ fn bytes(trace: &str, thread: f64) -> Result<u64> {
             continue;
         }
         if call.contains(MARK) {
-            // The second line of an interrupted call marks nothing.
+            // An interrupted call has a second line, which does not count as a mark.
             marks += u32::from(call.starts_with(MARK));
         } else if marks == 1 {
-            // A call during which another thread makes one has two lines; the second has the
-            // result.
+            // If another thread makes a call meanwhile, strace prints two lines. The second one has
+            // the result.
             let result = call.rsplit_once("= ").and_then(|(_, result)| result.split(' ').next());
             moved += result.and_then(|result| result.parse::<u64>().ok()).unwrap_or(0);
         }
@@ -318,7 +327,7 @@ fn bytes(trace: &str, thread: f64) -> Result<u64> {
     }
 }
 
-/// The commit whose engine is the ceiling.
+/// Commit whose engine is the baseline.
 const BASE: &str = "02b5a5a";
 /// Path of the Rust program in both trees, and what defines `QpInit` in that of [`BASE`].
 const EXAMPLE: &str = "verbs/examples/threads.rs";

@@ -1,12 +1,12 @@
-//! The Linux kernel's siw driver beside `uiw perf` and raw TCP, all in the same virtual machine,
-//! over its loopback.
+//! Comparison of the Linux kernel's siw driver with `uiw perf` and raw TCP, all in the same virtual
+//! machine over its loopback.
 //!
-//! siw is driven by `siwbench` (interop/siw/guest), which posts and signals as `uiw perf` does. The
-//! guest is emulated in software: only ratios are meaningful. CRC is off at both, as the stock
-//! driver has it.
+//! `siwbench` (interop/siw/guest) posts and signals requests on siw like `uiw perf`. The guest is
+//! emulated in software, so only ratios are meaningful. CRCs are off for both, as in the unmodified
+//! driver.
 
 use super::peers::{Case, case_rows};
-use super::programs::{Lab, figure, object, rotate};
+use super::programs::{Lab, figure, json_object, rotate};
 use super::{RatioLine, TableRow};
 use std::cell::RefCell;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use uiw_siw::net::Family;
 use uiw_siw::test_vm::{SPARE, TestVm};
 use uiw_siw::{Error, Result, matrix};
 
-/// Seconds of one run of siw: those of a slice of `uiw perf --compare`.
+/// Length of one run of siw in seconds, which is that of a slice of `uiw perf --compare`.
 const SECONDS: &str = "0.2";
-/// The longest that one run may take in the emulated guest.
+/// Maximum time of one run in the emulated guest.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Runs of siw until one succeeds: it loses a connection at times.
+/// Maximum number of attempts to run siw, which sometimes loses a connection.
 const TRIES: usize = 3;
 
-/// The virtual machine, booted for the first row.
+/// Virtual machine, which is booted for the first row.
 pub(super) type Guest = RefCell<Option<Bench>>;
 
 pub(super) fn rows() -> Vec<TableRow> {
@@ -60,7 +60,7 @@ fn ready(bench: &mut Bench, lab: &Lab) -> Result<()> {
     if lab.options.crc { bench.tunable(&[("mpa_crc_required", "1")]) } else { Ok(()) }
 }
 
-/// `uiw perf` and raw TCP.
+/// Measures `uiw perf` and raw TCP.
 fn uiw(bench: &Bench, lab: &Lab, case: Case) -> Result<Vec<(&'static str, f64)>> {
     let own = bench.guest_own(Family::V4)?;
     let [client, server] = pins(case);
@@ -72,7 +72,7 @@ fn uiw(bench: &Bench, lab: &Lab, case: Case) -> Result<Vec<(&'static str, f64)>>
     case.compared(&output.out)
 }
 
-/// Messages a second, or microseconds of a round trip, on siw.
+/// Measures siw: messages per second, or microseconds of a round trip.
 fn siw(bench: &Bench, case: Case) -> Result<f64> {
     let Case { op, size, depth } = case;
     let own = bench.guest_own(Family::V4)?;
@@ -97,14 +97,14 @@ fn siw(bench: &Bench, case: Case) -> Result<f64> {
     }
 }
 
-/// Each end of a ping-pong has a processor of its own.
+/// Returns commands that run each end of a ping-pong on its own processor.
 fn pins(case: Case) -> [&'static str; 2] {
     if case.is_latency() { ["taskset -c 0 ", "taskset -c 1 "] } else { ["", ""] }
 }
 
-/// The median round trip, or messages a second.
+/// Returns the median of the round trips, or the messages per second.
 fn printed_figure(printed: &str) -> Option<f64> {
-    let value = object(printed).ok()?;
+    let value = json_object(printed).ok()?;
     let rate = || Some(figure(&value, "/messages").ok()? / figure(&value, "/seconds").ok()?);
     figure(&value, "/p50_us").ok().or_else(rate)
 }

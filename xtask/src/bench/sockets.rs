@@ -1,27 +1,27 @@
-//! Programs of TCP under the preload library at both ends beside the same programs on TCP, over
-//! loopback. A run before the rounds proves that the bytes go over rsockets.
+//! TCP programs with the preload library at both ends, compared with the same programs on TCP, over
+//! loopback. A run before the rounds checks that the bytes are sent over rsockets.
 
-use super::programs::{Lab, figure, need, pair, plain, rotate};
+use super::programs::{Lab, clean_command, figure, pair, require_programs, rotate};
 use super::{RatioBar, RatioLine, TableRow, Unit};
 use std::path::Path;
 use uiw_siw::{Error, Result};
 
-/// A pair of programs.
+/// Server and client program.
 #[derive(Clone, Copy)]
 struct ProgramPair {
-    /// The port stands behind the arguments.
+    /// Command of the server, to which the port is appended.
     server: &'static str,
-    /// Whether the server ends with its client.
+    /// True if the server exits after its client.
     ends: bool,
-    /// `PORT` stands for the port.
+    /// Command of the client, in which `PORT` is replaced by the port.
     client: &'static str,
     packages: [&'static str; 2],
-    /// The figure in what the client prints.
+    /// Function that finds the figure in the output of the client.
     figure: fn(&str) -> Option<f64>,
     unit: Unit,
 }
 
-/// How far the ports of rsockets are above those that programs name.
+/// Offset of the ports of rsockets to those that the programs use.
 const OFFSET: u16 = 100;
 
 pub(super) fn rows() -> Vec<TableRow> {
@@ -58,24 +58,24 @@ pub(super) fn rows() -> Vec<TableRow> {
         row("redis GET, 50 clients, pipelines of 16", RatioBar::AtLeast(0.8), redis(get)),
         row("redis SET, 50 clients, pipelines of 16", RatioBar::AtLeast(0.8), redis(set)),
         row("iperf3, one stream", RatioBar::AtLeast(0.85), iperf),
-        // Time of a byte one way between ends that wait in read(2).
+        // One-way time of a byte between ends that wait in read(2).
         row("qperf tcp_lat, 1 byte", RatioBar::AtMost(1.3), qperf),
     ]
 }
 
-/// Requests a second.
+/// Returns the requests per second.
 fn redis_rate(printed: &str) -> Option<f64> {
     let line = printed.lines().find(|line| line.starts_with("\"GET\"") || line.starts_with("\"SET\""))?;
     line.split(',').nth(1)?.trim_matches('"').parse().ok()
 }
 
-/// Bytes a second that arrived.
+/// Returns the received bytes per second.
 fn iperf_rate(printed: &str) -> Option<f64> {
     let value = serde_json::from_str(printed).ok()?;
     Some(figure(&value, "/end/sum_received/bits_per_second").ok()? / 8.0)
 }
 
-/// Nanoseconds one way.
+/// Returns the one-way time in nanoseconds.
 fn qperf_time(printed: &str) -> Option<f64> {
     let mut words = printed.lines().find(|line| line.trim_start().starts_with("latency"))?.split_whitespace();
     let time = words.nth(2)?.replace(',', "").parse().ok()?;
@@ -85,7 +85,7 @@ fn qperf_time(printed: &str) -> Option<f64> {
 fn measure(lab: &Lab, programs: ProgramPair) -> Result<Vec<RatioLine>> {
     let name = |command: &'static str| command.split(' ').next().unwrap_or_default();
     let [server, client] = programs.packages;
-    need(&[(name(programs.server), server), (name(programs.client), client)])?;
+    require_programs(&[(name(programs.server), server), (name(programs.client), client)])?;
     let uiw = lab.installed()?;
     slice(&uiw, programs, Some("--require"))?;
     let slices =
@@ -93,21 +93,21 @@ fn measure(lab: &Lab, programs: ProgramPair) -> Result<Vec<RatioLine>> {
     Ok(vec![RatioLine::ratio("of TCP", &slices[0], &slices[1], programs.unit)])
 }
 
-/// One run: on rsockets with this option for the client, or on TCP.
+/// Runs the programs once: on rsockets with this option for the client, or on TCP.
 fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>) -> Result<f64> {
     let command = |text: &str, option: Option<&str>| {
         let mut words = text.split(' ');
         let Some(option) = option else {
-            let mut command = plain(words.next().unwrap_or_default());
+            let mut command = clean_command(words.next().unwrap_or_default());
             command.args(words);
             return command;
         };
-        let mut command = plain(uiw);
+        let mut command = clean_command(uiw);
         command.args(["run", "--sockets", "--port-offset", &OFFSET.to_string()]);
         command.args(Some(option).filter(|option| !option.is_empty())).arg("--").args(words);
         command
     };
-    // A server that does not end is killed before it could say what it used.
+    // A server that does not exit is killed before it can print which sockets it used.
     let server = |port: u16| command(&format!("{} {port}", programs.server), rsockets.map(|_| ""));
     let client = |port: u16| command(&programs.client.replace("PORT", &port.to_string()), rsockets);
     let printed = pair(if rsockets.is_some() { OFFSET } else { 0 }, programs.ends, server, client)?;

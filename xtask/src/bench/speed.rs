@@ -1,18 +1,18 @@
 //! `uiw perf --compare` between two processes: alternating slices of ours and raw TCP.
 
-use super::programs::{Lab, figure, object, output, plain};
+use super::programs::{Lab, clean_command, figure, json_object, output};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use serde_json::Value;
 use uiw_siw::{Error, Result};
 
-/// The figure that is compared.
+/// Figure to compare.
 #[derive(Clone, Copy)]
 enum ComparedFigure {
     Throughput,
     RoundTrip,
-    /// Messages a second, beside raw writes of the same size.
+    /// Messages per second, compared with raw writes of the same size.
     Messages,
-    /// Processor time a byte at both ends together.
+    /// Processor time per byte, for both ends together.
     Processor,
 }
 
@@ -65,11 +65,11 @@ pub(super) fn rows() -> Vec<TableRow> {
 }
 
 fn measure(lab: &Lab, args: &str, figure: ComparedFigure) -> Result<Vec<RatioLine>> {
-    let mut command = plain(lab.uiw()?);
+    let mut command = clean_command(lab.uiw()?);
     command.args(["perf", "--compare", "--json", "--slices", &lab.rounds.to_string()]);
     command.args(args.split_whitespace());
     command.args(lab.options.congestion.iter().flat_map(|name| ["--congestion", name]));
-    read(figure, &object(&output(&command)?)?).map(|line| vec![line])
+    read(figure, &json_object(&output(&command)?)?).map(|line| vec![line])
 }
 
 fn read(kind: ComparedFigure, value: &Value) -> Result<RatioLine> {

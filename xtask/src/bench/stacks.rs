@@ -1,25 +1,26 @@
-//! iWARP over smoltcp and over the kernel's TCP, beside bare smoltcp and the kernel's TCP, on one
-//! veth or an emulated path.
+//! iWARP over smoltcp and over the kernel's TCP, compared with bare smoltcp and the kernel's TCP,
+//! on a veth or an emulated path.
 //!
-//! On emulated paths ours is beside the rate of the line. smoltcp's congestion control is cubic,
-//! ours and the bare one.
+//! On emulated paths, ours is compared with the rate of the path. smoltcp uses cubic as its
+//! congestion control, both below ours and alone.
 
-use super::paths::{Place, of_stream};
-use super::programs::{Lab, object, rotate};
+use super::paths::{BenchNetwork, stream_figure};
+use super::programs::{Lab, json_object, rotate};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow, median};
 use uiw_interop::stock::free_port;
 use uiw_siw::{Error, Result};
 
-/// The stack that is measured.
+/// Stack to measure.
 #[derive(Clone, Copy)]
 enum MeasuredStack {
     /// `uiw perf` over `xdp`, `packet` or `tcp`.
     Uiw(&'static str, &'static str),
     /// smoltcp alone over AF_XDP.
     Smoltcp,
-    /// The kernel's TCP with this congestion control; writes of the better of two sizes.
+    /// The kernel's TCP with this congestion control. Of two sizes of writes, the faster one
+    /// counts.
     Tcp(&'static str),
-    /// Round trips of the kernel's TCP, spinning.
+    /// Round trips of the kernel's TCP, with polling ends.
     TcpPing(&'static str),
 }
 
@@ -28,7 +29,7 @@ enum MeasuredStack {
 struct StackCase {
     mtu: u32,
     v6: bool,
-    /// The path has a rate of 1 Gbit/s, a round trip of 10 ms, and a queue of 1.5 MB.
+    /// True if the path has a rate of 1 Gbit/s, a round trip of 10 ms, and a queue of 1.5 MB.
     is_long: bool,
     ours: MeasuredStack,
     theirs: MeasuredStack,
@@ -37,7 +38,7 @@ struct StackCase {
 const WRITE: &str = "--op write --size 1M";
 const PING: &str = "--op write --size 64 --latency --spin";
 const LONG: &str = "--delay 5ms --rate 1Gbit --queue 1500000 --seed 1";
-/// Bytes a second of that path.
+/// Rate of this path in bytes per second.
 const LINE: f64 = 125e6;
 
 pub(super) fn rows() -> Vec<TableRow> {
@@ -77,7 +78,7 @@ pub(super) fn rows() -> Vec<TableRow> {
 }
 
 fn measure(lab: &Lab, case: StackCase) -> Result<Vec<RatioLine>> {
-    let place = Place::new(lab, case.is_long)?;
+    let place = BenchNetwork::new(lab, case.is_long)?;
     let _path = if case.is_long { Some(place.carry(LONG)?) } else { None };
     if !case.is_long {
         place.ip(|_| format!("link set veth0 mtu {}", case.mtu))?;
@@ -104,22 +105,25 @@ fn measure(lab: &Lab, case: StackCase) -> Result<Vec<RatioLine>> {
 }
 
 impl StackCase {
-    /// Buffers of uiw and smoltcp. On the path: more than the product of bandwidth and delay (1.25
-    /// MB), less than that and the queue together. A veth holds 256 frames: a window of AF_XDP
-    /// beyond that is lost when the receiver is late, and smoltcp alone recovers after a second.
+    /// Returns the size of the buffers of uiw and smoltcp.
+    ///
+    /// On the path, it is larger than the product of bandwidth and delay (1.25 MB), but less than
+    /// the sum of that product and the queue. A veth has room for 256 frames. With AF_XDP, the
+    /// frames of a larger window are lost if the receiver is late, and bare smoltcp recovers only
+    /// after a second.
     fn buffer(&self) -> &'static str {
         match self {
             Self { is_long: true, .. } => "2M",
             Self { theirs: MeasuredStack::Smoltcp, mtu: 1500, .. } => "256K",
             Self { theirs: MeasuredStack::Smoltcp, .. } => "512K",
-            // The kernel's TCP beside it takes windows of up to 6 MB by itself.
+            // The kernel's TCP, with which it is compared, uses windows of up to 6 MB by default.
             Self { ours: MeasuredStack::Uiw("packet", _), .. } => "4M",
             _ => "1M",
         }
     }
 
-    /// One slice: bytes a second, or microseconds of a round trip.
-    fn slice(&self, place: &Place, stack: MeasuredStack, seconds: f64) -> Result<f64> {
+    /// Measures one slice: bytes per second, or microseconds of a round trip.
+    fn slice(&self, place: &BenchNetwork, stack: MeasuredStack, seconds: f64) -> Result<f64> {
         let port = free_port();
         let at = |host: u8| {
             if self.v6 { format!("[fd77::{host}]:{port}") } else { format!("10.77.0.{host}:{port}") }
@@ -140,7 +144,7 @@ impl StackCase {
                 let _server =
                     place.serve(bare(&format!("smoltcp {} listen {port}", own("xdp", 11))), "listening")?;
                 let client = bare(&format!("smoltcp {} connect {} {seconds}", own("xdp", 12), at(11)));
-                of_stream(&object(&place.run(client)?)?)
+                stream_figure(&json_object(&place.run(client)?)?)
             }
             MeasuredStack::Uiw(kind, args) => {
                 let is_tcp = kind == "tcp";

@@ -1,8 +1,8 @@
-//! Emulated long paths, where each program of a round meets the same losses: the emulator starts
-//! anew with the same seed.
+//! Emulated long paths. All programs of a round have the same losses, because the emulator is
+//! restarted with the same seed.
 
-use super::paths::Place;
-use super::programs::{Lab, figure, need, object, output, rotate, start};
+use super::paths::BenchNetwork;
+use super::programs::{Lab, figure, json_object, output, require_programs, rotate, start};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
@@ -17,25 +17,26 @@ use uiw_interop::stock::noise;
 use uiw_siw::shell::Process;
 use uiw_siw::{Error, Result};
 
-/// A path: the delay of one way in milliseconds, the rate, the loss in percent.
+/// Emulated path: one-way delay in milliseconds, rate, and loss in percent.
 #[derive(Clone, Copy)]
 struct PathCell(u32, &'static str, &'static str);
 
 const PATHS: [(u32, &str); 4] = [(5, "1Gbit"), (25, "200Mbit"), (50, "200Mbit"), (100, "50Mbit")];
 const LOSSES: [&str; 4] = ["0", "0.01", "0.1", "1"];
-/// The path of the files, and bits a second of its line.
+/// Path on which the large file is copied, and its rate in bits per second.
 const LONG: PathCell = PathCell(50, "200Mbit", "0.1");
 const LONG_RATE: f64 = 200e6;
-/// The path of many small files, and how many there are.
+/// Path on which many small files are copied, and the number of files.
 const SHORTER: PathCell = PathCell(20, "200Mbit", "0");
 const FILES: u32 = 10_000;
 
-/// Bytes of a journal of `uiw cp`: its head, and a record for each block of 1 MiB.
+/// Lengths in bytes of the parts of a journal of `uiw cp`: the head, and a record for each block of
+/// 1 MiB.
 const JOURNAL_HEAD: u64 = 40;
 const JOURNAL_RECORD: u64 = 56;
 
-/// The longest that a copy takes to get to its half.
-const HALF: Duration = Duration::from_secs(900);
+/// Maximum time in which half of a copy must be done.
+const HALF_TIMEOUT: Duration = Duration::from_secs(900);
 
 impl PathCell {
     fn all() -> impl Iterator<Item = Self> {
@@ -77,35 +78,35 @@ pub(super) fn rows() -> Vec<TableRow> {
 
 const MBIT: (f64, &str) = (1e6, "Mbit/s");
 
-/// Both ends, and files to copy.
+/// Network with both ends, and the files to copy.
 struct WanBench<'a> {
     lab: &'a Lab,
-    place: Place,
+    place: BenchNetwork,
 }
 
 impl<'a> WanBench<'a> {
     fn new(lab: &'a Lab) -> Result<Self> {
-        let place = Place::new(lab, true)?;
-        // A connection would begin with what the one before has measured.
+        let place = BenchNetwork::new(lab, true)?;
+        // Otherwise a connection would start with the metrics of the previous one.
         let no_metrics = || fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
         let network = &place.network;
         network.inside_server(no_metrics).and_then(|()| network.inside_client(no_metrics)).map_err(failed)?;
         Ok(Self { lab, place })
     }
 
-    /// Congestion control of programs that choose none. By the route, as the default of a namespace
-    /// is restricted (tcp(7)).
+    /// Sets the congestion control of programs that do not choose one. It is set for the route,
+    /// because the default of a namespace is restricted (tcp(7)).
     fn set_congestion(&self, name: &str) -> Result<()> {
         self.place.ip(|_| format!("route replace 10.77.0.0/24 dev veth0 congctl {name}"))
     }
 
-    /// Does something on a path.
+    /// Calls `what` while the emulator carries frames over a path.
     fn carrying(&self, cell: PathCell, seed: u32, what: impl FnOnce() -> Result<f64>) -> Result<f64> {
         let _path = self.place.carry(&cell.options(seed))?;
         what()
     }
 
-    /// Bytes a second of Writes of 1 MiB.
+    /// Measures Writes of 1 MiB, in bytes per second.
     fn writes(&self, congestion: &str, tls: &str) -> Result<f64> {
         let (at, seconds) = (self.place.address(), self.seconds());
         let client = format!(
@@ -114,7 +115,7 @@ impl<'a> WanBench<'a> {
         self.place.perf(&format!("{tls} serve --listen {at} --congestion {congestion}"), &client)
     }
 
-    /// Bytes a second of a bare connection.
+    /// Measures a bare TCP connection, in bytes per second.
     fn bare(&self, congestion: &str) -> Result<f64> {
         self.place.tcp(&self.place.address(), congestion, "connect", self.seconds(), 1 << 20)
     }
@@ -127,7 +128,7 @@ impl<'a> WanBench<'a> {
         self.place.command(&self.place.uiw, words)
     }
 
-    /// Options of both ends, with one key that each accepts.
+    /// Returns the TLS options of both ends, which use the same key and accept it.
     fn tls(&self) -> Result<&'static str> {
         if !self.place.home.join("tls.conf").exists() {
             let public = output(&self.uiw("key new key.pem"))?;
@@ -138,7 +139,7 @@ impl<'a> WanBench<'a> {
         Ok("--tls tls.conf")
     }
 
-    /// A server of the folder `source`.
+    /// Starts a server that shares the folder `source`.
     fn share(&self, source: &Path, at: &str, congestion: &str) -> Result<Process> {
         let source = source.display();
         let words =
@@ -146,23 +147,23 @@ impl<'a> WanBench<'a> {
         self.place.serve(self.uiw(&words), "listening on")
     }
 
-    /// The command that copies `what` of that folder.
+    /// Returns the command that copies `what` from the shared folder.
     fn copying(&self, at: &str, what: &str, target: &Path, congestion: &str) -> Result<Command> {
         let target = target.display();
         Ok(self.uiw(&format!("{} cp --congestion {congestion} {at}:s/{what} {target}", self.tls()?)))
     }
 
-    /// Seconds of `uiw cp`, of which the target is compared with the source.
+    /// Measures `uiw cp` in seconds, and compares the target with the source.
     fn copy(&self, source: &Path, what: &str, congestion: &str) -> Result<f64> {
-        let (target, at) = (self.lab.fresh("target")?, self.place.address());
+        let (target, at) = (self.lab.fresh_folder("target")?, self.place.address());
         let _server = self.share(source, &at, congestion)?;
         let client = self.copying(&at, what, &target, congestion)?;
         timed(source, &target, || self.place.run(client).map(drop))
     }
 
-    /// Seconds of rclone with eight streams, over webdav.
+    /// Measures rclone with eight streams over webdav, in seconds.
     fn rclone(&self, source: &Path) -> Result<f64> {
-        let (target, at) = (self.lab.fresh("target")?, self.place.address());
+        let (target, at) = (self.lab.fresh_folder("target")?, self.place.address());
         fs::write(self.place.home.join("none"), "").map_err(failed)?;
         let rclone = |words: &str| self.place.command("rclone".as_ref(), &format!("--config none {words}"));
         let server = format!("serve webdav --log-file /dev/stdout --addr {at} {}", source.display());
@@ -174,9 +175,9 @@ impl<'a> WanBench<'a> {
         timed(source, &target, || self.place.run(rclone(&client)).map(drop))
     }
 
-    /// Seconds of tar at both ends of a bare connection.
+    /// Measures tar at both ends of a bare connection, in seconds.
     fn tar(&self, source: &Path) -> Result<f64> {
-        let (target, network) = (self.lab.fresh("target")?, &self.place.network);
+        let (target, network) = (self.lab.fresh_folder("target")?, &self.place.network);
         let at = (network.server_address(), 0);
         let listener = network.inside_server(|| TcpListener::bind(at)).map_err(failed)?;
         let to = listener.local_addr().map_err(failed)?;
@@ -188,7 +189,7 @@ impl<'a> WanBench<'a> {
             command
         };
         timed(source, &target, || {
-            // The command is dropped at once, and the connection ends with its process.
+            // The command is dropped immediately, so that the connection ends with its process.
             let packing = tar(source).args(["-cf", "-", "."]).stdout(OwnedFd::from(from)).spawn();
             let unpacked =
                 tar(&target).args(["-xf", "-"]).stdin(OwnedFd::from(to)).status().map_err(failed)?;
@@ -198,8 +199,8 @@ impl<'a> WanBench<'a> {
         })
     }
 
-    /// The folder with the large file, which is made once.
-    fn source(&self) -> Result<PathBuf> {
+    /// Returns the folder with the large file, which is created at the first call.
+    fn large_file_folder(&self) -> Result<PathBuf> {
         let folder = self.lab.folder.join("source");
         if !folder.exists() {
             let mut file = fs::create_dir_all(&folder)
@@ -207,7 +208,7 @@ impl<'a> WanBench<'a> {
                 .map_err(failed)?;
             let block = noise(1 << 20);
             for number in 0..u64::from(self.lab.options.mebibytes) {
-                // No two blocks are equal.
+                // The number makes all blocks different.
                 file.write_all(&number.to_be_bytes())
                     .and_then(|()| file.write_all(&block[8..]))
                     .map_err(failed)?;
@@ -216,7 +217,7 @@ impl<'a> WanBench<'a> {
         Ok(folder)
     }
 
-    /// Bytes of the large file.
+    /// Returns the length of the large file in bytes.
     fn bytes(&self) -> u64 {
         u64::from(self.lab.options.mebibytes) << 20
     }
@@ -226,7 +227,7 @@ fn failed(error: io::Error) -> Error {
     Error::Failed(error.to_string())
 }
 
-/// Seconds of a copy. Every file of the source must be in the target afterwards.
+/// Measures a copy in seconds, and checks that source and target are equal afterwards.
 fn timed(source: &Path, target: &Path, copy: impl FnOnce() -> Result<()>) -> Result<f64> {
     let begun = Instant::now();
     copy()?;
@@ -236,7 +237,7 @@ fn timed(source: &Path, target: &Path, copy: impl FnOnce() -> Result<()>) -> Res
 }
 
 impl WanBench<'_> {
-    /// Returns the time that their copy takes as a multiple of ours.
+    /// Compares the time of their copy with the time of ours.
     fn beside(
         &self,
         cell: PathCell,
@@ -251,25 +252,25 @@ impl WanBench<'_> {
     }
 }
 
-/// Rounds of whole files.
-fn few(lab: &Lab) -> u32 {
+/// Returns the number of rounds for the large file.
+fn file_rounds(lab: &Lab) -> u32 {
     lab.rounds.min(3)
 }
 
 fn file(lab: &Lab, congestion: &str) -> Result<Vec<RatioLine>> {
-    need(&[("rclone", "rclone")])?;
+    require_programs(&[("rclone", "rclone")])?;
     let wan = WanBench::new(lab)?;
     wan.set_congestion(congestion)?;
-    let source = wan.source()?;
+    let source = wan.large_file_folder()?;
     let (ours, theirs) = (|| wan.copy(&source, "big", congestion), || wan.rclone(&source));
-    wan.beside(LONG, few(lab), "time of rclone over ours", ours, theirs)
+    wan.beside(LONG, file_rounds(lab), "time of rclone over ours", ours, theirs)
 }
 
 fn file_of_line(lab: &Lab) -> Result<Vec<RatioLine>> {
     let wan = WanBench::new(lab)?;
-    let source = wan.source()?;
+    let source = wan.large_file_folder()?;
     let took = |round| wan.carrying(LONG, 100 + round, || wan.copy(&source, "big", "bbr"));
-    let seconds = rotate(few(lab), &[&took])?;
+    let seconds = rotate(file_rounds(lab), &[&took])?;
     let shares = seconds.iter().flatten().map(|seconds| wan.bytes() as f64 * 8.0 / seconds / LONG_RATE);
     Ok(vec![RatioLine::new("of the line", RatioSpread::new(shares), "")])
 }
@@ -277,7 +278,7 @@ fn file_of_line(lab: &Lab) -> Result<Vec<RatioLine>> {
 fn files(lab: &Lab) -> Result<Vec<RatioLine>> {
     let wan = WanBench::new(lab)?;
     wan.set_congestion("cubic")?;
-    let source = lab.fresh("files")?;
+    let source = lab.fresh_folder("files")?;
     let content = noise(4096);
     for number in 0..FILES {
         let folder = source.join(format!("{:02}", number % 100));
@@ -290,17 +291,17 @@ fn files(lab: &Lab) -> Result<Vec<RatioLine>> {
     wan.beside(SHORTER, lab.rounds, "time of tar over ours", ours, theirs)
 }
 
-/// Bytes that reach the client beyond those of the file, headers included, when the path is cut, or
-/// the server killed, at half of the copy.
+/// Interrupts a copy at half of the file, by cutting the path or killing the server. Measures the
+/// bytes (including headers) that reach the client in addition to those of the file.
 fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     let wan = WanBench::new(lab)?;
-    let (source, target, at) = (wan.source()?, lab.fresh("target")?, wan.place.address());
+    let (source, target, at) = (wan.large_file_folder()?, lab.fresh_folder("target")?, wan.place.address());
     let mut server = wan.share(&source, &at, "bbr")?;
     let mut path = wan.place.carry(&LONG.options(100))?;
     let mut client = start(&wan.place.network.client(wan.copying(&at, "big", &target, "bbr")?))?;
     let journal = target.join("big.uiw-journal");
     let half = JOURNAL_HEAD + (wan.bytes() >> 20) / 2 * JOURNAL_RECORD;
-    let until = Instant::now() + HALF;
+    let until = Instant::now() + HALF_TIMEOUT;
     while fs::metadata(&journal).map_or(0, |data| data.len()) < half {
         if !client.is_running() || Instant::now() > until {
             let said = client.finish(Duration::ZERO);
@@ -310,7 +311,7 @@ fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     }
     let mut arrived = 0.0;
     if is_cut {
-        arrived = end(path)?;
+        arrived = end_emulator(path)?;
         thread::sleep(Duration::from_secs(lab.options.cut_seconds.into()));
         path = wan.place.carry(&LONG.options(101))?;
     } else {
@@ -319,32 +320,32 @@ fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
         server = wan.share(&source, &at, "bbr")?;
     }
     let begun = Instant::now();
-    let ended = client.finish(HALF);
+    let ended = client.finish(HALF_TIMEOUT);
     if !ended.is_ok() {
         return Err(Error::Failed(format!("uiw cp: exit code {}: {}", ended.status, ended.last_line())));
     }
     let note = format!("done {:.1} s after that", begun.elapsed().as_secs_f64());
     drop(server);
     output(Command::new("diff").arg("--recursive").args([source, target]))?;
-    let more = (arrived + end(path)? - wan.bytes() as f64) / f64::from(1 << 20);
+    let more = (arrived + end_emulator(path)? - wan.bytes() as f64) / f64::from(1 << 20);
     Ok(vec![RatioLine::new("MiB more than the file", RatioSpread::new([more]), note)])
 }
 
-/// Ends an emulator; returns the bytes that reached the client.
-fn end(emulator: Process) -> Result<f64> {
+/// Ends an emulator, and returns the number of bytes that reached the client.
+fn end_emulator(emulator: Process) -> Result<f64> {
     let id = i32::try_from(emulator.id()).ok().and_then(Pid::from_raw);
     id.and_then(|id| kill_process(id, Signal::INT).ok())
         .ok_or_else(|| Error::Failed("the emulator is gone".to_owned()))?;
-    let value = object(&emulator.finish(HALF).out)?;
+    let value = json_object(&emulator.finish(HALF_TIMEOUT).out)?;
     let ways = value["ways"].as_array().into_iter().flatten();
     let way = ways.into_iter().find(|way| way["to"] == "client").cloned().unwrap_or_default();
     if way["missed"] != 0 {
-        eprintln!("warning: {} frames came faster than the emulator took them", way["missed"]);
+        eprintln!("warning: {} frames arrived faster than the emulator could read them", way["missed"]);
     }
     figure(&way, "/delivered_bytes")
 }
 
-/// Bits a second of ours and of a bare connection.
+/// Measures Writes and a bare connection on a path, in bits per second.
 fn streams(lab: &Lab, cell: PathCell, congestion: &str, rounds: u32) -> Result<[Vec<f64>; 2]> {
     let wan = WanBench::new(lab)?;
     let ours = |round| wan.carrying(cell, 11 + round, || wan.writes(congestion, ""));
@@ -361,22 +362,22 @@ fn tls(lab: &Lab) -> Result<Vec<RatioLine>> {
     Ok(vec![RatioLine::ratio("of clear", &rates[0], &rates[1], MBIT)])
 }
 
-/// The geometric mean of all ratios of all paths, with its 95 % interval by the normal
-/// approximation of the logarithms. Its lower bound is what the bar is for.
+/// Computes the geometric mean of the ratios of all paths, and its 95 % interval by the normal
+/// approximation of the logarithms. The bar applies to the lower bound of the interval.
 fn lossy(lab: &Lab) -> Result<Vec<RatioLine>> {
     let mut logs = Vec::new();
     for cell in PathCell::all().filter(|cell| cell.2 != "0") {
         let [ours, bare] = streams(lab, cell, "cubic", lab.options.seeds)?;
         logs.extend(ours.iter().zip(&bare).map(|(ours, bare)| (ours / bare).ln()));
     }
-    let (mean, half) = interval(&logs);
+    let (mean, half) = confidence_interval(&logs);
     let [low, mean, high] = [mean - half, mean, mean + half].map(f64::exp);
     let note = format!("of {} pairs; mean {mean:.3}, up to {high:.3}", logs.len());
     Ok(vec![RatioLine::new("of bare TCP, lower bound", RatioSpread { median: low, q1: low, q3: high }, note)])
 }
 
-/// The mean, and half of its 95 % interval.
-fn interval(values: &[f64]) -> (f64, f64) {
+/// Returns the mean, and half of the width of its 95 % interval.
+fn confidence_interval(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
     let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
@@ -390,9 +391,9 @@ mod tests {
     #[test]
     fn interval_shrinks_with_more_values() {
         let values = [0.5, 2.0, 0.8, 1.25].map(f64::ln);
-        let (mean, half) = interval(&values);
+        let (mean, half) = confidence_interval(&values);
         assert!(mean.abs() < 1e-12 && half > 0.0);
-        let (_, closer) = interval(&[values, values].concat());
+        let (_, closer) = confidence_interval(&[values, values].concat());
         assert!(closer < half);
     }
 

@@ -1,4 +1,4 @@
-//! The commands of the book: which are run, and which are not, and why.
+//! Commands of the book that are run, and the reasons why others are not.
 
 use super::Page;
 use super::script;
@@ -6,8 +6,8 @@ use super::transcript::{self, Section};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones
-/// is here, and no other one.
+/// Pages with commands that are not run, and the reasons. It contains exactly those pages that have
+/// `sh` blocks or indented blocks.
 const NOT_RUN: &[(&str, &str)] = &[
     ("BENCHMARKS.md", "measurements that take minutes to hours"),
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
@@ -29,11 +29,12 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),
 ];
 
-/// The sections with commands of each page of the book, and those of the script by its path.
+/// Returns the sections with commands of each page of the book, and those of the script by its
+/// path.
 ///
 /// # Errors
-/// Line by line: a page with commands that are neither run nor excused, an excuse that no page
-/// needs, a script that is not what the pages have.
+/// Returns a line for each error: a page with commands that are neither run nor excused, an excuse
+/// that no page needs, or a difference between the script and the pages.
 pub(super) fn of_book<'a>(
     documents: &BTreeMap<PathBuf, Page>,
     book: impl Iterator<Item = &'a Path>,

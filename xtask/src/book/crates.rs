@@ -1,5 +1,5 @@
-//! The crates as a reader gets them: packages of this workspace and of their dependencies, in a
-//! folder that stands for crates.io.
+//! Crates in the form that a reader gets: packages of this workspace and of its dependencies, in a
+//! folder that replaces crates.io.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use std::process::Command;
 
 use crate::dist::sha256;
 
-/// The crate that a reader adds to a project.
+/// Crate that a reader adds to a project.
 const FACADE: &str = "uiw";
 
-/// The crates of this workspace that the facade is made of, packaged.
+/// Packages of the facade and the crates of this workspace on which it depends.
 pub(super) struct Crates {
-    /// Where they are put together.
+    /// Folder with the packages.
     work: PathBuf,
     members: Vec<WorkspaceMember>,
 }
@@ -23,7 +23,7 @@ struct WorkspaceMember {
 }
 
 impl Crates {
-    /// Packages them. What is built of them is built in the fresh root.
+    /// Creates the packages. They are built later, in the fresh root.
     pub(super) fn package(work: PathBuf) -> Result<Self, String> {
         let crates = Self { members: members()?, work };
         let package = |more: &[&str]| {
@@ -32,7 +32,7 @@ impl Crates {
             package.args(crates.members.iter().flat_map(|member| ["-p", &member.name]));
             succeed(package.env("CARGO_TARGET_DIR", crates.work.join("target")))
         };
-        // What the workspace was built from is here, so that no network is needed.
+        // The dependencies of the workspace are usually present, so no network is needed.
         package(&["--offline"]).or_else(|_| package(&[]))?;
         for member in &crates.members {
             unpack(&crates.archive(member), &crates.sources())?;
@@ -48,8 +48,8 @@ impl Crates {
         self.work.join("sources")
     }
 
-    /// Puts what they need of others into `folder`, in the versions that are locked here. Crates
-    /// for other platforms are among them, which Cargo may have to fetch.
+    /// Copies the dependencies into `folder`, in the versions of the lock file. They include crates
+    /// for other platforms, which Cargo may have to fetch.
     pub(super) fn vendor(&self, folder: &Path) -> Result<(), String> {
         let project = self.work.join("project");
         let patches = self.members.iter().map(|WorkspaceMember { name, version }| {
@@ -70,9 +70,9 @@ impl Crates {
         succeed(vendor.current_dir(project))
     }
 
-    /// Puts the packages themselves into `folder`, and what makes Cargo use it in place of
-    /// crates.io into `config`. `folder` is seen as `place` then, and what Cargo builds of all
-    /// crates goes to `built`, so that it is built once in a run, without debug information.
+    /// Copies the packages into `folder`, and writes a configuration to `config` that makes Cargo
+    /// use that folder instead of crates.io. In the root, `folder` is at `place`. Cargo builds all
+    /// crates in `built`, so that each is built once in a run, without debug information.
     pub(super) fn place(&self, folder: &Path, place: &str, built: &str, config: &Path) -> Result<(), String> {
         for member in &self.members {
             let archive = self.archive(member);
@@ -110,7 +110,7 @@ fn members() -> Result<Vec<WorkspaceMember>, String> {
     if !output.status.success() {
         return Err(format!("{tree:?}: {}", String::from_utf8_lossy(&output.stderr)));
     }
-    // `name vVERSION (folder)`; those from elsewhere have no folder.
+    // Lines have the form `name vVERSION (folder)`. Crates of other origin have no folder.
     let text = String::from_utf8_lossy(&output.stdout);
     let mut members: Vec<WorkspaceMember> = Vec::new();
     for line in text.lines() {
@@ -137,7 +137,7 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
     written.map_err(|error| format!("{}: {error}", file.display()))
 }
 
-/// Runs a command and keeps what it says unless it fails.
+/// Runs a command, and shows its output only if it fails.
 fn succeed(command: &mut Command) -> Result<(), String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if output.status.success() {

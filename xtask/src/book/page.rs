@@ -1,11 +1,11 @@
-//! A document: its links and headings.
+//! Documents, with their links and headings.
 
 use pulldown_cmark::{CodeBlockKind, Event, LinkType, Options, Parser, Tag, TagEnd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-/// A document.
+/// Document.
 pub(super) struct Page {
     text: String,
     links: Vec<Link>,
@@ -13,24 +13,24 @@ pub(super) struct Page {
     has_commands: bool,
 }
 
-/// A link to a file or to a place in it.
+/// Link to a file, or to a heading in it.
 pub(super) struct Link {
-    /// As it is written.
+    /// Destination as it is written.
     pub(super) to: String,
-    /// Where that stands in the text.
+    /// Position of the destination in the text.
     at: Range<usize>,
-    /// The whole link.
+    /// Position of the whole link.
     whole: Range<usize>,
-    /// Words.
+    /// Position of the link text.
     words: Range<usize>,
 }
 
-/// Reason why a link leads nowhere.
+/// Reason why a link is broken.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum PageErrors {
-    #[error("the link {0} leads to no file")]
+pub(super) enum LinkError {
+    #[error("the file of the link {0} does not exist")]
     File(String),
-    #[error("the link {0} leads to no heading")]
+    #[error("the heading of the link {0} does not exist")]
     Heading(String),
     #[error("the link {0} leads out of the repository")]
     Outside(String),
@@ -46,7 +46,7 @@ impl Page {
                 Event::Start(Tag::Link { link_type: LinkType::Inline, dest_url, .. })
                     if !dest_url.contains("://") =>
                 {
-                    // The destination stands last in the link.
+                    // The destination is the last part of the link.
                     if let Some(at) = text[range.clone()].rfind(&*dest_url) {
                         let at = range.start + at;
                         let words = range.start + 1..(at - 2).max(range.start + 1);
@@ -83,18 +83,18 @@ impl Page {
         &self.text
     }
 
-    /// Returns whether it has commands for a shell, outside of its `console` blocks, which are run:
-    /// `sh` blocks. A block that is indented has no language, so it counts too.
+    /// Returns whether the page has commands for a shell in `sh` blocks, which are not run, unlike
+    /// those in `console` blocks. An indented block has no language, so it counts as well.
     pub(super) fn has_commands(&self) -> bool {
         self.has_commands
     }
 
-    /// The text as a page of the book: a link to another page names it as it is named there, any
-    /// other one becomes its words and the file's name.
+    /// Returns the text as a page of the book. Links to other pages are changed to their names in
+    /// the book; all other links are replaced by the link text and the name of the file.
     pub(super) fn rewritten(&self, path: &Path, chapters: &BTreeMap<PathBuf, String>) -> String {
         let mut text = self.text.clone();
         for link in self.links.iter().rev() {
-            let (file, anchor) = split(&link.to);
+            let (file, anchor) = split_anchor(&link.to);
             if file.is_empty() {
                 continue;
             }
@@ -120,14 +120,14 @@ impl Page {
     }
 }
 
-fn split(link: &str) -> (&str, Option<&str>) {
+fn split_anchor(link: &str) -> (&str, Option<&str>) {
     link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)))
 }
 
-/// The file that a link of the document `from` names, below the root. Begins with `..` where it
-/// leads out of it.
+/// Returns the file to which a link of the document `from` refers, relative to the root. The path
+/// begins with `..` if the file is outside of the root.
 pub(super) fn resolve(from: &Path, link: &str) -> PathBuf {
-    let (file, _) = split(link);
+    let (file, _) = split_anchor(link);
     if file.is_empty() {
         return from.to_owned();
     }
@@ -148,24 +148,24 @@ pub(super) fn check(
     from: &Path,
     link: &str,
     documents: &BTreeMap<PathBuf, Page>,
-) -> Result<(), PageErrors> {
+) -> Result<(), LinkError> {
     let path = resolve(from, link);
     if path.starts_with("..") || path.is_absolute() {
-        return Err(PageErrors::Outside(link.to_owned()));
+        return Err(LinkError::Outside(link.to_owned()));
     }
     if !root.join(&path).exists() {
-        return Err(PageErrors::File(link.to_owned()));
+        return Err(LinkError::File(link.to_owned()));
     }
-    match (split(link).1, documents.get(&path)) {
+    match (split_anchor(link).1, documents.get(&path)) {
         (Some(anchor), Some(page)) if !page.anchors.contains(anchor) => {
-            Err(PageErrors::Heading(link.to_owned()))
+            Err(LinkError::Heading(link.to_owned()))
         }
         _ => Ok(()),
     }
 }
 
-/// The name that GitHub and mdBook give to a heading: letters and digits in lower case, hyphens for
-/// spaces.
+/// Returns the anchor that GitHub and mdBook generate for a heading: letters and digits in lower
+/// case, with hyphens instead of spaces.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()

@@ -1,5 +1,6 @@
-//! A fresh Debian for each page: made once by mmdebstrap and kept below the target folder, used
-//! below a layer in memory that takes all changes and is gone with the page's processes.
+//! Fresh Debian for each page. It is created once by mmdebstrap and kept below the target folder.
+//! Each page uses it through a layer in memory, which contains all changes and disappears with the
+//! processes of the page.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -9,8 +10,8 @@ use std::process::Command;
 
 use uiw_siw::debian;
 
-/// Debian packages that the pages' commands need: stock programs, a C compiler with rdma-core's
-/// headers, Python.
+/// Debian packages that the commands of the pages need: stock programs, a C compiler with the
+/// headers of rdma-core, Python.
 const PACKAGES: &[&str] = &[
     "rdmacm-utils",
     "ibverbs-utils",
@@ -28,12 +29,14 @@ const PACKAGES: &[&str] = &[
     "ucx-utils",
 ];
 
-/// Programs without which there is no fresh root.
+/// Programs that are needed for a fresh root.
 pub(super) const PROGRAMS: &[&str] = &["mmdebstrap", "unshare", "chroot", "mount"];
 
-/// Run by `unshare` in namespaces of its own: puts the layers together and becomes the shell in
-/// them. Arguments: the lower layers, the place of the root, the script; then in threes a folder,
-/// the place in the root where it is seen, and `ro` or `rw`.
+/// Script that `unshare` runs in new namespaces. It mounts the layers, and executes a shell in
+/// them.
+///
+/// Its arguments are the lower layers, the path of the root and the script to run, followed by
+/// groups of three: a folder, its path in the root, and `ro` or `rw`.
 const ENTER: &str = r#"
 set -eu
 layers=$1 root=$2 script=$3
@@ -55,14 +58,13 @@ exec chroot "$root/all" /usr/bin/env -i -C /root HOME=/root LC_ALL=C.UTF-8 DEBIA
     PATH=/opt/rust/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -c "$script"
 "#;
 
-/// The Debian without anything of uiw.
+/// Debian without uiw.
 pub(super) struct Root {
     layer: PathBuf,
 }
 
 impl Root {
-    /// The one that was made before, if it has the same packages; otherwise a new one, below
-    /// `folder`.
+    /// Returns the existing root below `folder` if it has the same packages, otherwise creates one.
     pub(super) fn get(folder: &Path) -> Result<Self, String> {
         let mut hasher = DefaultHasher::new();
         (debian::SUITE, PACKAGES).hash(&mut hasher);
@@ -81,9 +83,11 @@ impl Root {
         Ok(Self { layer })
     }
 
-    /// A command that runs a shell script in the root, in namespaces of its own for mounts,
-    /// processes and the network. `layers` are folders whose files lie above Debian's, the first
-    /// one on top; `seen` are folders, where they are seen, and whether they can be written (`ro`,
+    /// Returns a command that runs a shell script in the root, in new namespaces for mounts,
+    /// processes and the network.
+    ///
+    /// `layers` are folders whose files are above those of Debian, the topmost one first. `seen`
+    /// contains folders to mount, their paths in the root, and whether they are writable (`ro`,
     /// `rw`).
     pub(super) fn command(
         &self,
@@ -104,7 +108,7 @@ impl Root {
     }
 }
 
-/// Makes the Debian. Only a whole one gets its name.
+/// Creates the Debian. It gets its final name only when it is complete.
 fn make(layer: &Path) -> Result<(), String> {
     let partial = layer.with_extension(format!("partial-{}", std::process::id()));
     eprintln!("xtask: making a Debian in {}", layer.display());
@@ -120,6 +124,6 @@ fn make(layer: &Path) -> Result<(), String> {
     if made.is_err() {
         let _ = fs::remove_dir_all(&partial);
     }
-    // Another process may have made the same one meanwhile.
+    // Another process may have created the same one meanwhile.
     if layer.exists() { Ok(()) } else { made }
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask book --run`: the commands of the pages, and `docs/newcomer.sh`, in a fresh root
-//! that has the packages.
+//! `cargo xtask book --run`: runs the commands of the pages, and `docs/newcomer.sh`, in a fresh
+//! root with the packages.
 
 use super::Options;
 use super::commands::Commands;
@@ -17,24 +17,24 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest that a page's commands may take together.
+/// Maximum time that all commands of a page together may take.
 const CAP: Duration = Duration::from_secs(600);
 
-/// Where the crates are seen in the fresh root, and what is built of them.
+/// Folders in the fresh root with the crates, and with the programs built from them.
 const CRATES: &str = "/opt/crates";
 const BUILT: &str = "/opt/built";
 
-/// The page that installs uiw itself, as the script does.
+/// Page that installs uiw itself, like the script.
 const INSTALLS: &str = "docs/installing.md";
 
-/// Runs the pages that the options name, and the script; the score is the last line on stdout.
-/// False when one failed.
+/// Runs the selected pages and the script. The last line on stdout is the number of passed and
+/// failed ones. Returns `false` if one failed.
 pub(super) fn run(commands: &Commands, options: &Options) -> Result<bool, String> {
     process::handle_interrupts(|| {});
     let wanted =
         |name: &&Path| options.only.as_deref().is_none_or(|only| name.display().to_string().contains(only));
     let mut names: Vec<&Path> = commands.keys().map(PathBuf::as_path).filter(wanted).collect();
-    // What takes longest first.
+    // The script takes the longest, so it starts first.
     names.sort_by_key(|name| *name != Path::new(script::PATH));
     let mut total = Tally::default();
     let set_up = match missing() {
@@ -56,7 +56,7 @@ pub(super) fn run(commands: &Commands, options: &Options) -> Result<bool, String
     Ok(total.failed == 0)
 }
 
-/// What a fresh root needs and this machine does not have.
+/// Returns a program or right that a fresh root needs and this machine does not have.
 fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("root".to_owned());
@@ -67,14 +67,14 @@ fn missing() -> Option<String> {
         .map(|program| (*program).to_owned())
 }
 
-/// The fresh root, and what lies above it.
+/// Fresh root, with the folders that its overlays use.
 struct FreshRoot {
     root: Root,
     work: WorkFolders,
     toolchain: PathBuf,
 }
 
-/// The folders of this run, removed at the end.
+/// Folders of this run, which are removed at the end.
 struct WorkFolders(PathBuf);
 
 impl Drop for WorkFolders {
@@ -84,7 +84,7 @@ impl Drop for WorkFolders {
 }
 
 impl FreshRoot {
-    /// Makes the root and the packages. The inner error is what is missing here.
+    /// Creates the root and the packages. The inner error names a missing prerequisite.
     fn new(debug: bool) -> Result<Result<Self, String>, String> {
         let folder = crate::workspace::target()?.join("newcomer");
         let work = WorkFolders(folder.join(format!("work-{}", std::process::id())));
@@ -98,7 +98,7 @@ impl FreshRoot {
         let toolchain = output(Command::new("rustc").args(["--print", "sysroot"]))?;
         let fresh = Self { root, work, toolchain: toolchain.trim().into() };
         crates.place(&place, CRATES, BUILT, &fresh.home().join(".cargo/config.toml"))?;
-        // The packages are in the reader's folder.
+        // The packages are in the home folder of the reader.
         let packages = dist::make(&fresh.home(), &[Kind::Tarball, Kind::Deb, Kind::Wheel], debug)?;
         let deb = packages.iter().find(|file| file.extension().is_some_and(|kind| kind == "deb"));
         let deb = deb.ok_or("no Debian package was made")?;
@@ -110,17 +110,18 @@ impl FreshRoot {
         self.work.0.join(name)
     }
 
-    /// The layer of the package, for pages that do not install it.
+    /// Returns the layer with the installed package, for pages that do not install it.
     fn installed(&self) -> PathBuf {
         self.layer("installed")
     }
 
-    /// The reader's folder.
+    /// Returns the home folder of the reader.
     fn home(&self) -> PathBuf {
         self.layer("reader").join("root")
     }
 
-    /// Runs pages, two at a time, as they mostly wait. Returns the number of those that failed.
+    /// Runs the pages, two at the same time, because they mostly wait. Returns the number of pages
+    /// that failed.
     fn run_all(&self, commands: &Commands, names: &[&Path]) -> u64 {
         let (next, failed) = (AtomicUsize::new(0), AtomicU64::new(0));
         let work = || {
@@ -153,7 +154,8 @@ impl FreshRoot {
         let steps: Vec<&Step> = sections.iter().flat_map(|section| &section.steps).collect();
         let mut script = String::new();
         for (number, step) in steps.iter().enumerate() {
-            // In the shell itself: a command may begin a job that a later one ends.
+            // The commands run in the shell itself, because a command may start a job that a later
+            // one ends.
             script +=
                 &format!("{{ {}}} > /mnt/{number}.said 2>&1; echo $? > /mnt/{number}.code\n", step.script());
         }
@@ -162,8 +164,9 @@ impl FreshRoot {
         let end = self.shell("exec bash /mnt/script", &said, is_bare)?;
         for (number, step) in steps.iter().enumerate() {
             let (printed, code) = (read(&format!("{number}.said")), read(&format!("{number}.code")));
-            let fits = transcript::fits(step.printed(), &printed.lines().collect::<Vec<_>>());
-            if !fits || code.trim() != "0" {
+            let output_matches =
+                transcript::output_matches(step.printed(), &printed.lines().collect::<Vec<_>>());
+            if !output_matches || code.trim() != "0" {
                 let (command, expected) = (step.script(), step.printed().join("\n"));
                 let code =
                     if code.is_empty() { format!("{end:?}") } else { format!("exit code {}", code.trim()) };
@@ -189,7 +192,7 @@ impl FreshRoot {
     }
 }
 
-/// What a command that succeeds prints.
+/// Returns the output of a command. It is an error if the command fails.
 fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
     if output.status.success() {

@@ -1,19 +1,19 @@
-//! `docs/newcomer.sh`: sections of pages, one behind the other, as one shell script.
+//! `docs/newcomer.sh`: sections of several pages as one shell script.
 //!
-//! A section begins with `echo '== PAGE: HEADING'`; below that line are the steps of the page below
-//! that heading, word by word. So what runs is the steps.
+//! A section begins with `echo '== PAGE: HEADING'`. Below this line are the steps below that
+//! heading of the page, word for word. So the script runs exactly these steps.
 
 use super::transcript::{Section, Step};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Path of the script.
+/// Path of the script in the repository.
 pub(super) const PATH: &str = "docs/newcomer.sh";
 
-/// The sections of the pages that the script has, in its order.
+/// Returns the sections of the pages that the script contains, in its order.
 ///
 /// # Errors
-/// Differences from the pages, line by line.
+/// Returns the differences from the pages, line by line.
 pub(super) fn sections(
     script: &str,
     pages: &BTreeMap<PathBuf, Vec<Section>>,

@@ -1,4 +1,4 @@
-use super::page::{self, Page, PageErrors};
+use super::page::{self, LinkError, Page};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,8 @@ fn dead_link_named() {
     let check = |link: &str| page::check(&root, Path::new("docs/one.md"), link, &documents);
     assert_eq!(check("two.md#a-heading-of-it-2"), Ok(()));
     assert_eq!(check("#one"), Ok(()));
-    assert_eq!(check("three.md"), Err(PageErrors::File("three.md".to_owned())));
-    assert_eq!(check("two.md#one"), Err(PageErrors::Heading("two.md#one".to_owned())));
-    assert_eq!(check("../../etc/passwd"), Err(PageErrors::Outside("../../etc/passwd".to_owned())));
+    assert_eq!(check("three.md"), Err(LinkError::File("three.md".to_owned())));
+    assert_eq!(check("two.md#one"), Err(LinkError::Heading("two.md#one".to_owned())));
+    assert_eq!(check("../../etc/passwd"), Err(LinkError::Outside("../../etc/passwd".to_owned())));
     fs::remove_dir_all(&root).unwrap();
 }

@@ -1,14 +1,14 @@
-//! The commands of a page, the files that it shows, and what it says that the commands print.
+//! Commands of a page with their expected output, and the files that the page shows.
 //!
-//! A `console` block has commands behind `$ `, continued by `> `, and what they print. A block
-//! below a line that is nothing but `` `NAME`: `` is the file of this name. In what is printed
-//! `[..]` stands for any characters of a line, and a line `...` for any lines.
+//! A `console` block contains commands after `$ `, continued after `> `, and their output. A block
+//! below a line that consists of `` `NAME`: `` is the file with this name. In the output, `[..]`
+//! matches any characters of a line, and a line `...` matches any number of lines.
 //!
-//! All commands of a page run in one shell, as many begin jobs or use pipes. trycmd runs single
-//! programs without a shell; scrut has a shell, but its own syntax of expectations would be on the
-//! pages, and it knows no files.
+//! All commands of a page run in the same shell, because many start jobs or use pipes. trycmd runs
+//! single programs without a shell. scrut has a shell, but its syntax for expected output would
+//! appear on the pages, and it does not support files.
 
-/// What a reader of the page does.
+/// Step that a reader of the page performs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Types a command.
@@ -17,14 +17,14 @@ pub(super) enum Step {
     File { name: String, text: String },
 }
 
-/// The steps below one heading.
+/// Steps below one heading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Section {
     pub(super) heading: String,
     pub(super) steps: Vec<Step>,
 }
 
-/// What the lines of a fenced block are.
+/// Kind of the fenced block that a line belongs to.
 enum FencedBlock {
     /// Text outside of any block.
     None,
@@ -34,7 +34,7 @@ enum FencedBlock {
 }
 
 impl Step {
-    /// As a shell takes it, with an end of line.
+    /// Returns the step as input for a shell, with a newline at the end.
     pub(super) fn script(&self) -> String {
         match self {
             Self::Command { command, .. } => format!("{command}\n"),
@@ -50,11 +50,11 @@ impl Step {
     }
 }
 
-/// The sections of a page that have steps. Files count only where the page has commands.
+/// Returns the sections of a page that have commands.
 pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
     let mut sections = vec![Section { heading: String::new(), steps: Vec::new() }];
     let (mut block, mut before) = (FencedBlock::None, "");
-    // A block within a list is indented with it.
+    // A block in a list has the indentation of the list.
     let mut indent = 0;
     for line in page.lines() {
         if matches!(block, FencedBlock::None) {
@@ -65,7 +65,7 @@ pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
         let steps = &mut sections.last_mut().ok_or("no section")?.steps;
         match (&mut block, line.strip_prefix("```")) {
             (FencedBlock::None, Some(language)) => {
-                block = match (named(before), language) {
+                block = match (announced_file(before), language) {
                     (Some(name), _) => {
                         steps.push(Step::File { name: name.to_owned(), text: String::new() });
                         FencedBlock::File
@@ -98,8 +98,8 @@ pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
     Ok(sections)
 }
 
-/// The name of a file that a line announces.
-fn named(line: &str) -> Option<&str> {
+/// Returns the file name if a line announces a file.
+fn announced_file(line: &str) -> Option<&str> {
     line.strip_prefix('`')?.strip_suffix("`:").filter(|name| !name.contains(['`', ' ']))
 }
 
@@ -120,19 +120,21 @@ fn add(steps: &mut Vec<Step>, line: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether lines are as they are expected.
-pub(super) fn fits(expected: &[String], lines: &[&str]) -> bool {
+/// Returns whether the lines match the expected output.
+pub(super) fn output_matches(expected: &[String], lines: &[&str]) -> bool {
     match expected.split_first() {
         None => lines.is_empty(),
-        Some((line, rest)) if line == "..." => (0..=lines.len()).any(|skipped| fits(rest, &lines[skipped..])),
-        Some((line, rest)) => {
-            lines.split_first().is_some_and(|(first, others)| is_like(line, first) && fits(rest, others))
+        Some((line, rest)) if line == "..." => {
+            (0..=lines.len()).any(|skipped| output_matches(rest, &lines[skipped..]))
         }
+        Some((line, rest)) => lines
+            .split_first()
+            .is_some_and(|(first, others)| line_matches(line, first) && output_matches(rest, others)),
     }
 }
 
-/// Returns whether a line is as it is expected.
-fn is_like(pattern: &str, line: &str) -> bool {
+/// Returns whether a line matches a pattern.
+fn line_matches(pattern: &str, line: &str) -> bool {
     let Some((first, rest)) = pattern.split_once("[..]") else { return pattern == line };
     let Some(mut line) = line.strip_prefix(first) else { return false };
     let mut parts: Vec<_> = rest.split("[..]").collect();
@@ -218,7 +220,7 @@ b
     fn lines_are_compared_with_patterns() {
         let is = |expected: &[&str], printed: &str| {
             let expected: Vec<_> = expected.iter().map(|line| (*line).to_owned()).collect();
-            fits(&expected, &printed.lines().collect::<Vec<_>>())
+            output_matches(&expected, &printed.lines().collect::<Vec<_>>())
         };
         assert!(is(&["a[..]c"], "abcc") && is(&["a[..]"], "a") && is(&["[..]c"], "c") && is(&[""], "\n"));
         assert!(is(&["[..] b [..] d"], "a b c d") && is(&["[..]"], "\n") && is(&[], ""));

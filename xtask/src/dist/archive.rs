@@ -1,4 +1,4 @@
-//! Archives that are the same whenever and by whichever user they are made: by GNU tar and gzip.
+//! Reproducible archives, which do not depend on the time and the user, made with GNU tar and gzip.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::check::output;
 
-/// Every file and link below `root`, relative to it, in the order of their names.
+/// Returns all files and links below `root`, relative to it, in the order of their names.
 pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut folders = vec![root.to_path_buf()];
@@ -24,8 +24,8 @@ pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Writes everything in `root` to a tar, in the folder `top` of it: files of root, at the time
-/// `seconds`.
+/// Writes all files in `root` to a tar archive, in its folder `top`. They belong to the user root,
+/// and have the time stamp `seconds`.
 pub(super) fn tar(root: &Path, top: &str, seconds: u64, to: &Path) -> Result<(), String> {
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu"]);
@@ -33,7 +33,7 @@ pub(super) fn tar(root: &Path, top: &str, seconds: u64, to: &Path) -> Result<(),
     output(tar.arg("--create").arg("--file").arg(to).arg("--directory").arg(root).arg(".")).map(drop)
 }
 
-/// Replaces files by compressed ones, without name and time.
+/// Replaces files by compressed ones, which contain neither name nor time.
 pub(super) fn gzip(files: &[PathBuf]) -> Result<(), String> {
     output(Command::new("gzip").args(["--best", "--no-name", "--force"]).args(files)).map(drop)
 }

@@ -1,4 +1,4 @@
-//! The crates in the packages, as CycloneDX 1.5 in JSON.
+//! List of the crates in the packages, as CycloneDX 1.5 in JSON.
 //!
 //! cargo-cyclonedx writes a list for each crate of the workspace into its source folder, with paths
 //! of this machine in it. Packages need one list, which is the same on every machine.
@@ -50,7 +50,7 @@ fn of(crates: &Crates, version: &str, timestamp: &str) -> Value {
 }
 
 fn url(one: &Crate) -> String {
-    // Build metadata of a version follows a plus, which stands for a space in an URL.
+    // The build metadata of a version follows a plus, which means a space in a URL.
     format!("pkg:cargo/{}@{}", one.name, one.version.replace('+', "%2B"))
 }
 
@@ -70,7 +70,8 @@ fn component(one: &Crate) -> Value {
     component
 }
 
-/// The same for the same crates: a UUID of version 8 (RFC 9562), from the sum of the list.
+/// Returns a serial number that is the same for the same crates: a UUID of version 8 (RFC 9562)
+/// that is derived from the sum of the list.
 fn serial(components: &[Value]) -> String {
     let mut bytes = sums::sha256(Value::from(components).to_string().as_bytes());
     bytes[6] = bytes[6] & 0x0F | 0x80;

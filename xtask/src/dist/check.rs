@@ -1,4 +1,4 @@
-//! `cargo xtask dist --check`: what was made is installed, run and removed, where there is no
+//! `cargo xtask dist --check`: installs, runs and removes the packages in a place without the
 //! source tree.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use std::process::Command;
 use super::{Kind, PackageBuild, archive};
 use crate::report::Tally;
 
-/// A check of one package, and the programs that it needs.
+/// Check of one package, and the programs that it needs.
 struct PackageCheck {
     name: &'static str,
     kind: Kind,
@@ -20,7 +20,7 @@ struct PackageCheck {
     run: fn(&PackageBuild, &Path) -> Result<(), String>,
 }
 
-/// Programs that make a fresh root.
+/// Programs that are needed for a fresh root.
 const ROOT: &[&str] = &["mmdebstrap", "chroot", "unshare", "ip"];
 
 const CHECKS: [PackageCheck; 5] = [
@@ -36,7 +36,8 @@ const CHECKS: [PackageCheck; 5] = [
     },
 ];
 
-/// Runs the checks of what was made; the score is the last line on stdout. False when one failed.
+/// Runs the checks of the packages that were created. The last line on stdout is the score. Returns
+/// `false` if a check failed.
 pub(super) fn run(dist: &PackageBuild) -> Result<bool, String> {
     let mut total = Tally::default();
     for check in CHECKS {
@@ -61,7 +62,8 @@ pub(super) fn run(dist: &PackageBuild) -> Result<bool, String> {
     Ok(total.failed == 0)
 }
 
-/// Both ends of rping on the installed libraries; exit code 125 if they were not used.
+/// Script that runs both ends of rping on the installed libraries. Its exit code is 125 if they
+/// were not used.
 const RPING: &str = "
     set -e
     uiw run --require -- rping -s -a 127.0.0.1 -C 3 -v >/dev/null & server=$!
@@ -72,14 +74,14 @@ const RPING: &str = "
     wait $server
 ";
 
-/// The examples in the Python module's own documentation.
+/// Python program that runs the examples in the documentation of the module.
 const EXAMPLES: &str = "import doctest, sys, uiw, uiw.aio as aio\n\
                         sys.exit(doctest.testmod(uiw).failed + doctest.testmod(aio).failed)";
 
-/// In a network of its own, whose ports are all free.
+/// Script that runs a command in its own network, in which all ports are free.
 pub(super) const NETWORK: &str = "ip link set lo up; exec \"$@\"";
 
-/// What a command that succeeds prints.
+/// Returns the output of a command. It is an error if the command fails.
 pub(super) fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -215,7 +217,7 @@ impl PodmanStorage {
 
     /// Runs the image of an archive.
     fn check(&self, dist: &PackageBuild, package: &Path) -> Result<(), String> {
-        // The user may not be able to reach the package's folder.
+        // The user may not have access to the folder of the package.
         let archive = self.storage.join("image.tar");
         fs::copy(package, &archive).map_err(|error| format!("{}: {error}", archive.display()))?;
         let loaded = self.podman(&["pull", "--quiet", &format!("oci-archive:{}", archive.display())])?;
@@ -229,21 +231,21 @@ impl PodmanStorage {
 
 impl Drop for PodmanStorage {
     fn drop(&mut self) {
-        // Its files belong to users of the image.
+        // The files belong to users of the image, so only podman can remove them.
         let _ = self.podman(&["rmi", "--all", "--force"]);
         let _ = fs::remove_dir_all(&self.storage);
     }
 }
 
-/// In a storage of its own, without a network but loopback.
+/// Checks the image in its own storage, with no network except loopback.
 fn image(dist: &PackageBuild, package: &Path) -> Result<(), String> {
     PodmanStorage::new(false)?.check(dist, package)
 }
 
-/// The same as an ordinary user.
+/// Like [`image`], but as an ordinary user.
 fn image_of_user(dist: &PackageBuild, package: &Path) -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
-        // The check of `oci` is that of an ordinary user then.
+        // The check `oci` has already run as an ordinary user.
         return Ok(());
     }
     PodmanStorage::new(true)?.check(dist, package)

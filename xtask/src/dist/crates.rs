@@ -1,4 +1,4 @@
-//! The crates that are linked into the program, the libraries and the Python module.
+//! Crates that are linked into the program, the libraries and the Python module.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,28 +10,29 @@ use serde_json::Value;
 use crate::install::{PACKAGES, PYTHON};
 use crate::workspace::cargo;
 
-/// One crate.
+/// Crate that is linked.
 #[derive(Clone, Debug)]
 pub(super) struct Crate {
     pub(super) name: String,
     pub(super) version: String,
-    /// As SPDX.
+    /// Licence as an SPDX expression.
     pub(super) licence: Option<String>,
     pub(super) repository: Option<String>,
-    /// The folder of its source.
+    /// Folder of the source.
     pub(super) folder: PathBuf,
-    /// The SHA-256 sum of its package, unless it is of this workspace.
+    /// SHA-256 sum of the package. `None` for a crate of this workspace.
     pub(super) sum: Option<String>,
-    /// The identities of those that it depends on.
+    /// Ids of the crates that it depends on.
     pub(super) uses: Vec<String>,
 }
 
-/// All of them, by the identities that Cargo gives them.
+/// All crates, by the ids that Cargo assigns.
 #[derive(Clone, Debug)]
 pub(super) struct Crates(pub(super) BTreeMap<String, Crate>);
 
 impl Crates {
-    /// Without what runs only while the programs are built: build scripts' dependencies and macros.
+    /// Finds the crates of the packages. Crates that are only used while building (dependencies of
+    /// build scripts, and macros) are omitted.
     pub(super) fn of_packages() -> Result<Self, String> {
         let tree = text(
             cargo()
@@ -65,7 +66,7 @@ impl Crates {
             let folder = of("manifest_path").map(PathBuf::from).unwrap_or_default();
             let folder = folder.parent().map(PathBuf::from).unwrap_or_default();
             let sum = of("source").and_then(|_| sum(&lock, &name, &version));
-            // The older form of the field.
+            // An older form of this field separates licences by `/`.
             let licence = of("license").map(|text| text.replace('/', " OR "));
             let repository = of("repository");
             crates.insert(id, Crate { name, version, licence, repository, folder, sum, uses: Vec::new() });
@@ -83,12 +84,12 @@ impl Crates {
     }
 }
 
-/// Returns whether an edge of the graph is neither for building nor for tests alone.
+/// Returns whether an edge of the graph is not only for building or for tests.
 fn is_linked(dep: &Value) -> bool {
     dep["dep_kinds"].as_array().into_iter().flatten().any(|kind| kind["kind"].is_null())
 }
 
-/// The sum that Cargo.lock has of a package.
+/// Returns the sum of a package in Cargo.lock.
 fn sum(lock: &str, name: &str, version: &str) -> Option<String> {
     let wanted = [format!("name = \"{name}\""), format!("version = \"{version}\"")];
     let entry = lock
@@ -119,7 +120,7 @@ mod tests {
         let libc = find("libc").expect("a library of all of them");
         assert_eq!(libc.sum.as_ref().map(String::len), Some(64));
         assert_eq!(libc.licence.as_deref(), Some("MIT OR Apache-2.0"));
-        // For tests, for macros, for building.
+        // Dependencies for tests, for macros and for building.
         for name in ["proptest", "serde_derive", "cc", "xtask", "loom"] {
             assert!(find(name).is_none(), "{name}");
         }

@@ -1,4 +1,4 @@
-//! The Debian package.
+//! Debian package.
 
 use std::env;
 use std::fs;
@@ -26,14 +26,14 @@ pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String
     let compressed = fill(&root).map_err(|error| format!("{}: {error}", root.display()))?;
     archive::gzip(&compressed)?;
     control(dist, &root, arch).map_err(|error| format!("{}: {error}", root.display()))?;
-    // It takes times that are later than this for this one.
+    // dpkg-deb replaces later time stamps by this one.
     let mut build = Command::new("dpkg-deb");
     build.env("SOURCE_DATE_EPOCH", dist.seconds().to_string());
     output(build.args(["--build", "--root-owner-group", "-Zxz"]).args([&root, &file]))?;
     Ok(file)
 }
 
-/// The variables that Debian's tools obey.
+/// Returns the maintainer, from the environment variables that Debian's tools use.
 fn maintainer() -> String {
     let of = |name: &str, other: &str| {
         env::var(name).ok().filter(|text| !text.is_empty()).unwrap_or_else(|| other.to_owned())
@@ -41,7 +41,7 @@ fn maintainer() -> String {
     format!("{} <{}>", of("DEBFULLNAME", "the uiw authors"), of("DEBEMAIL", "uiw@localhost"))
 }
 
-/// Moves and adds what Debian has otherwise than other systems. Returns the files to be compressed.
+/// Moves and adds the files that are different in Debian. Returns the files to compress.
 fn fill(root: &Path) -> io::Result<Vec<PathBuf>> {
     let zsh = root.join("usr/share/zsh");
     fs::rename(zsh.join("site-functions"), zsh.join("vendor-completions"))?;
@@ -49,7 +49,7 @@ fn fill(root: &Path) -> io::Result<Vec<PathBuf>> {
     fs::remove_file(doc.join("LICENSE-APACHE"))?;
     let mit = fs::read_to_string(doc.join("LICENSE-MIT"))?;
     fs::remove_file(doc.join("LICENSE-MIT"))?;
-    // Lines of a field begin with a space, empty ones with a point.
+    // The lines of a field begin with a space, and empty lines consist of a dot.
     let mit = mit.lines().map(|line| if line.is_empty() { " .\n".to_owned() } else { format!(" {line}\n") });
     fs::write(doc.join("copyright"), COPYRIGHT.replace("@mit@\n", &mit.collect::<String>()))?;
     fs::copy(crate::workspace::root().join("CHANGELOG.md"), doc.join("changelog"))?;
@@ -57,7 +57,7 @@ fn fill(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(pages.chain(["changelog", "THIRD-PARTY-LICENSES"].map(|name| doc.join(name))).collect())
 }
 
-/// Writes what dpkg reads.
+/// Writes the control files of the package.
 fn control(dist: &PackageBuild, root: &Path, arch: &str) -> io::Result<()> {
     let mut size = 0;
     for file in archive::files(root)? {

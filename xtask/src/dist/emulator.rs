@@ -1,4 +1,4 @@
-//! Programs for another processor, run by QEMU on this machine.
+//! Emulation of other processors by QEMU.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,14 +6,14 @@ use std::process::Command;
 use super::check::output;
 use crate::arch::Arch;
 
-/// While it lives, the kernel runs programs for a processor: by a handler that the system has
-/// already, or by Debian's, which is enabled meanwhile.
+/// Guard during whose lifetime the kernel runs programs for a processor, with a handler that the
+/// system already has, or with that of Debian, which is enabled meanwhile.
 pub(super) struct Emulator {
     enabled: Option<String>,
 }
 
 impl Emulator {
-    /// The error is what is missing.
+    /// Enables the emulation. The error names the missing prerequisite.
     pub(super) fn start(arch: Arch) -> Result<Self, String> {
         let name = format!("qemu-{}", arch.name());
         if arch.is_here() || Path::new("/proc/sys/fs/binfmt_misc").join(&name).exists() {

@@ -1,12 +1,12 @@
-//! What the programs need of the system they run on.
+//! Requirements of the programs on the system.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The libraries that a wheel may take from the system, whatever the distribution (PEP 600), as far
-/// as Rust's programs use them.
-const OF_THE_SYSTEM: [&str; 8] = [
+/// Libraries used by Rust programs that a wheel may load from the system of any distribution (PEP
+/// 600).
+const SYSTEM_LIBRARIES: [&str; 8] = [
     "libc.so.6",
     "libm.so.6",
     "libdl.so.2",
@@ -17,7 +17,7 @@ const OF_THE_SYSTEM: [&str; 8] = [
     "ld-linux-aarch64.so.1",
 ];
 
-/// The minor version of glibc 2 that files need, and the libraries.
+/// Minor version of glibc 2 and libraries that files need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GlibcNeeds {
     pub(super) minor: u32,
@@ -25,7 +25,7 @@ pub(super) struct GlibcNeeds {
 }
 
 impl GlibcNeeds {
-    /// What all `files` need together. Libraries of our own do not count.
+    /// Returns the needs of all `files` together. Our own libraries do not count.
     pub(super) fn of(files: &[PathBuf]) -> Result<Self, String> {
         let mut all = Self { minor: 0, libraries: BTreeSet::new() };
         for file in files {
@@ -37,10 +37,10 @@ impl GlibcNeeds {
         Ok(all)
     }
 
-    /// Reads what `objdump -p` says of a file: the versions that it requires, and the libraries.
+    /// Parses the output of `objdump -p` for a file: the required versions and libraries.
     fn parse(text: &str) -> Self {
         let minors = text.split_whitespace().filter_map(|word| {
-            // GLIBC_2.2.5 is a version, GLIBC_PRIVATE none.
+            // GLIBC_2.2.5 is a version, but GLIBC_PRIVATE is not.
             word.strip_prefix("GLIBC_2.")?.split('.').next()?.parse().ok()
         });
         let minor = minors.max().unwrap_or(0);
@@ -48,14 +48,14 @@ impl GlibcNeeds {
         Self { minor, libraries: libraries.map(|name| name.trim().to_owned()).collect() }
     }
 
-    /// The libraries, for people.
+    /// Returns a readable list of the libraries.
     pub(super) fn listed(&self) -> String {
         self.libraries.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
-    /// The libraries that a wheel may not take from the system.
+    /// Returns the libraries that a wheel must not load from the system.
     pub(super) fn foreign(&self) -> Vec<&str> {
-        self.libraries.iter().map(String::as_str).filter(|name| !OF_THE_SYSTEM.contains(name)).collect()
+        self.libraries.iter().map(String::as_str).filter(|name| !SYSTEM_LIBRARIES.contains(name)).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: packages for users, from one build.
+//! `cargo xtask dist`: creates all packages for users from one build.
 
 mod archive;
 mod bom;
@@ -61,7 +61,7 @@ pub(crate) struct Options {
     check: bool,
 }
 
-/// What is made.
+/// Kind of package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     /// The files below a folder, to be unpacked in /usr/local or elsewhere
@@ -88,32 +88,32 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     crate::process::exit_code(made.and_then(|dist| if options.check { check::run(&dist) } else { Ok(true) }))
 }
 
-/// Makes packages of these kinds in a folder. Gives their files.
+/// Creates packages of these kinds in a folder, and returns their paths.
 pub(crate) fn make(out: &Path, only: &[Kind], debug: bool) -> Result<Vec<PathBuf>, String> {
     let options =
         Options { out: Some(out.to_path_buf()), only: only.to_vec(), debug, target: None, check: false };
     Ok(std::mem::take(&mut PackageBuild::make(&options)?.made).into_iter().map(|(_, file)| file).collect())
 }
 
-/// Everything that the packages have in common, and those made so far.
+/// Common properties of the packages, and the packages that exist so far.
 struct PackageBuild {
-    /// Where they are put.
+    /// Folder for the packages.
     out: PathBuf,
-    /// For what is put together; removed at the end.
+    /// Folder for temporary files, which is removed at the end.
     work: PathBuf,
     version: String,
-    /// The processor.
+    /// Processor for which the packages are built.
     arch: Arch,
-    /// The time of everything in the packages.
+    /// Time stamp of all files in the packages.
     time: OffsetDateTime,
     needs: GlibcNeeds,
     crates: Crates,
-    /// The texts of the crates' licences.
+    /// Licence texts of the crates.
     notices: String,
     made: Vec<(Kind, PathBuf)>,
-    /// What runs programs for the processor, made at the first use.
+    /// Emulator that runs programs for the processor, started at the first use.
     emulator: OnceLock<Result<Emulator, String>>,
-    /// A Debian for the processor, made at the first use.
+    /// Root folder with a Debian for the processor, created at the first use.
     root: OnceLock<Result<Root, String>>,
 }
 
@@ -164,13 +164,13 @@ impl PackageBuild {
         Ok(dist)
     }
 
-    /// Makes the kernel run programs for the processor; the error is what is missing.
+    /// Ensures that programs for the processor can run. The error names the missing prerequisite.
     fn emulator(&self) -> Result<(), String> {
         let start = || Emulator::start(self.arch);
         self.emulator.get_or_init(start).as_ref().map(drop).map_err(Clone::clone)
     }
 
-    /// A Debian for the processor.
+    /// Returns a root folder with a Debian for the processor.
     fn root(&self) -> Result<&Root, String> {
         self.emulator()?;
         self.root.get_or_init(|| Root::make(self.work.join("root"), self.arch)).as_ref().map_err(Clone::clone)
@@ -186,22 +186,22 @@ impl PackageBuild {
         }
     }
 
-    /// The package of a kind, if it was made.
+    /// Returns the path of the package of a kind, if it was created.
     fn package(&self, kind: Kind) -> Option<&Path> {
         self.made.iter().find(|(made, _)| *made == kind).map(|(_, file)| file.as_path())
     }
 
-    /// In seconds since 1970.
+    /// Returns the time stamp in seconds since 1970.
     fn seconds(&self) -> u64 {
         self.time.unix_timestamp().try_into().unwrap_or(0)
     }
 
-    /// As RFC 3339 writes it.
+    /// Returns the time stamp in the format of RFC 3339.
     fn timestamp(&self) -> Result<String, String> {
         self.time.format(&Rfc3339).map_err(|error| error.to_string())
     }
 
-    /// A new folder with everything below `prefix`, with the licences.
+    /// Creates a folder with all installed files below `prefix`, and the licences.
     fn stage(&self, built: &Built, name: &str, prefix: &str) -> Result<PathBuf, String> {
         let root = self.work.join(name);
         let layout = Layout::new(Path::new(prefix), None, Some(&root))?;
@@ -229,7 +229,7 @@ impl PackageBuild {
     }
 }
 
-/// The time of what is in the packages.
+/// Returns the time stamp for the files in the packages.
 fn time() -> Result<OffsetDateTime, String> {
     let parse = |text: &str| OffsetDateTime::from_unix_timestamp(text.trim().parse().ok()?).ok();
     if let Some(value) = env::var_os("SOURCE_DATE_EPOCH") {
@@ -242,6 +242,6 @@ fn time() -> Result<OffsetDateTime, String> {
     git.args(["log", "-1", "--format=%ct"]).current_dir(crate::workspace::root());
     let committed = git.output().ok().filter(|output| output.status.success());
     let committed = committed.and_then(|output| parse(&String::from_utf8_lossy(&output.stdout)));
-    // A source tree without its history.
+    // The current time is for a source tree without history.
     Ok(committed.unwrap_or_else(OffsetDateTime::now_utc))
 }

@@ -1,4 +1,4 @@
-//! The licences of the crates in the packages, which these must bring along.
+//! Licences of the linked crates, which the packages must contain.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,11 +6,11 @@ use std::fs;
 
 use super::crates::Crates;
 
-/// Names of files with licences begin with one of these.
+/// Prefixes of the names of licence files.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"];
 
-/// Each text once, behind the names of the crates that have it. Crates of the workspace have the
-/// package's own licence.
+/// Returns each licence text once, after the names of the crates that have it. Crates of the
+/// workspace have the licence of the package itself.
 pub(super) fn of(crates: &Crates) -> Result<String, String> {
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut all = "The programs contain these crates:\n\n".to_owned();

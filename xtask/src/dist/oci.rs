@@ -1,5 +1,4 @@
-//! The OCI image: a small Debian with the package, in an archive of the image layout, made by
-//! umoci.
+//! OCI image: a small Debian with the package, in an archive of the image layout, created by umoci.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,14 +39,14 @@ pub(super) fn make(dist: &PackageBuild) -> Result<PathBuf, String> {
     config.args(["--architecture", dist.arch.debian()]);
     config.arg(format!("--config.label=org.opencontainers.image.version={}", dist.version));
     output(config.args(CONFIG.map(|(name, value)| format!("--config.{name}={value}"))))?;
-    // What the steps before have left.
+    // Removes objects that the previous steps have left.
     umoci(&["gc", "--layout", &folder.display().to_string()])?;
     let file = dist.out.join(format!("uiw-{}-{}.oci.tar", dist.version, dist.arch.name()));
     archive::tar(&folder, ".", dist.seconds(), &file)?;
     Ok(file)
 }
 
-/// The root file system as a tar.
+/// Creates the root file system as a tar archive.
 fn root(dist: &PackageBuild, package: &Path) -> Result<PathBuf, String> {
     // mmdebstrap passes hooks to a shell, and their paths must be readable for the user that it
     // becomes.
@@ -67,7 +66,7 @@ fn root(dist: &PackageBuild, package: &Path) -> Result<PathBuf, String> {
     make.arg(format!("--customize-hook=copy-in {name} /"));
     make.arg(format!("--customize-hook=chroot \"$1\" dpkg --install /{name}"));
     make.arg(format!("--customize-hook=rm \"$1/{name}\""));
-    // Lists and caches that the next `apt-get update` makes anew.
+    // The next `apt-get update` creates these lists and caches again.
     make.arg("--customize-hook=rm -rf \"$1\"/var/cache/ldconfig/* \"$1\"/var/log/*.log \"$1\"/var/log/apt/*");
     make.arg(debian::SUITE).arg(&layer).args(debian::sources()).current_dir(&folder);
     output(&mut make)?;

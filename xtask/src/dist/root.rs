@@ -1,4 +1,4 @@
-//! A fresh Debian for the packages' processor, in which they are tried.
+//! Fresh Debian for the processor of the packages, in which they are tested.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use uiw_siw::debian;
 pub(super) struct Root(PathBuf);
 
 impl Root {
-    /// With stock programs, and what environments of Python need.
+    /// Creates the Debian, with stock programs and the packages for virtual environments of Python.
     pub(super) fn make(folder: PathBuf, arch: Arch) -> Result<Self, String> {
         let mut make = Command::new("mmdebstrap");
         make.args(["--variant=apt", "--include=rdmacm-utils,ibverbs-utils,python3-venv"]);
@@ -30,7 +30,7 @@ impl Root {
         fs::copy(file, &to).map(drop).map_err(|error| format!("{}: {error}", to.display()))
     }
 
-    /// Runs a script of the shell in it, in a network of its own, and gives what it prints.
+    /// Runs a shell script in the root, with its own network, and returns the output.
     pub(super) fn run(&self, script: &str) -> Result<String, String> {
         let mut command = Command::new("unshare");
         command.args(["--net", "--pid", "--fork", "--kill-child"]);

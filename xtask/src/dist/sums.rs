@@ -1,4 +1,4 @@
-//! SHA-256.
+//! SHA-256 sums.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// Like `sha256sum` writes it.
+/// Returns the sum in the format of `sha256sum`.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     sha256(bytes).iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

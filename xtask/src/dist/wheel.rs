@@ -1,8 +1,8 @@
-//! The Python wheel: `pip install` puts the module, the program and its libraries into an
+//! Python wheel, with which `pip install` installs the module, the program and its libraries in an
 //! environment.
 //!
-//! maturin would build the module by itself, with other features of the shared crates than the
-//! program of the same package.
+//! maturin is not used, because it would build the module separately, with different features of
+//! the shared crates than the program in the same package.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -15,12 +15,12 @@ use zip::write::SimpleFileOptions;
 use super::{PackageBuild, archive, sums};
 use crate::install::{self, Built};
 
-/// The oldest Python that the module is for: `abi3-py311` of pyo3.
+/// Oldest Python that the module supports: `abi3-py311` of pyo3.
 const PYTHON: &str = "cp311-abi3";
 
-/// Files in the wheel beside the module, by the path below the prefix. Links cannot be, and a
-/// service is no matter of an environment.
-const PARTS: [&str; 4] = ["bin/uiw", "lib/uiw/lib", "lib/uiw/rsocket/lib", "share/"];
+/// Paths below the prefix whose files are in the wheel, in addition to the module. A wheel cannot
+/// contain links, and an environment does not need the systemd service.
+const PACKAGED_PATHS: [&str; 4] = ["bin/uiw", "lib/uiw/lib", "lib/uiw/rsocket/lib", "share/"];
 
 pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String> {
     let foreign = dist.needs.foreign();
@@ -28,7 +28,7 @@ pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String
         return Err(format!("a wheel may not need {} of the system (PEP 600)", foreign.join(", ")));
     }
     let root = dist.stage(built, "wheel", "/usr/local")?.join("usr/local");
-    // As Python looks for it.
+    // Python searches the module by this name.
     let module = dist.work.join("_uiw.abi3.so");
     install::stripped(built, "lib_uiw.so", &module)?;
     let tag = format!("{PYTHON}-manylinux_2_{}_{}", dist.needs.minor, dist.arch.name());
@@ -43,7 +43,7 @@ fn write(dist: &PackageBuild, root: &Path, module: &Path, tag: &str, file: &Path
     let mut wheel = WheelArchive::new(dist, file)?;
     for path in archive::files(root)? {
         let (from, name) = (root.join(&path), path.display().to_string());
-        if from.is_symlink() || !PARTS.iter().any(|part| name.starts_with(part)) {
+        if from.is_symlink() || !PACKAGED_PATHS.iter().any(|part| name.starts_with(part)) {
             continue;
         }
         let to = match name.strip_prefix("bin/") {
@@ -85,7 +85,7 @@ fn write(dist: &PackageBuild, root: &Path, module: &Path, tag: &str, file: &Path
     wheel.finish(&format!("{info}/RECORD"))
 }
 
-/// An archive, and the list of its files with their sums.
+/// Archive, and the list of its files with their sums.
 struct WheelArchive {
     zip: zip::ZipWriter<fs::File>,
     options: SimpleFileOptions,
@@ -95,7 +95,7 @@ struct WheelArchive {
 impl WheelArchive {
     fn new(dist: &PackageBuild, file: &Path) -> io::Result<Self> {
         let time = zip::DateTime::try_from(time::PrimitiveDateTime::new(dist.time.date(), dist.time.time()));
-        // Before 1980 there are none.
+        // The format cannot represent times before 1980.
         let options = SimpleFileOptions::default().last_modified_time(time.unwrap_or_default());
         Ok(Self { zip: zip::ZipWriter::new(fs::File::create(file)?), options, record: String::new() })
     }
@@ -108,7 +108,7 @@ impl WheelArchive {
         Ok(())
     }
 
-    /// The list does not have its own sum.
+    /// Adds the list, which does not contain its own sum, and closes the archive.
     fn finish(mut self, name: &str) -> io::Result<()> {
         self.zip.start_file(name, self.options.unix_permissions(0o644))?;
         self.zip.write_all(self.record.as_bytes())?;

@@ -1,15 +1,15 @@
-//! What Cargo builds, and what the program then writes of itself.
+//! Files that Cargo builds, and files that the built program generates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::file::Content;
+use super::file::FileContent;
 use super::toolchain;
 use crate::arch::Arch;
 use crate::workspace::{cargo, target};
 
-/// The program, the libraries, the man pages and the completions.
+/// Built program and libraries, with the generated man pages and completions.
 #[derive(Debug)]
 pub(crate) struct Built {
     arch: Arch,
@@ -21,7 +21,7 @@ pub(crate) struct Built {
 impl Built {
     /// Builds for this machine.
     pub(crate) fn make(debug: bool) -> Result<Self, String> {
-        // What tests install is what they package, so that it is built once.
+        // Tests install and package the same files, so that these are built only once.
         Self::native(debug, if debug { &PYTHON } else { &[] }, &[])
     }
 
@@ -35,8 +35,8 @@ impl Built {
         let mut build = cargo();
         build.arg("build").args(PACKAGES).args(more).envs(environment.iter().copied());
         if debug {
-            // A crate in C is built again whenever it changes, and the packages' time is not in
-            // what is built.
+            // A crate in C is built again whenever this variable changes, although its value is not
+            // part of the built files.
             build.env_remove("SOURCE_DATE_EPOCH");
         } else {
             build.arg("--release");
@@ -47,8 +47,9 @@ impl Built {
         Self::new(Arch::here(), folder, None, &program)
     }
 
-    /// Builds, the Python module too, for systems with an older glibc as well, if cargo-zigbuild is
-    /// here; otherwise, and for debugging, for this machine.
+    /// Builds the program, the libraries and the Python module. With cargo-zigbuild they also run
+    /// on systems with an older glibc. Without it, and for debugging, they are built for this
+    /// machine.
     pub(crate) fn portable(debug: bool, arch: Arch) -> Result<Self, String> {
         if debug {
             return Self::native(debug, &PYTHON, &[]);
@@ -58,7 +59,7 @@ impl Built {
             (true, _) => {}
             (false, true) => {
                 eprintln!("xtask: no cargo-zigbuild ({hint}): the packages need the glibc of this system");
-                return Self::native(debug, &PYTHON, &PACKAGED);
+                return Self::native(debug, &PYTHON, &PACKAGE_PROFILE);
             }
             (false, false) => {
                 return Err(format!("packages for {} need cargo-zigbuild: {hint}", arch.name()));
@@ -69,7 +70,7 @@ impl Built {
             .args(["zigbuild", "--release"])
             .args(PACKAGES)
             .args(PYTHON)
-            .envs(PACKAGED)
+            .envs(PACKAGE_PROFILE)
             .arg(format!("--target={}.2.{OLDEST_GLIBC}", arch.target()));
         if let Some(compiler) = toolchain::compiler(arch)? {
             build.env("RUSTC", compiler);
@@ -79,39 +80,41 @@ impl Built {
         let program = if arch.is_here() {
             folder.join("uiw")
         } else {
-            // One that runs here.
+            // This program is only for generating files, so it is built for this machine.
             run(cargo().args(["build", "-p", "uiw-cli"]))?;
             target()?.join("debug/uiw")
         };
         Self::new(arch, folder, Some(OLDEST_GLIBC), &program)
     }
 
-    /// What `folder` has. `program` is the program, and runs here.
+    /// Describes the built files in `folder`, and generates the others with `program`, which must
+    /// run on this machine.
     fn new(arch: Arch, folder: PathBuf, glibc: Option<u32>, program: &Path) -> Result<Self, String> {
-        // Of this process: several may install at the same time.
+        // The folder contains the process id, because several processes may install at the same
+        // time.
         let generated = folder.join(format!("generated-{}", std::process::id()));
         let built = Self { arch, folder, generated, glibc };
         run(Command::new(program).arg("generate").arg(&built.generated))?;
         Ok(built)
     }
 
-    /// A file that Cargo has made.
+    /// Returns the path of a file that Cargo has built.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// The same without what `strip` removes when it is given this option.
-    pub(super) fn stripped(&self, name: &str, option: &'static str) -> Content {
-        Content::Stripped(self.file(name), self.arch.strip(), option)
+    /// Like [`Self::file`], but stripped with this option of `strip`.
+    pub(super) fn stripped(&self, name: &str, option: &'static str) -> FileContent {
+        FileContent::Stripped(self.file(name), self.arch.strip(), option)
     }
 
-    /// The folder with `man` and `completions`.
+    /// Returns the folder with `man` and `completions`.
     pub(crate) fn generated(&self) -> &Path {
         &self.generated
     }
 
-    /// The minor version of glibc 2 that it was built for, if that is another one than this
-    /// machine's.
+    /// Returns the minor version of glibc 2 for which the files were built, or `None` if it is that
+    /// of this machine.
     pub(crate) fn glibc(&self) -> Option<u32> {
         self.glibc
     }
@@ -123,16 +126,16 @@ impl Drop for Built {
     }
 }
 
-/// The minor version of glibc 2 of manylinux_2_28, Debian 10 and RHEL 8.
+/// Minor version of glibc 2 in manylinux_2_28, Debian 10 and RHEL 8.
 const OLDEST_GLIBC: u32 = 28;
 
 /// Settings of the release profile for packages, which are built once and installed often.
-const PACKAGED: [(&str, &str); 1] = [("CARGO_PROFILE_RELEASE_LTO", "thin")];
+const PACKAGE_PROFILE: [(&str, &str); 1] = [("CARGO_PROFILE_RELEASE_LTO", "thin")];
 
-/// What is packaged beside that.
+/// Arguments of Cargo for the Python module, which is only packaged.
 pub(crate) const PYTHON: [&str; 2] = ["-p", "uiw-python"];
 
-/// What is installed.
+/// Arguments of Cargo for the installed packages.
 pub(crate) const PACKAGES: [&str; 8] =
     ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload"];
 

@@ -1,4 +1,4 @@
-//! A file that is installed.
+//! Installed files.
 
 use std::fs;
 use std::io;
@@ -6,29 +6,30 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is installed, and where below the prefix.
+/// File to install, with its path below the prefix.
 #[derive(Debug)]
-pub(super) struct File {
+pub(super) struct InstalledFile {
     pub(super) path: PathBuf,
-    pub(super) content: Content,
+    pub(super) content: FileContent,
 }
 
+/// Content of an installed file.
 #[derive(Debug)]
-pub(super) enum Content {
+pub(super) enum FileContent {
     /// The bytes of another file.
     Copy(PathBuf),
     /// A program or library.
     Executable(PathBuf),
-    /// The same without what this program removes when it is given this option.
+    /// A program or library that is stripped by this program with this option.
     Stripped(PathBuf, String, &'static str),
     Text(String),
     /// A symbolic link.
     Link(String),
 }
 
-impl File {
-    /// Makes the file under another name and renames it: programs that run with the old one keep
-    /// it.
+impl InstalledFile {
+    /// Creates the file under a temporary name and renames it, so that running programs keep the
+    /// old file.
     pub(super) fn put(&self, to: &Path) -> io::Result<()> {
         let folder = to.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
@@ -43,13 +44,13 @@ impl File {
 
     fn make(&self, new: &Path) -> io::Result<()> {
         let mode = match &self.content {
-            Content::Link(target) => return symlink(target, new),
-            Content::Copy(from) => fs::copy(from, new).map(|_| 0o644),
-            Content::Executable(from) => fs::copy(from, new).map(|_| 0o755),
-            Content::Stripped(from, program, option) => strip(program, option, from, new).map(|()| 0o755),
-            Content::Text(text) => fs::write(new, text).map(|()| 0o644),
+            FileContent::Link(target) => return symlink(target, new),
+            FileContent::Copy(from) => fs::copy(from, new).map(|_| 0o644),
+            FileContent::Executable(from) => fs::copy(from, new).map(|_| 0o755),
+            FileContent::Stripped(from, program, option) => strip(program, option, from, new).map(|()| 0o755),
+            FileContent::Text(text) => fs::write(new, text).map(|()| 0o644),
         }?;
-        // Whatever the umask is.
+        // The permissions must not depend on the umask.
         fs::set_permissions(new, fs::Permissions::from_mode(mode))
     }
 }

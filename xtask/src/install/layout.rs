@@ -1,8 +1,8 @@
-//! Where files go.
+//! Destinations of installed files.
 
 use std::path::{Component, Path, PathBuf};
 
-/// A prefix, the libraries' folder below it, and the folder below which a packager has everything.
+/// Prefix, folder of the libraries below it, and folder below which a packager collects all files.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     /// Absolute.
@@ -12,22 +12,24 @@ pub(crate) struct Layout {
     destdir: Option<PathBuf>,
 }
 
-/// Prefixes of which the loader searches `lib`: libraries there would be those of every program of
-/// the system, as rdma-core's are.
-const OF_THE_LOADER: [&str; 3] = ["/", "/usr", "/usr/local"];
+/// Prefixes whose folder `lib` the loader searches. Libraries in it would be used by all programs
+/// of the system, like those of rdma-core.
+const LOADER_PREFIXES: [&str; 3] = ["/", "/usr", "/usr/local"];
 
 impl Layout {
+    /// Creates a layout.
+    ///
     /// # Errors
-    /// When the libraries' folder is not below the prefix.
+    /// Returns an error if the folder of the libraries is not below the prefix.
     pub(crate) fn new(prefix: &Path, libdir: Option<&Path>, destdir: Option<&Path>) -> Result<Self, String> {
         let absolute =
             |path: &Path| std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
         let prefix = absolute(prefix)?;
-        let is_of_the_loader = OF_THE_LOADER.iter().any(|other| prefix == Path::new(other));
+        let is_loader_prefix = LOADER_PREFIXES.iter().any(|other| prefix == Path::new(other));
         let libdir = match libdir {
             Some(given) if given.is_absolute() => given.strip_prefix(&prefix).map(Path::to_path_buf),
             Some(given) => Ok(given.to_path_buf()),
-            None if is_of_the_loader => Ok("lib/uiw".into()),
+            None if is_loader_prefix => Ok("lib/uiw".into()),
             None => Ok("lib".into()),
         };
         let libdir =
@@ -44,9 +46,9 @@ impl Layout {
         &self.libdir
     }
 
-    /// The place of a path below the prefix.
+    /// Returns the destination of a path below the prefix.
     pub(crate) fn place(&self, path: impl AsRef<Path>) -> PathBuf {
-        // Without a separator at its end.
+        // Collecting the components removes a separator at the end.
         let prefix: PathBuf = self.prefix.join(path).components().collect();
         match &self.destdir {
             Some(destdir) => destdir.join(prefix.strip_prefix("/").unwrap_or(&prefix)),
@@ -55,7 +57,7 @@ impl Layout {
     }
 }
 
-/// Returns whether a path has names alone: neither a root nor `..`.
+/// Returns whether a path consists only of names, without a root or `..`.
 pub(super) fn is_below(path: &Path) -> bool {
     path.components().next().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))
 }

@@ -1,9 +1,9 @@
-//! What is installed.
+//! List of the files to install.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::file::{Content, File};
+use super::file::{FileContent, InstalledFile};
 use super::{Built, Layout};
 
 /// Files of the source tree that are installed as they are.
@@ -21,20 +21,20 @@ const COPIES: [(&str, &str); 8] = [
 /// Folders with the exercises of docs/learn.md.
 const COURSE: [&str; 2] = ["examples/learn", "examples/learn/solutions"];
 
-/// Where shells look for completions, by the names of the files that the program writes.
+/// Completion files that the program generates, and the paths in which shells search them.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("uiw.bash", "share/bash-completion/completions/uiw"),
     ("_uiw", "share/zsh/site-functions/_uiw"),
     ("uiw.fish", "share/fish/vendor_completions.d/uiw.fish"),
 ];
 
-/// The libraries. Neither links for linkers nor files of pkg-config belong to them: a program that
-/// was linked with them would need every name of librdmacm from libibverbs.so.1, which rdma-core's
-/// does not have.
+/// Libraries. They are installed without links for linkers and files of pkg-config, because a
+/// program that was linked with them would need symbols of librdmacm in libibverbs.so.1, which the
+/// library of rdma-core does not have.
 const LIBRARIES: [&str; 2] = ["ibverbs", "rdmacm"];
 
-/// Every file, in the order in which they are installed.
-pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<File>, String> {
+/// Returns all files, in the order in which they are installed.
+pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<InstalledFile>, String> {
     let source = crate::workspace::root();
     let read = |path: &str| {
         fs::read_to_string(source.join(path))
@@ -42,38 +42,38 @@ pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<Fil
     };
     let executable = |name: &str, option| match strip {
         true => built.stripped(name, option),
-        false => Content::Executable(built.file(name)),
+        false => FileContent::Executable(built.file(name)),
     };
     let mut files = Vec::new();
-    let mut add = |path: PathBuf, content| files.push(File { path, content });
+    let mut add = |path: PathBuf, content| files.push(InstalledFile { path, content });
     add("bin/uiw".into(), executable("uiw", "--strip-all"));
     for name in LIBRARIES {
         let file = layout.libdir().join(format!("lib{name}.so.1"));
         add(file, executable(&format!("lib{name}.so"), "--strip-unneeded"));
     }
     let sockets = layout.libdir().join("rsocket");
-    add(sockets.join("librspreload.so"), Content::Link("librspreload.so.1".into()));
+    add(sockets.join("librspreload.so"), FileContent::Link("librspreload.so.1".into()));
     add(sockets.join("librspreload.so.1"), executable("librspreload.so", "--strip-unneeded"));
     for (from, to) in COPIES {
-        add(to.into(), Content::Copy(source.join(from)));
+        add(to.into(), FileContent::Copy(source.join(from)));
     }
     for folder in COURSE {
         let entries = entries(&source.join(folder))?;
         for file in entries.into_iter().filter(|entry| entry.is_file()) {
             let name = file.file_name().unwrap_or_default();
-            add(Path::new("share/doc/uiw").join(folder).join(name), Content::Copy(file.clone()));
+            add(Path::new("share/doc/uiw").join(folder).join(name), FileContent::Copy(file.clone()));
         }
     }
     for (from, to) in COMPLETIONS {
-        add(to.into(), Content::Copy(built.generated().join("completions").join(from)));
+        add(to.into(), FileContent::Copy(built.generated().join("completions").join(from)));
     }
     for page in entries(&built.generated().join("man"))? {
         let name = page.file_name().unwrap_or_default();
-        add(Path::new("share/man/man1").join(name), Content::Copy(page.clone()));
+        add(Path::new("share/man/man1").join(name), FileContent::Copy(page.clone()));
     }
     let program = layout.prefix().join("bin").display().to_string();
     let unit = fill(&read("packaging/uiw.service")?, &[("@bindir@", &program)]);
-    add("lib/systemd/system/uiw.service".into(), Content::Text(unit));
+    add("lib/systemd/system/uiw.service".into(), FileContent::Text(unit));
     Ok(files)
 }
 
@@ -81,7 +81,7 @@ fn fill(template: &str, values: &[(&str, &str)]) -> String {
     values.iter().fold(template.to_owned(), |text, (key, value)| text.replace(key, value))
 }
 
-/// The entries of a folder, sorted.
+/// Returns the sorted entries of a folder.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(folder).and_then(|entries| {
         entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()

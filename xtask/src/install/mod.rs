@@ -1,4 +1,4 @@
-//! `cargo xtask install`: the program, the two C libraries and all that belongs to them, below a
+//! `cargo xtask install`: installs the program, the two C libraries and their other files below a
 //! prefix.
 
 mod build;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub(crate) use build::{Built, PACKAGES, PYTHON};
-use file::{Content, File};
+use file::{FileContent, InstalledFile};
 pub(crate) use layout::Layout;
 
 /// Options of `cargo xtask install`.
@@ -26,7 +26,7 @@ suppression file and the list of what was installed in share/; a systemd unit in
 variable STRIP names the program that strips, for instance one for another architecture.
 Exit code 1 when the build fails or the folder cannot be written.")]
 pub(crate) struct Options {
-    /// Where to install; made if it is not there
+    /// Where to install; the folder is created if it does not exist
     #[arg(long, value_name = "DIR")]
     prefix: PathBuf,
     /// Put everything below this folder, as if it were the root
@@ -36,7 +36,7 @@ pub(crate) struct Options {
     /// loader looks in lib; lib otherwise]
     #[arg(long, value_name = "DIR")]
     libdir: Option<PathBuf>,
-    /// Install what a debug build makes: quicker to build, slower to run
+    /// Install a debug build, which is faster to build and slower to run
     #[arg(long)]
     debug: bool,
     /// Keep symbols and line numbers
@@ -54,27 +54,30 @@ fn build_and_install(options: &Options) -> Result<(), String> {
     install(&layout, &built, !options.no_strip, |path| println!("{}", path.display()))
 }
 
-/// Installs what a release build makes, and prints nothing.
+/// Installs a release build, and prints nothing.
 pub(crate) fn release(prefix: &Path) -> Result<(), String> {
     let layout = Layout::new(prefix, None, None)?;
     install(&layout, &Built::make(false)?, true, |_| {})
 }
 
-/// The list of installed files, below the prefix.
-const LIST: &str = "share/uiw/installed";
+/// Path of the list of installed files, below the prefix.
+const INSTALLED_LIST: &str = "share/uiw/installed";
 
-/// Puts everything in its place. Files of an earlier installation that this one does not have are
-/// removed.
+/// Installs all files, and removes files of an earlier installation that this one does not have.
 fn install(layout: &Layout, built: &Built, strip: bool, done: impl Fn(&Path)) -> Result<(), String> {
-    let old = fs::read_to_string(layout.place(LIST)).unwrap_or_default();
+    let old = fs::read_to_string(layout.place(INSTALLED_LIST)).unwrap_or_default();
     let old: BTreeSet<_> = old.lines().map(PathBuf::from).filter(|path| layout::is_below(path)).collect();
     let files = list::all(layout, built, strip)?;
-    let new: BTreeSet<_> = files.iter().map(|file| file.path.clone()).chain([LIST.into()]).collect();
+    let new: BTreeSet<_> =
+        files.iter().map(|file| file.path.clone()).chain([INSTALLED_LIST.into()]).collect();
     let write = |paths: &BTreeSet<PathBuf>| {
         let lines = paths.iter().map(|path| format!("{}\n", path.display()));
-        put(layout, &File { path: LIST.into(), content: Content::Text(lines.collect()) })
+        put(
+            layout,
+            &InstalledFile { path: INSTALLED_LIST.into(), content: FileContent::Text(lines.collect()) },
+        )
     };
-    // First, so that an installation that was interrupted can be removed.
+    // The list is written first, so that an interrupted installation can be removed.
     write(&(&old | &new))?;
     for file in &files {
         done(&put(layout, file)?);
@@ -85,7 +88,7 @@ fn install(layout: &Layout, built: &Built, strip: bool, done: impl Fn(&Path)) ->
     write(&new).map(drop)
 }
 
-fn put(layout: &Layout, file: &File) -> Result<PathBuf, String> {
+fn put(layout: &Layout, file: &InstalledFile) -> Result<PathBuf, String> {
     let to = layout.place(&file.path);
     file.put(&to).map_err(|error| format!("{}: {error}", to.display()))?;
     Ok(to)
@@ -98,6 +101,6 @@ pub(crate) fn stage(layout: &Layout, built: &Built, strip: bool) -> Result<(), S
 
 /// Copies a library that was built, without its symbols.
 pub(crate) fn stripped(built: &Built, name: &str, to: &Path) -> Result<(), String> {
-    let file = File { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
+    let file = InstalledFile { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
     file.put(to).map_err(|error| format!("{}: {error}", to.display()))
 }

@@ -9,15 +9,15 @@ use crate::arch::Arch;
 use crate::workspace::target;
 use uiw_siw::debian;
 
-/// Debian's compiler as it is unpacked: its libraries and its own standard library lie beside it.
+/// Script that runs the unpacked compiler of Debian with its own libraries and standard library.
 const WRAPPER: &str = "#!/bin/sh
 root=$(dirname \"$(readlink -f \"$0\")\")
 LD_LIBRARY_PATH=$root/lib exec \"$root/usr/bin/rustc\" --sysroot \"$root/usr\" \"$@\"
 ";
 
-/// The compiler for a processor that is not this machine's: none if Cargo's own has a standard
-/// library for it, otherwise Debian's, which is unpacked below the target folder for the first
-/// time.
+/// Returns the compiler for a processor, or `None` if Cargo's own compiler has a standard library
+/// for it. Otherwise it is Debian's compiler, which is unpacked below the target folder at the
+/// first call.
 pub(super) fn compiler(arch: Arch) -> Result<Option<PathBuf>, String> {
     let mut print = Command::new("rustc");
     print.args(["--print", "target-libdir", "--target", &arch.target()]);
@@ -39,8 +39,8 @@ pub(super) fn compiler(arch: Arch) -> Result<Option<PathBuf>, String> {
     Ok(Some(compiler))
 }
 
-/// Unpacks Debian's compiler for this machine, with the standard libraries of both. Only a whole
-/// one gets its name.
+/// Unpacks Debian's compiler for this machine, with the standard libraries for both processors. It
+/// gets its final name only when it is complete.
 fn unpack(folder: &Path, arch: Arch) -> Result<(), String> {
     let partial = folder.with_extension(format!("partial-{}", std::process::id()));
     eprintln!("xtask: unpacking Debian's Rust for {} in {}", arch.name(), folder.display());
@@ -53,7 +53,7 @@ fn unpack(folder: &Path, arch: Arch) -> Result<(), String> {
             keep(&all, &kept).and_then(|()| fs::rename(kept, folder)).map_err(|error| error.to_string())
         });
     let _ = fs::remove_dir_all(&partial);
-    // Another process may have made the same one meanwhile.
+    // Another process may have unpacked the same one meanwhile.
     if folder.exists() { Ok(()) } else { made }
 }
 
@@ -71,12 +71,12 @@ fn packages(folder: &Path, arch: Arch) -> Result<(), String> {
     Err(format!("mmdebstrap: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// Version of glibc: the compiler takes that of this system, as its loader must be of the same
-/// version.
+/// Libraries of glibc, which are not kept. The compiler uses those of this system, because they
+/// must have the same version as the loader.
 const GLIBC: [&str; 7] =
     ["ld-linux", "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "libresolv.so"];
 
-/// Keeps the compiler, its libraries and the standard libraries.
+/// Moves the compiler, its libraries and the standard libraries to the folder `to`.
 fn keep(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to.join("usr/bin"))?;
     fs::create_dir_all(to.join("usr/lib"))?;

@@ -1,23 +1,23 @@
-//! Finds the tags of tests. One stands in the comment directly above a test function, or it is an
+//! Finds the tags of tests. A tag that is not in the comment directly above a test function is an
 //! error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A test says that it proves a sentence.
+/// Claim of a test that it proves a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) id: String,
-    /// The test as libtest calls it.
+    /// Name of the test in libtest.
     pub(crate) test: String,
-    /// File and line.
+    /// File and line of the tag.
     pub(crate) place: String,
 }
 
-/// Folders without sources of ours.
-const ELSEWHERE: [&str; 5] = ["target", ".git", "corpus", "data", "libfuzzer"];
+/// Folders that contain no sources of the workspace.
+const SKIPPED_FOLDERS: [&str; 5] = ["target", ".git", "corpus", "data", "libfuzzer"];
 
-/// All sources below `root`.
+/// Returns all source files below `root`.
 fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
     let mut folders = vec![root.to_owned()];
     let mut files = Vec::new();
@@ -26,7 +26,7 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
         for entry in entries.flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             if path.is_dir() {
-                if !ELSEWHERE.iter().any(|other| name == *other) {
+                if !SKIPPED_FOLDERS.iter().any(|other| name == *other) {
                     folders.push(path);
                 }
             } else if path.extension().is_some_and(|extension| extension == "rs") {
@@ -38,7 +38,7 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(files)
 }
 
-/// The names of all test functions below `root`.
+/// Returns the names of all test functions below `root`.
 #[cfg(test)]
 pub(super) fn functions(root: &Path) -> Result<std::collections::BTreeSet<String>, String> {
     let mut names = std::collections::BTreeSet::new();
@@ -54,19 +54,19 @@ pub(super) fn functions(root: &Path) -> Result<std::collections::BTreeSet<String
     Ok(names)
 }
 
-/// All claims of the sources below `root`, and what is wrong with tags.
+/// Returns all claims in the sources below `root`, and the errors in tags.
 pub(super) fn scan(root: &Path) -> Result<(Vec<Claim>, Vec<String>), String> {
     let (mut claims, mut wrong) = (Vec::new(), Vec::new());
     for file in sources(root)? {
         let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let short = file.strip_prefix(root).unwrap_or(&file);
-        of_file(&text, &short.display().to_string(), &modules(short), &mut claims, &mut wrong);
+        scan_file(&text, &short.display().to_string(), &modules(short), &mut claims, &mut wrong);
     }
     Ok((claims, wrong))
 }
 
-/// The modules that a file is, within its crate or its test binary: `mpa/src/wire/startup.rs` is
-/// `wire::startup`.
+/// Returns the module path of a file in its crate or test binary: `wire::startup` for
+/// `mpa/src/wire/startup.rs`.
 fn modules(file: &Path) -> Vec<String> {
     let parts: Vec<String> =
         file.with_extension("").iter().map(|part| part.to_string_lossy().into()).collect();
@@ -84,18 +84,18 @@ fn modules(file: &Path) -> Vec<String> {
     modules
 }
 
-/// The ids in a line's tags.
+/// Returns the ids in the tags of a line.
 fn ids(line: &str) -> Vec<String> {
-    // Put together here, so that this file has no tag.
+    // The text is split in two, so that this line does not contain a tag itself.
     let open = concat!("[", "test:");
     line.split(open).skip(1).filter_map(|rest| rest.split_once(']')).map(|(id, _)| id.to_owned()).collect()
 }
 
-fn of_file(text: &str, file: &str, modules: &[String], claims: &mut Vec<Claim>, wrong: &mut Vec<String>) {
-    // Tags of the comment that is just above, and whether its test attribute was seen.
+fn scan_file(text: &str, file: &str, modules: &[String], claims: &mut Vec<Claim>, wrong: &mut Vec<String>) {
+    // Tags of the comment directly above the current line, and whether a test attribute follows it.
     let mut open: Vec<(String, usize)> = Vec::new();
     let mut is_test = false;
-    // Modules within the file, each with its indentation.
+    // Modules inside of the file, each with its indentation.
     let mut inner: Vec<(usize, String)> = Vec::new();
     for (line, number) in text.lines().zip(1..) {
         let code = line.trim_start();
@@ -143,7 +143,7 @@ fn of_file(text: &str, file: &str, modules: &[String], claims: &mut Vec<Claim>, 
     }
 }
 
-/// The name of the function that a line begins.
+/// Returns the name of the function that begins in a line.
 fn function(code: &str) -> Option<&str> {
     let rest = code.strip_prefix("pub ").unwrap_or(code);
     let rest = rest.strip_prefix("async ").unwrap_or(rest).strip_prefix("fn ")?;
@@ -157,7 +157,7 @@ mod tests {
     fn found(text: &str) -> (Vec<(String, String)>, Vec<String>) {
         let (mut claims, mut wrong) = (Vec::new(), Vec::new());
         let text = text.replace("TAG:", concat!("[", "test:"));
-        of_file(&text, "a.rs", &["m".to_owned()], &mut claims, &mut wrong);
+        scan_file(&text, "a.rs", &["m".to_owned()], &mut claims, &mut wrong);
         (claims.into_iter().map(|claim| (claim.id, claim.test)).collect(), wrong)
     }
 

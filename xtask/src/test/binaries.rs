@@ -1,22 +1,22 @@
-//! The test binaries of the workspace, as Cargo builds them and would run them.
+//! Test binaries of the workspace, which are run in the same way as by Cargo.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
-/// A test binary.
+/// Test binary.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Binary {
-    /// Source file, below the workspace's folder.
+    /// Path of the source file in the workspace.
     pub(super) name: String,
     program: PathBuf,
-    /// Package's folder.
+    /// Folder of the package.
     folder: PathBuf,
 }
 
 impl Binary {
-    /// The one that a line of Cargo's messages names, if it does.
+    /// Parses a line of Cargo's messages. Returns `None` if it does not describe a test binary.
     pub(super) fn of_message(line: &str, root: &Path) -> Option<Self> {
         let message: Value = serde_json::from_str(line).ok()?;
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -31,7 +31,7 @@ impl Binary {
         })
     }
 
-    /// The command by which `cargo test` runs it.
+    /// Returns the command by which `cargo test` runs the binary.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);

@@ -1,4 +1,4 @@
-//! Commands that run tests, several at a time: most tests wait most of the time.
+//! Commands that run tests. Several run at the same time, because most tests mostly wait.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::process::{self, ChildEnd};
 
-/// A command that runs tests.
+/// Command that runs tests.
 pub(super) struct Job {
     pub(super) name: String,
     pub(super) command: Command,
 }
 
-/// A job that has ended, with all that it printed.
+/// Job that has ended, with its output.
 pub(super) struct FinishedJob {
     pub(super) name: String,
     pub(super) end: io::Result<ChildEnd>,
@@ -22,8 +22,8 @@ pub(super) struct FinishedJob {
     pub(super) took: Duration,
 }
 
-/// Runs all jobs, `count` at a time, and begins them in this order. `ended` gets each one when it
-/// has ended, at `deadline` at the latest.
+/// Runs all jobs, `count` at the same time, and starts them in this order. Calls `ended` for each
+/// job when it has ended. Jobs that still run at `deadline` are ended.
 pub(super) fn run(jobs: Vec<Job>, count: usize, deadline: Instant, ended: impl FnMut(FinishedJob)) {
     let queue = Mutex::new(jobs.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -33,7 +33,7 @@ pub(super) fn run(jobs: Vec<Job>, count: usize, deadline: Instant, ended: impl F
             let sender = sender.clone();
             scope.spawn(move || {
                 while let Some(job) = next() {
-                    // The receiver is there until all senders are gone.
+                    // The receiver exists until all senders are dropped.
                     let _ = sender.send(job.run(deadline));
                 }
             });
@@ -68,7 +68,7 @@ mod tests {
         Job { name: name.to_owned(), command }
     }
 
-    /// Two that wait for each other need two at a time; a third one comes behind them.
+    /// Two jobs that wait for each other must run at the same time. A third one runs after them.
     #[test]
     fn concurrent_jobs_keep_lines_together() {
         let folder = std::env::temp_dir().join(format!("uiw-jobs-{}", std::process::id()));

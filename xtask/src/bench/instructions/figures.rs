@@ -1,29 +1,32 @@
-//! The committed figures, and the gates.
+//! Committed figures, and the limits for changes of them.
 
 use super::super::{RatioBar, RatioLine, RatioSpread, median};
 
-/// One line a case: its name, the figures of this commit, those of 02b5a5a, which stay.
+/// Table with a line for each case: its name, the figures of this commit, and those of 02b5a5a,
+/// which are never changed.
 const COMMITTED: &str = include_str!("figures.tsv");
-/// The first line of the file.
+/// First line of the table.
 pub(in super::super) const HEAD: &str =
     "case\tinstructions\tlocked\tsystem calls\t02b5a5a: instructions\tlocked\tsystem calls";
 
-/// The commits, and the most instructions as a multiple of theirs; that of 02b5a5a is the budget of
-/// all later changes together.
+/// Commits, and the maximum number of instructions as a multiple of theirs. The one of 02b5a5a is
+/// the limit for all later changes together.
 const GATES: [(&str, f64); 2] = [("committed", 1.01), ("02b5a5a", 1.03)];
-/// Most locked instructions and system calls a round beyond a committed figure; a round is a round
-/// trip, 128 requests, or a large message. Below is rounding, and the kernel's TCP, whose buffers
-/// grow by the clock and cut large messages.
+/// Maximum increase of locked instructions and of system calls per round. A round is a round trip,
+/// 128 requests, or a large message.
+///
+/// Smaller differences are caused by rounding and by the kernel's TCP, whose buffers grow depending
+/// on time and split large messages.
 const FEWER_THAN_ONE: f64 = 0.5;
-/// Tolerance, as a part of the committed figure, in cases that go through the C libraries: their
-/// background thread takes the lock of the device at times, and the counted thread tries again.
-/// Measured: up to 3 of 1,370 locked instructions; none in ping-pongs.
+/// Additional tolerance, as a fraction of the committed figure, for cases that use the C libraries.
+/// Their background thread sometimes holds the lock of the device, so that the counted thread has
+/// to try again.
 const BACKGROUND: f64 = 0.003;
 
 /// Cost of a round: instructions, locked instructions, system calls.
 pub(super) type Cost = [f64; 3];
 
-/// The committed costs of a case: of this commit, and of 02b5a5a.
+/// Returns the committed costs of a case: those of this commit, and those of 02b5a5a.
 pub(super) fn committed(case: &str) -> Option<[Cost; 2]> {
     COMMITTED.lines().find_map(|line| read(line.strip_prefix(case)?.strip_prefix('\t')?))
 }
@@ -33,7 +36,8 @@ fn read(columns: &str) -> Option<[Cost; 2]> {
     Some([numbers.get(..3)?.try_into().ok()?, numbers.get(3..6)?.try_into().ok()?])
 }
 
-/// Compares with both commits. `is_c`: another thread ran beside the counted one.
+/// Compares the costs with those of both commits. `is_c` states that the case uses the C libraries,
+/// whose background thread runs at the same time.
 pub(super) fn lines(committed: [Cost; 2], now: Cost, is_c: bool) -> Vec<RatioLine> {
     let mut lines = Vec::new();
     for ((whose, most), before) in GATES.into_iter().zip(committed) {
@@ -48,7 +52,7 @@ pub(super) fn lines(committed: [Cost; 2], now: Cost, is_c: bool) -> Vec<RatioLin
         for (at, what) in [(1, "locked"), (2, "system calls")] {
             let more = now[at] - before[at];
             let most = FEWER_THAN_ONE + if is_c { before[at] * BACKGROUND } else { 0.0 };
-            // Most cases have none, and a line for each would hide the others.
+            // Lines are printed only for cases that exceed the limit, which are few.
             if more > most {
                 let line = RatioLine::new(format!("more {what} than {whose}"), RatioSpread::new([more]), "");
                 lines.push(line.bar(RatioBar::AtMost(most)));
@@ -58,8 +62,8 @@ pub(super) fn lines(committed: [Cost; 2], now: Cost, is_c: bool) -> Vec<RatioLin
     lines
 }
 
-/// The line of the file for a case, by the medians of some counts. A new case begins with its own
-/// figures for 02b5a5a.
+/// Returns the line of the table for a case, with the medians of several counts. A new case uses
+/// its own figures as those of 02b5a5a.
 pub(super) fn line(case: &str, counts: &[Cost]) -> String {
     let now = [0, 1, 2].map(|at| median(&counts.iter().map(|cost| cost[at]).collect::<Vec<_>>()));
     let columns = |[instructions, locked, calls]: Cost| format!("{instructions:.0}\t{locked:.1}\t{calls:.1}");
@@ -83,7 +87,7 @@ mod tests {
         assert_eq!([exceeded(COST), exceeded([1010.0, 70.4, 6.4])], [0, 0]);
         assert_eq!([exceeded([1011.0, 70.0, 6.0]), exceeded([1031.0, 70.0, 6.0])], [1, 2]);
         assert_eq!([exceeded([1000.0, 71.0, 6.0]), exceeded([1000.0, 70.0, 7.0])], [2, 2]);
-        // Steps below the gate of each commit add up to more than the gate of 02b5a5a.
+        // The steps are below the limit of each commit, but their sum exceeds that of 02b5a5a.
         assert_eq!(missed([[1031.0, 71.0, 6.0], COST], [1031.0, 71.0, 6.0], false), 2);
     }
 

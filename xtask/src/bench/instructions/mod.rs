@@ -1,15 +1,15 @@
-//! Instructions, locked instructions and system calls of a round under callgrind, beside the
-//! committed figures: stable on a busy machine.
+//! Instructions, locked instructions and system calls of a round under callgrind, compared with the
+//! committed figures. They are stable even on a busy machine.
 //!
-//! The difference of a long and a short run of `rounds` (an example of `uiw-verbs`, and
-//! `programs/rounds.c` for cases of the C libraries, which begin with `c-`), so that starting up
-//! does not count. Kernel instructions are not counted. Bytes copied by one string instruction
-//! count one each, and valgrind has no wide vectors: the figures of large messages show changes,
-//! not time.
+//! The figures are the difference between a long and a short run of `rounds`, so that the startup
+//! of the program does not count. `rounds` is an example of `uiw-verbs`, or `programs/rounds.c` for
+//! the cases of the C libraries, whose names begin with `c-`. Instructions of the kernel are not
+//! counted. A string instruction counts once for each byte that it copies, and valgrind does not
+//! support wide vectors, so the figures of large messages show changes but do not predict time.
 
 mod figures;
 
-use super::programs::{self, Lab, need, output, plain};
+use super::programs::{self, Lab, clean_command, output, require_programs};
 use super::{RatioLine, TableRow};
 use figures::Cost;
 pub(super) use figures::HEAD;
@@ -17,11 +17,11 @@ use std::fs;
 use std::process::Command;
 use uiw_siw::{Error, Result};
 
-/// Counts of a case that exceeds a gate, of which the least is taken: background threads and the
-/// load of the machine add to a count.
+/// Maximum number of times that a case is counted if it exceeds a limit. The smallest count is
+/// used, because background threads and the load of the machine increase a count.
 const TRIES: usize = 3;
 
-/// The cases, and the rounds of their short run; the long one has twice as many.
+/// Cases, and the rounds of their short run. The long run has twice as many.
 const CASES: [(&str, u32); 24] = [
     ("send-64-ping-pong", 5000),
     ("write-64", 100),
@@ -58,10 +58,10 @@ pub(super) fn rows() -> Vec<TableRow> {
 
 fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<RatioLine>> {
     let is_c = case.starts_with("c-");
-    need(&[("valgrind", "valgrind")])?;
+    require_programs(&[("valgrind", "valgrind")])?;
     let program = match is_c {
-        true => programs::command(&lab.c_program("rounds")?, &lab.libraries()?),
-        false => plain(lab.example("uiw-verbs", "rounds", "")?),
+        true => programs::command_with_libraries(&lab.c_program("rounds")?, &lab.libraries()?),
+        false => clean_command(lab.example("uiw-verbs", "rounds", "")?),
     };
     let count = || count(lab, &program, case, rounds);
     if lab.options.tsv {
@@ -81,7 +81,7 @@ fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<RatioLine>> {
     Ok(compared(cost))
 }
 
-/// The cost of a round of the program behind `command`.
+/// Counts the cost of a round of a program.
 fn count(lab: &Lab, command: &Command, case: &str, rounds: u32) -> Result<Cost> {
     let mut runs = Vec::new();
     for times in [1, 2] {
@@ -90,11 +90,11 @@ fn count(lab: &Lab, command: &Command, case: &str, rounds: u32) -> Result<Cost> 
     Ok([0, 1, 2].map(|at| (runs[1][at] - runs[0][at]) / f64::from(rounds)))
 }
 
-/// Runs a program under callgrind. Only its first thread is counted: the background thread of the C
-/// libraries runs when the clock says so.
+/// Runs a program under callgrind. Only its first thread is counted, because the work of the C
+/// libraries' background thread depends on time.
 fn profile(lab: &Lab, program: &Command, args: &[&str]) -> Result<Cost> {
     let out = lab.folder.join("callgrind.out");
-    let mut command = plain("valgrind");
+    let mut command = clean_command("valgrind");
     command.args([
         "--tool=callgrind",
         "--collect-systime=yes",

@@ -267,7 +267,7 @@ void sleep_for(double seconds)
 	nanosleep(&time, NULL);
 }
 
-/* Durations beyond these are left out. */
+/* Maximum number of durations. Further ones are ignored. */
 static double samples[1 << 20];
 static size_t count;
 

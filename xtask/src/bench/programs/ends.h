@@ -1,4 +1,4 @@
-/* Ends of connections over loopback, time and second processes. Every failure ends the program with a message. */
+/* Functions for ends of connections over loopback, for time and for second processes. A failure ends the program with a message. */
 #ifndef UIW_BENCH_ENDS_H
 #define UIW_BENCH_ENDS_H
 
@@ -10,24 +10,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a queue pair is made with. */
+/* Properties of a queue pair. */
 struct setup {
-	/* Requests under way; the send queue and the receive queue hold twice as many. */
+	/* Number of requests in progress. The send queue and the receive queue have room for twice as many. */
 	unsigned window;
-	/* Bytes of the registered region. */
+	/* Length of the registered region in bytes. */
 	size_t memory;
-	/* Requests of up to so many bytes are posted inline. */
+	/* Maximum length in bytes of requests that are posted inline. */
 	unsigned inline_bytes;
-	/* Receives are posted to a shared receive queue. */
+	/* True if receives are posted to a shared receive queue. */
 	bool srq;
 };
 
-/* Completion queues of an end; they may be the same. */
+/* Completion queues of an end, which may be the same one. */
 struct queues {
 	struct ibv_cq *send, *recv;
 };
 
-/* A region of the peer, as a Write names it. */
+/* Region of the peer, to which Writes refer. */
 struct remote {
 	uint64_t addr;
 	uint32_t rkey;
@@ -45,32 +45,32 @@ struct end {
 struct pair {
 	struct rdma_event_channel *events;
 	struct end a, b;
-	/* Where Writes of `a` go. */
+	/* Destination of the Writes of `a`. */
 	struct remote b_region;
 };
 
 void fail(const char *what);
 int checked(int result, const char *what);
 
-/* 127.0.0.1 and a port in host byte order. */
+/* Returns the address 127.0.0.1 with a port in host byte order. */
 struct sockaddr_in loopback(uint16_t port);
 struct rdma_event_channel *new_events(void);
 
-/* Listens on 127.0.0.1, at a port that the system chooses, in host byte order. */
+/* Listens on 127.0.0.1. The system chooses the port, which is in host byte order. */
 struct rdma_cm_id *listen_on_loopback(struct rdma_event_channel *events, uint16_t *port);
 /* Returns an id whose route to 127.0.0.1 and `port` is resolved. */
 struct rdma_cm_id *resolve(struct rdma_event_channel *events, uint16_t port);
 /* Returns the id of the next event, which must be of this type. `peer`: NULL, or receives the private data. */
 struct rdma_cm_id *expect(struct rdma_event_channel *events, enum rdma_cm_event_type type, struct remote *peer);
 
-/* Makes a completion queue, armed on `channel` unless that is NULL. */
+/* Creates a completion queue, which is armed on `channel` unless that is NULL. */
 struct ibv_cq *make_queue(struct ibv_context *verbs, unsigned entries, struct ibv_comp_channel *channel, int vector);
-/* Makes the queue pair and the region of an end. */
+/* Creates the queue pair and the region of an end. */
 void end_create(struct end *end, struct rdma_cm_id *id, struct queues cqs, const struct setup *setup);
-/* Connect and accept without waiting for ESTABLISHED; private data names the region of the end. */
+/* Connect and accept without waiting for ESTABLISHED. The private data contains the region of the end. */
 void end_connect(struct end *end);
 void end_accept(struct end *end);
-/* Connects two ends in this process. `queues` makes the completion queues of each end. */
+/* Connects two ends in this process. `queues` creates the completion queues of each end. */
 void pair_connect(struct pair *pair, const struct setup *setup,
 		  struct queues (*queues)(struct ibv_context *verbs, void *argument), void *argument);
 
@@ -82,23 +82,23 @@ void post_write(struct end *end, unsigned bytes, struct remote to, uint64_t wr_i
 /* Posts a receive for the first bytes of the region. */
 void post_recv(struct end *end, unsigned bytes);
 
-/* Most completions that are taken at a time. */
+/* Maximum number of completions that are taken at once. */
 #define BATCH 16
-/* Takes completions, each of which must be a success, and returns how many. */
+/* Takes completions, all of which must be successful, and returns their number. */
 unsigned take(struct ibv_cq *cq, struct ibv_wc wcs[BATCH]);
-/* Takes completions, and counts those of receives and all others. */
+/* Takes completions, and counts those of receives and all others separately. */
 unsigned take_counting(struct ibv_cq *cq, uint64_t *sent, uint64_t *received);
-/* Takes an event of the channel, acknowledges it and arms its queue. False if a nonblocking channel has none. */
+/* Takes an event of the channel, acknowledges it and arms its queue. Returns false if a nonblocking channel has no event. */
 bool take_event(struct ibv_comp_channel *channel);
 
-/* Seconds of the monotonic clock. */
+/* Returns the seconds of the monotonic clock. */
 double now(void);
 void sleep_for(double seconds);
-/* Keeps a duration in seconds; prints `"p50_us": .., "p99_us": ..` of those kept, and returns how many. */
+/* Record a duration in seconds; print `"p50_us": .., "p99_us": ..` of the recorded durations and return their number. */
 void add_sample(double seconds);
 size_t print_percentiles(void);
 
-/* Runs `what` in a process that ends with this one at the latest. */
+/* Runs `what` in a process that does not outlive this one. */
 void start_process(void (*what)(int fd), int fd);
 /* Like `start_process`, but returns the port that the server passes to `tell_port`. */
 uint16_t start_server(void (*server)(int fd));

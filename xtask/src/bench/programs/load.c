@@ -1,8 +1,8 @@
 /*
  * load ping-pong|send-64|send-64K SECONDS COUNT [pinned] [asleep]
  *
- * COUNT threads, each with both ends of a connection and a completion queue of its own. `asleep`: each waits on a completion channel.
- * Prints rounds (round trips or messages) a second of all together.
+ * Runs COUNT threads, each with both ends of a connection and its own completion queue. `asleep`: each waits on a completion channel.
+ * Prints the rounds (round trips or messages) per second of all threads together.
  *
  * load modify|query|resolve|connect SECONDS flooders|arithmetic [pinned]
  *
@@ -24,12 +24,12 @@
 #include <unistd.h>
 
 #define MOST 16
-/* Seconds before anything counts: buffers of TCP grow, and the library learns that it is polled. */
+/* Seconds of warm-up, in which the buffers of TCP grow and the library detects that it is polled. */
 #define WARM_UP 0.15
-/* Sleep between two control calls: a thread that has just woken up is scheduled before those that compute. */
+/* Sleep between two control calls. A thread that has just woken up is scheduled before threads that compute. */
 #define PAUSE 0.0002
 
-/* The traffic of a thread. A window of 1 is a ping-pong. */
+/* Traffic of a thread. A window of 1 is a ping-pong. */
 struct pattern {
 	const char *name;
 	unsigned bytes, window;
@@ -42,7 +42,7 @@ static const struct pattern patterns[] = {
 	{ .name = "send-64K", .bytes = 1 << 16, .window = 32 },
 }, flood = { .bytes = 1 << 16, .window = 32, .write = true };
 
-/* A thread that drives both ends of a connection. */
+/* Thread that drives both ends of a connection. */
 struct driver {
 	const struct pattern *pattern;
 	int vector;
@@ -53,13 +53,13 @@ struct driver {
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
 	atomic_bool ready, stop;
-	/* On a cache line of its own. */
+	/* This field has its own cache line. */
 	_Alignas(128) atomic_ulong rounds;
 	char end_of_line[128 - sizeof(atomic_ulong)];
 };
 
 static struct driver drivers[MOST];
-/* The vectors of the queues that drive traffic, and of the other ones. */
+/* Completion vectors of the queues with traffic, and of the other ones. */
 static int vectors[2];
 
 static unsigned wait_some(struct driver *driver, uint64_t *sent, uint64_t *received)
@@ -206,7 +206,7 @@ static unsigned long sum(int count)
 	return rounds;
 }
 
-/* Rounds a second of running drivers, which it stops. */
+/* Measures the rounds per second of running drivers, and stops them. */
 static double measure(int count, double seconds)
 {
 	unsigned long before;
@@ -232,10 +232,10 @@ static void threads(const struct pattern *pattern, double seconds, int count, bo
 
 static struct rdma_event_channel *events;
 static uint16_t peer_port;
-/* The queue pair of `modify` and `query`. */
+/* Queue pair of `modify` and `query`. */
 static struct rdma_cm_id *unconnected;
 
-/* A queue pair of an id, on a completion queue of its own. */
+/* Creates a queue pair of an id, with its own completion queue. */
 static void give_queue_pair(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC };
@@ -258,7 +258,7 @@ static void destroy(struct rdma_cm_id *id)
 	checked(rdma_destroy_id(id), "rdma_destroy_id");
 }
 
-/* Accepts all connections, until the process is ended. */
+/* Accepts all connections until the process is killed. */
 static void serve(int fd)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
@@ -372,7 +372,7 @@ static void idle(double seconds)
 	connect_driver(poller);
 	drivers[0] = (struct driver){ .pattern = &flood, .vector = vectors[0] };
 	start_driver(&drivers[0]);
-	/* Connection set-up is over for both. */
+	/* The connections of both threads are established. */
 	for (begun = now(); now() < begun + 2 * WARM_UP;)
 		take_counting(poller->cq, &completions, &completions);
 	getppid();
@@ -412,7 +412,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: see the comment at the beginning of load.c\n");
 		return 2;
 	}
-	/* The process of the peer is started before this one uses the library. */
+	/* The process of the peer must be started before this one uses the library. */
 	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
 		if (!strcmp(calls[i].name, argv[1]))
 			peer_port = start_server(serve);

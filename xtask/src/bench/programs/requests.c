@@ -22,10 +22,10 @@
 #define WARM_UP 0.2
 
 static bool asleep;
-/* Connection 0 is that of the requests. */
+/* Connection 0 is used for the requests. */
 static int connections = 1;
 
-/* What counts: from the end of the warm-up on. */
+/* Figures, which are counted after the warm-up. */
 static struct {
 	double begun, asked;
 	uint64_t requests, bulk_bytes;
@@ -37,7 +37,7 @@ static void begin(void)
 	measured.begun = measured.asked + WARM_UP;
 }
 
-/* An answer has come, and the next request goes out now. */
+/* Called when an answer has arrived and the next request is sent. */
 static void answered(void)
 {
 	const double time = now();
@@ -71,7 +71,7 @@ static void create_end(int number, struct rdma_cm_id *id, int shares)
 	if (asleep && !channel) {
 		if (!(channel = ibv_create_comp_channel(id->verbs)))
 			fail("ibv_create_comp_channel");
-		/* As ibv_get_cq_event(3) has it for poll(2). */
+		/* ibv_get_cq_event(3) requires this for poll(2). */
 		set_nonblocking(channel->fd);
 	}
 	if (shares == number)
@@ -79,7 +79,7 @@ static void create_end(int number, struct rdma_cm_id *id, int shares)
 	end_create(&ends[number], id, cqs, &setup);
 }
 
-/* Whether a message has come. One that sleeps waits for it. */
+/* Returns whether a message has arrived. With `asleep`, waits for it. */
 static bool has_received(void)
 {
 	uint64_t sent = 0, received = 0;
@@ -163,7 +163,7 @@ static void add_socket(int number, int fd, uint32_t ready)
 	const int on = 1;
 
 	sockets[number] = checked(fd, "a connection");
-	/* Each process has a set of its own. */
+	/* Each process has its own set. */
 	if (!number)
 		set = checked(epoll_create1(0), "epoll_create1");
 	set_nonblocking(fd);
@@ -171,7 +171,7 @@ static void add_socket(int number, int fd, uint32_t ready)
 	checked(epoll_ctl(set, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
 }
 
-/* Counts what a call has moved of a message. Returns true at the end of the message. The end of the peer ends the process. */
+/* Counts the bytes of a message that a call has transferred. Returns true at the end of the message. If the peer has exited, ends the process. */
 static bool moved(int number, ssize_t some, const char *what)
 {
 	if (!some || (some < 0 && errno == ECONNRESET))

@@ -1,12 +1,12 @@
 /*
  * rounds CASE N: both ends of one connection in one thread, N rounds of one kind through the C libraries.
  *
- * CASE is one of `kinds` below, with `-ping-pong` or `-chain` behind it, or nothing. The same rounds as the example `rounds` of uiw-verbs: the
+ * CASE is one of `kinds` below, optionally followed by `-ping-pong` or `-chain`. The rounds are those of the example `rounds` of uiw-verbs: the
  * difference of two runs with different N is the cost of a round (`cargo xtask bench instructions`).
  */
 #include "ends.h"
 
-/* Requests of a round, and of a chain. */
+/* Number of requests in a round, and in a chain. */
 #define WINDOW 128
 #define CHAIN 16
 #define BYTES 64
@@ -14,9 +14,9 @@
 static const struct kind {
 	const char *name;
 	bool is_inline, srq;
-	/* Completions are acknowledged, as in personas roce and ib. */
+	/* True if completions wait for the peer's acknowledgement, as with the personas roce and ib. */
 	bool acknowledged;
-	/* Writes instead of Sends, neither as a ping-pong nor in chains. */
+	/* True for Writes instead of Sends, which are neither ping-pongs nor chains. */
 	bool writes;
 } kinds[] = {
 	{ .name = "c-send-64" },
@@ -58,7 +58,7 @@ static void stream(struct pair *pair, const struct kind *kind, unsigned chain)
 			post_send_chain(&pair->a, BYTES, chain);
 	while (sent < WINDOW || received < expected) {
 		take_counting(pair->a.cqs.send, &sent, &received);
-		/* Of Writes, the part of the other end, which a program with one end has elsewhere. */
+		/* The other end has to do its part of Writes, which is in another process if a program has only one end. */
 		take_counting(pair->b.cqs.recv, &sent, &received);
 	}
 }
