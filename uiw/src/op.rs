@@ -88,7 +88,6 @@ impl<T, E> Future for Op<T, E> {
 }
 
 /// Returns the buffer of an operation to the program, with the error if the operation failed.
-#[expect(clippy::result_large_err, reason = "the buffer goes back by value in both cases")]
 pub(crate) fn return_buffer<B: IoBuf>(
     result: Result<()>,
     buffer: ErasedBuffer,
