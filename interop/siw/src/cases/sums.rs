@@ -1,4 +1,4 @@
-//! Rows in which siw sends much: its wrong sums are distinguished from ours.
+//! Rows in which siw sends much: its faults are distinguished from those of uiw.
 
 use super::conversation::{converse, judge};
 use crate::Result;
@@ -8,9 +8,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Has both ends do `orders` and judges what came of it. siw at times sums the payload of an FPDU
-/// twice when TCP had no room (QUIRKS.md), which ends the stream. Where the capture shows that it
-/// was so, the row is run again.
+/// Runs `orders` at both ends and judges the result.
+///
+/// When TCP has no room, siw at times computes a wrong CRC or skips an FPDU (QUIRKS.md), which ends
+/// the stream. If the capture shows such a fault, the row is run again.
 pub(super) fn converse_and_judge(
     bench: &mut Bench,
     setting: &Setting,
@@ -21,33 +22,94 @@ pub(super) fn converse_and_judge(
     let before = bench.captured();
     let own = std::env::temp_dir().join(format!("uiw-siw-{}-sums.pcapng", std::process::id()));
     let file = before.clone().unwrap_or_else(|| own.clone());
-    let mut result =
-        Ok(Verdict::known(quirk::SUMMED_TWICE, "siw summed the payload of an FPDU twice, 5 times of 5"));
-    for wrong in 0..5 {
+    let mut faults: Vec<SenderFault> = Vec::new();
+    let verdict = loop {
         bench.capture(Some(file.clone()));
         let verdict =
             converse(bench, setting, direction, orders, timeout).map(|output| judge(orders, &output));
         // The listener, which holds the file, has ended.
         bench.capture(before.clone());
-        let by_siw = matches!(verdict, Ok(Verdict::Fail(_))) && summed_twice(bench, &file);
-        if by_siw {
-            bench.retry();
-            bench.renew();
-        } else {
-            result = verdict.map(|verdict| match verdict {
-                Verdict::Pass(_) if wrong > 0 => {
-                    Verdict::Pass(format!("siw summed the payload of an FPDU twice {wrong} times"))
-                }
-                verdict => verdict,
-            });
-            break;
+        let fault = match &verdict {
+            Ok(Verdict::Fail(why)) => SenderFault::find(why, &decoded(bench, &file)),
+            _ => None,
+        };
+        let Some(fault) = fault else { break verdict };
+        faults.push(fault);
+        bench.retry();
+        bench.renew();
+        if faults.len() == MAX_RUNS {
+            break Ok(Verdict::known(
+                fault.quirk(),
+                format!("siw {}, {MAX_RUNS} times of {MAX_RUNS}", fault.text()),
+            ));
         }
-    }
+    };
     let _ = fs::remove_file(own);
-    result
+    verdict.map(|verdict| match (verdict, faults.last()) {
+        (Verdict::Pass(_), Some(fault)) => {
+            Verdict::Pass(format!("siw {} {} times", fault.text(), faults.len()))
+        }
+        (verdict, _) => verdict,
+    })
 }
 
-fn summed_twice(bench: &Bench, file: &Path) -> bool {
-    let decoded = bench.decode("--quiet", file);
-    decoded.is_ok_and(|output| output.out.contains("summed twice, an error of the Linux siw driver"))
+/// Maximum number of runs of a row.
+const MAX_RUNS: usize = 5;
+
+/// Fault of siw that ends a stream on which it sends much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SenderFault {
+    /// The CRC of an FPDU covers its payload twice.
+    SummedTwice,
+    /// The MO of an FPDU lies one FPDU too far.
+    SkippedFpdu,
+}
+
+impl SenderFault {
+    /// Finds the fault in the decoded capture of a row that has failed because of `why`.
+    fn find(why: &str, decoded: &str) -> Option<Self> {
+        if decoded.contains("summed twice, an error of the Linux siw driver") {
+            return Some(Self::SummedTwice);
+        }
+        // This end has found the wrong MO, and the decoder finds it too.
+        let skipped = why.contains("this end terminated the stream: DDP: untagged buffer: invalid MO")
+            && decoded.lines().any(|line| line.contains("MO ") && line.ends_with(" is due"));
+        skipped.then_some(Self::SkippedFpdu)
+    }
+
+    fn quirk(self) -> &'static str {
+        match self {
+            Self::SummedTwice => quirk::SUMMED_TWICE,
+            Self::SkippedFpdu => quirk::SKIPPED_FPDU,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::SummedTwice => "summed the payload of an FPDU twice",
+            Self::SkippedFpdu => "skipped an FPDU",
+        }
+    }
+}
+
+/// Returns the output of `uiw decode` for a capture.
+fn decoded(bench: &Bench, file: &Path) -> String {
+    bench.decode("--quiet", file).map(|output| output.out).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_siw_found_in_capture() {
+        let why =
+            "1 of 2 done: error: this end terminated the stream: DDP: untagged buffer: invalid MO (1/2/0x04)";
+        let skipped = "DEPARTURE (RFC 5041 5.2): MO 2880 in MSN 1 on queue 0, 1440 is due\n";
+        assert_eq!(SenderFault::find(why, skipped), Some(SenderFault::SkippedFpdu));
+        assert_eq!(SenderFault::find("the peer terminated the stream", skipped), None);
+        assert_eq!(SenderFault::find(why, "nothing"), None);
+        let summed = "CRC: that of the payload summed twice, an error of the Linux siw driver";
+        assert_eq!(SenderFault::find("", summed), Some(SenderFault::SummedTwice));
+    }
 }
