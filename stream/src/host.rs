@@ -282,7 +282,7 @@ pub trait Payload {
     /// See [`StreamHost::Memory`].
     type Memory;
 
-    /// Returns the number of bytes, which is not 0.
+    /// Returns the number of bytes. It is not 0.
     fn len(&self) -> usize;
 
     /// Returns whether there are no bytes.

@@ -266,7 +266,7 @@ impl Pd {
         RawMr::register(self, memory, base, access)
     }
 
-    /// A memory window, bound to nothing.
+    /// Allocates a memory window that is not bound.
     ///
     /// # Errors
     /// [`Error::Register`] when the device has no STag left.
@@ -274,7 +274,7 @@ impl Pd {
         RawMw::alloc(self, kind)
     }
 
-    /// An STag for fast-register requests of at most `max_len` bytes.
+    /// Allocates an STag for fast-register requests of at most `max_len` bytes.
     ///
     /// # Errors
     /// [`Error::Register`] when the device has no STag left.

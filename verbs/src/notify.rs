@@ -98,8 +98,8 @@ impl Wakes {
     }
 
     /// Like [`Wakes::give`], for wake-ups that are caused only by a post of this thread: tokens may
-    /// be withheld. `may_withhold` returns whether the program sleeps only until an arrival, and
-    /// whether another thread releases the token in time.
+    /// be withheld. `may_withhold` returns true if the program sleeps only until an arrival; then
+    /// it has arranged that another thread releases the token in time.
     pub(crate) fn give_after_post(self, may_withhold: impl Fn(&Arc<WithheldToken>) -> bool) {
         if self.is_empty() {
             return;
@@ -161,8 +161,8 @@ impl Tokens {
         }
     }
 
-    /// A semaphore of 2^64 - 2 tokens cannot overflow, and writing to a valid eventfd cannot fail
-    /// otherwise.
+    /// Writes `count` tokens. The semaphore cannot reach its maximum of 2^64 - 2 tokens, and
+    /// writing to a valid eventfd cannot fail for another reason.
     fn write(fd: &OwnedFd, count: u64) {
         let _ = rustix::io::write(fd, &count.to_ne_bytes());
     }

@@ -246,7 +246,6 @@ fn report_listener_down(core: &mut Core, token: Token, error: io::Error) {
 
 /// Records another accepted connection. Connections that have sent a Request since are removed from
 /// time to time.
-/// then.
 fn remember_without_request(core: &mut Core, listener: Token, conn: Token, limit: usize) {
     let Some(slot) = core.listener(listener) else { return };
     slot.without_request.push_back(conn);

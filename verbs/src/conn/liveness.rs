@@ -26,9 +26,9 @@ const MIN_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Liveness {
     /// Time of the next check.
     pub(super) check: Time,
-    /// Since when each check found bytes that wait for an acknowledgement.
+    /// Time since which each check has found bytes that wait for an acknowledgement.
     waiting: Option<Time>,
-    /// The check before found a probe of a closed window without an answer.
+    /// True if the previous check has found an unanswered probe of a closed window.
     probing: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Verdict {
 impl Liveness {
     pub(super) const IDLE: Self = Self { check: Time::NEVER, waiting: None, probing: false };
 
-    /// Bytes were given to TCP at `now`, or earlier.
+    /// Records that bytes were passed to TCP at `now`, or earlier.
     #[inline]
     pub(super) fn on_sent(&mut self, dead_after: Option<Duration>, now: Time) {
         if self.check == Time::NEVER
@@ -53,7 +53,7 @@ impl Liveness {
         }
     }
 
-    /// A check is due: `info` is what the stack reports at `now`.
+    /// Makes a check, with the `info` that the stack reports at `now`.
     pub(super) fn on_check(&mut self, info: &StreamInfo, dead_after: Duration, now: Time) -> Verdict {
         let unacked = info.unacked.unwrap_or(0) > 0;
         let outstanding = unacked || info.not_sent.unwrap_or(0) > 0;
@@ -62,12 +62,12 @@ impl Liveness {
             return Verdict::Alive;
         };
         let waiting = *self.waiting.get_or_insert(now);
-        // On a connection that was idle the last acknowledgement is old: it counts from when bytes
-        // waited for another.
+        // On a connection that was idle, the last acknowledgement is old. So the time counts from
+        // when bytes waited for the next one.
         let waited = Duration::from_nanos(now.as_nanos().saturating_sub(waiting.as_nanos()));
         let silent = last_ack.min(waited);
-        // While the window is closed nothing is in flight, and probes are up to two minutes apart:
-        // silence between them means nothing. One that is unanswered may have been sent just now.
+        // While the window is closed, nothing is in flight, and probes are up to two minutes apart,
+        // so silence between them means nothing. An unanswered probe may have been sent just now.
         let probing = !unacked && info.probes.unwrap_or(0) > 0;
         let unanswered = unacked || probing && self.probing;
         self.probing = probing;

@@ -1,4 +1,4 @@
-//! A shard: an event set with its connections and timers, protected by one lock.
+//! A shard: an event set with its connections, timers and staging memory, protected by one lock.
 
 use super::handoff::{Handoff, PendingWork};
 use super::progress::State;
@@ -337,7 +337,7 @@ impl<'a> Busy<'a> {
         }
         drop(trash);
         if is_post {
-            wakes.give_after_post(|withheld| shard.progress.may_withhold(Arc::as_ptr(withheld).cast()));
+            wakes.give_after_post(|withheld| shard.progress.withhold(Arc::as_ptr(withheld).cast()));
         } else {
             wakes.give();
         }

@@ -34,9 +34,9 @@ impl State {
         if waiter.is_set_of(stack) { Watch::new(set, stack, release) } else { None }
     }
 
-    /// Returns whether a post may withhold the token of the channel whose `WithheldToken` is at the
-    /// given address, because the program of the channel is armed.
-    pub(in super::super) fn may_withhold(&self, withheld: *const ()) -> bool {
+    /// Lets a post withhold the token of the channel whose `WithheldToken` is at the given address,
+    /// if the program of the channel is armed. Returns whether it is.
+    pub(in super::super) fn withhold(&self, withheld: *const ()) -> bool {
         self.ownership.withhold(withheld)
     }
 
