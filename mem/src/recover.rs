@@ -393,7 +393,8 @@ mod arch {
 pub(crate) mod tests {
     use super::*;
 
-    /// Tests all alignments of both sides, with lengths around the limits of the branches.
+    /// Tests that exactly the right bytes are copied, for all alignments of both sides and lengths
+    /// around the limits of the branches.
     #[test]
     fn copies_exactly() {
         for string in [false, true] {

@@ -229,8 +229,8 @@ pub trait StreamHost {
     }
 
     /// Appends `range` of memory that is in the transmit queue. Returns false if the memory is no
-    /// longer valid. By default, it never is: a host whose payloads are never stable has no memory
-    /// there.
+    /// longer valid. By default, returns false, because a host whose payloads are never stable has
+    /// no memory there.
     fn copy_memory(&mut self, memory: &Self::Memory, range: Range<usize>, out: &mut Vec<u8>) -> bool {
         let _ = (memory, range, out);
         false

@@ -56,7 +56,7 @@ impl Table {
                 if region.pd() != pd {
                     return Err(InvalidateError::NotAssociated { stag, stream, pd });
                 }
-                if !remotely_revocable(entry, region, lenient) {
+                if !is_remotely_revocable(entry, region, lenient) {
                     return Err(InvalidateError::CannotInvalidate { stag, what: entry.what() });
                 }
                 take_on(now, stag, stream, pd)?
@@ -74,7 +74,7 @@ impl Table {
     }
 }
 
-fn remotely_revocable(entry: &Entry, region: &Region, lenient: bool) -> bool {
+fn is_remotely_revocable(entry: &Entry, region: &Region, lenient: bool) -> bool {
     match entry.kind() {
         EntryKind::Window(WindowType::One) => false,
         EntryKind::Window(WindowType::Two) => true,

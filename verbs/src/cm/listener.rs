@@ -103,7 +103,7 @@ impl Listener {
         ListenerId(self.token.0)
     }
 
-    /// Sends requests to another channel: pending ones, in order, and all later ones
+    /// Reports requests on another channel from now on. Pending ones are moved to it, in order
     /// (`rdma_migrate_id`).
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let (id, token, channel) = (self.id(), self.token, Arc::clone(channel));

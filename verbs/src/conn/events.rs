@@ -68,7 +68,7 @@ impl Conn {
             Arc::clone(&self.options),
         );
         self.cm.report(CmEventKind::ConnectRequest(request), &mut services.wakes);
-        // No data may arrive before our Reply. The socket still reports a hang-up.
+        // No data may arrive before the Reply is sent. The socket still reports a hang-up.
         let _ = self.set_interest(false, false);
     }
 
@@ -192,7 +192,8 @@ impl Conn {
                 let after = self.options.startup_timeout;
                 self.cm.failed(Error::TimedOut { peer, awaits_reply: false, after }, &mut services.wakes);
             }
-            // The initiator received our Reply and closed the connection before its first FPDU.
+            // The initiator has accepted the Reply, and then closed the connection before its first
+            // FPDU.
             ConnError::Closed if self.cm.is_undecided() => {
                 let source = io::ErrorKind::ConnectionReset.into();
                 self.cm.failed(Error::Lost { peer, source }, &mut services.wakes);
@@ -318,8 +319,8 @@ impl Conn {
     /// Requests that were posted before stay in its queues.
     ///
     /// This is so if the peer has closed the connection while nothing was in progress, if the
-    /// peer's queue pair has entered the error state, or if the peer has gone after our Reply and
-    /// before its first FPDU.
+    /// peer's queue pair has entered the error state, or if the peer has gone after the Reply of
+    /// this end and before its own first FPDU.
     fn may_leave(&self, error: &ConnError) -> bool {
         let closed = matches!(error, ConnError::Closed) || is_local_error_of_peer(error);
         let gone =

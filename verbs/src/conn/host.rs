@@ -412,7 +412,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         let first = self.queue.is_none();
         let queue = self.queue()?;
         if first {
-            queue.look();
+            queue.note_read();
         }
         if queue.mode != SqMode::Running {
             return None;

@@ -1,10 +1,10 @@
-//! Whether the peer still acknowledges, for stacks that report it and do not give up a busy
+//! Checks whether the peer still acknowledges, for stacks that report it and do not give up a busy
 //! connection by themselves ([`uiw_llp::TransportConfig::dead_after`]).
 //!
 //! The check runs at a timer that is set while bytes are sent, so an idle connection has none.
-//! TCP_USER_TIMEOUT would do the same without a timer of ours, but Linux applies it to the time for
-//! which the peer's window is closed, too: a receiver that is busy and answers every probe would
-//! lose its connection.
+//! TCP_USER_TIMEOUT would do the same without this timer, but Linux also applies it to the time for
+//! which the peer's window is closed: a receiver that is busy and answers every probe would lose
+//! its connection.
 //!
 //! TCP_INFO is checked eight times within the time, and only while bytes wait for an
 //! acknowledgement; the kernel probes idle connections (SO_KEEPALIVE). smoltcp counts from the last
@@ -15,10 +15,10 @@ use std::time::Duration;
 use uiw_llp::StreamInfo;
 use uiw_stream::Time;
 
-/// Checks within the time after which a peer is dead. The last of them is made exactly when the
-/// time is over.
+/// Number of checks within the time after which a peer is dead. The last one is made exactly when
+/// that time has passed.
 const CHECKS: u32 = 8;
-/// Least time between checks.
+/// Minimum time between checks.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 
 /// Observations about one connection between checks.

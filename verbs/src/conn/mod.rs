@@ -303,8 +303,8 @@ impl Conn {
     /// Handles a send that failed: the socket accepts no more data.
     ///
     /// The socket may still hold bytes that the peer sent before it closed or reset the connection:
-    /// Sends, acknowledgements of our requests, or a Terminate with the reason. An open stream is
-    /// read first; see [`Conn::end_lost_sending`].
+    /// Sends, acknowledgements of requests of this end, or a Terminate with the reason. An open
+    /// stream is read first; see [`Conn::end_lost_sending`].
     #[cold]
     pub(super) fn on_lost_sending(&mut self, error: io::Error, services: &mut Services) {
         if self.stream.is_open() {

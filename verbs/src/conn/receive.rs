@@ -102,7 +102,7 @@ impl Conn {
         self.starved = None;
         self.reads_whole = false;
         self.count_held(services);
-        // The next read returns an error of the socket again.
+        // An error is ignored, because the next read returns it again.
         let _ = self.socket.readable(1);
     }
 
@@ -114,7 +114,7 @@ impl Conn {
         services.is_short = true;
         if !std::mem::replace(&mut self.reads_whole, true) {
             // Enlarges the socket buffer before it is too small and the peer has to wait for its
-            // retransmission timer. The next read returns an error again.
+            // retransmission timer. An error is ignored, because the next read returns it again.
             let _ = self.socket.readable(SOCKET_ROOM);
         }
         let before = self.starved.take();

@@ -164,8 +164,8 @@ impl Shard {
     /// Drops connections, listeners and the stack, when the device is dropped. Waits until a
     /// background thread that drives has unlocked the core.
     pub(super) fn close(&self) {
-        // A round takes much less time. The lock is not available only if this thread holds it,
-        // because the last handle was dropped within a round.
+        // A round takes much less time than this timeout. So locking fails only if this thread
+        // holds the lock itself, because the last handle was dropped within a round.
         let Some(mut core) = self.handoff.lock_within(CLOSE_LOCK_TIMEOUT) else { return };
         let left = core.close();
         drop(core);

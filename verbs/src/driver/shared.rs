@@ -28,7 +28,7 @@ use uiw_counters::DeviceCounters;
 
 /// Numbers of a device's objects, compared with its limits.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct ObjectCounts {
     qp: AtomicU32,
     cq: AtomicU32,
     srq: AtomicU32,
@@ -55,7 +55,7 @@ macro_rules! counted {
     };
 }
 
-impl Counts {
+impl ObjectCounts {
     counted!(take_qp, release_qp, qp, max_qp, "number of queue pairs");
     counted!(take_cq, release_cq, cq, max_cq, "number of completion queues");
     counted!(take_srq, release_srq, srq, max_srq, "number of shared receive queues");
@@ -224,7 +224,7 @@ impl Drop for AddressEntry {
 /// State that all shards of a device use.
 pub(crate) struct Shared {
     pub(crate) table: Arc<uiw_mem::Table>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: ObjectCounts,
     pub(crate) limits: Limits,
     /// Numbers of existing queue pairs.
     pub(crate) qps: Mutex<HashSet<u32>>,
@@ -254,7 +254,7 @@ impl Shared {
     ) -> Self {
         Self {
             table: uiw_mem::Table::new(uiw_mem::Limits { max_entries: limits.max_mr }),
-            counts: Counts::default(),
+            counts: ObjectCounts::default(),
             budget: Budget::new(limits.max_held_bytes, limits.max_unfinished_bytes),
             limits,
             qps: Mutex::default(),

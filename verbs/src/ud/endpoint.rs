@@ -70,7 +70,7 @@ impl Message {
     }
 }
 
-/// Counts of the messages of one run of datagrams, which have the same sender.
+/// Numbers of messages in one run of datagrams, which have the same sender.
 #[derive(Default)]
 pub(super) struct ReceivedCount {
     pub(super) all: Count,

@@ -237,7 +237,7 @@ impl DatagramBuilder<'_> {
         let mut sq = qp.sq.lock();
         if is_first {
             // Another post rings the doorbell again.
-            sq.look();
+            sq.note_read();
             staging.begin(sq.len());
         }
         let (signal_all, mut socket) = (sq.limits().signal_all, None);
@@ -421,7 +421,7 @@ fn why_unsent(
 struct SendOutcome {
     /// Number of datagrams consumed, including those skipped.
     done: usize,
-    /// The socket has no room for the next datagram.
+    /// True if the socket has no room for the next datagram.
     is_blocked: bool,
     /// Number of datagrams that were sent, and how many of them went to queue pairs of the same
     /// device or to groups.

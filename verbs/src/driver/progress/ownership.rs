@@ -80,7 +80,7 @@ pub(super) enum BackgroundAction {
     Own,
     /// Is on standby with a timer.
     Timed {
-        /// Is on standby beside an active poller.
+        /// True if there is an active poller.
         owned: bool,
     },
     /// Is on standby until it is woken.
