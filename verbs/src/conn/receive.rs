@@ -81,7 +81,7 @@ impl Conn {
             return false;
         }
         if self.partial.len() < 2 * FRONT && !services.shared.budget.has_room(RX_STAGING) {
-            return self.receive_whole(services);
+            return self.receive_whole_fpdus(services);
         }
         if self.reads_whole {
             self.end_short(services);
@@ -110,7 +110,7 @@ impl Conn {
     /// exhausted: peers that each send the beginning of an FPDU must not prevent reads of other
     /// connections. Returns whether bytes were received.
     #[cold]
-    fn receive_whole(&mut self, services: &mut Services) -> bool {
+    fn receive_whole_fpdus(&mut self, services: &mut Services) -> bool {
         services.is_short = true;
         if !std::mem::replace(&mut self.reads_whole, true) {
             // Enlarges the socket buffer before it is too small and the peer has to wait for its
