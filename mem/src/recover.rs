@@ -1,10 +1,10 @@
 //! Copies that return an error, instead of ending the process, if memory is not accessible: a
 //! program may unmap registered bytes, or truncate the file behind them.
 //!
-//! The routines are written in assembly, have no stack frame, and lie between two symbols. A handler
-//! of SIGSEGV and SIGBUS passes the context of the signal to [`recover`]. If the instruction pointer
-//! was between these symbols, the routine returns "gone" to its caller. All other faults are left to
-//! the handler that was installed before.
+//! The routines are written in assembly, have no stack frame, and lie between two symbols. A
+//! handler of SIGSEGV and SIGBUS passes the context of the signal to [`recover`]. If the
+//! instruction pointer was between these symbols, the routine returns "gone" to its caller. All
+//! other faults are left to the handler that was installed before.
 //!
 //! On processors other than x86-64, the ordinary copies are used, and faults are not recovered.
 
@@ -18,8 +18,8 @@ enum ExchangeResult {
     Other(u64),
 }
 
-/// Like [`crate::copy::store`], but returns false if a byte of `dst` is not accessible; bytes before
-/// it may have been written.
+/// Like [`crate::copy::store`], but returns false if a byte of `dst` is not accessible; bytes
+/// before it may have been written.
 ///
 /// # Safety
 /// As for [`crate::copy::store`], except that `dst` need not be accessible.
@@ -83,8 +83,8 @@ pub(crate) unsafe fn update(
 /// As for [`update`].
 unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<ExchangeResult> {
     let mut found = old;
-    // SAFETY: `found` is a local variable; the caller guarantees that `cell` is aligned and accessed
-    // only atomically.
+    // SAFETY: `found` is a local variable; the caller guarantees that `cell` is aligned and
+    // accessed only atomically.
     match unsafe { arch::uiw_recover_exchange(cell, &raw mut found, new) } {
         0 => Some(ExchangeResult::Done),
         1 => None,
@@ -99,8 +99,8 @@ unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<ExchangeResult>
 pub fn is_accessible(address: usize, write: bool) -> bool {
     let cell = (address & !7) as *mut u64;
     let mut old = 0u64;
-    // SAFETY: the cell is aligned and need not be accessible. The exchange stores the value that the
-    // cell has, atomically.
+    // SAFETY: the cell is aligned and need not be accessible. The exchange stores the value that
+    // the cell has, atomically.
     unsafe {
         load((&raw mut old).cast(), cell.cast(), 8)
             && (!write
@@ -369,8 +369,8 @@ mod arch {
     }
 
     pub(super) unsafe fn uiw_recover_exchange(cell: *mut u64, old: *mut u64, new: u64) -> u32 {
-        // SAFETY: the caller guarantees that `cell` is aligned and accessed only atomically, and that
-        // `old` is a variable of its own.
+        // SAFETY: the caller guarantees that `cell` is aligned and accessed only atomically, and
+        // that `old` is a variable of its own.
         unsafe {
             match AtomicU64::from_ptr(cell).compare_exchange(*old, new, SeqCst, SeqCst) {
                 Ok(_) => 0,
@@ -393,7 +393,8 @@ mod arch {
 pub(crate) mod tests {
     use super::*;
 
-    /// Tests all alignments of both sides, with lengths around the limits of the branches.
+    /// Tests that exactly the right bytes are copied, for all alignments of both sides and lengths
+    /// around the limits of the branches.
     #[test]
     fn copies_exactly() {
         for string in [false, true] {
@@ -468,7 +469,7 @@ pub(crate) mod tests {
             });
         }
 
-        /// Two pages, of which the second one may not be accessed as `protection` says.
+        /// Maps two pages, and sets the protection of the second one.
         fn pages(protection: libc::c_int) -> *mut u8 {
             install();
             let both = libc::PROT_READ | libc::PROT_WRITE;

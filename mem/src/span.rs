@@ -352,12 +352,12 @@ impl<'a> PinnedSpan<'a> {
         Ok(folded)
     }
 
-    /// Replaces the eight bytes at `offset`, as a number in the byte order of this machine, by `f`
-    /// of them, atomically for all threads of this process. `f` may be called several times.
+    /// Replaces the eight bytes at `offset`, a number in the byte order of this machine, by the
+    /// result of `f`, atomically for all threads of this process. `f` may be called several times.
     /// Returns the previous number.
     ///
     /// # Errors
-    /// The [`UpdateError`] for which nothing has changed (RFC 7306 5.1.1, 5.1.2).
+    /// An [`UpdateError`]; nothing has changed then (RFC 7306 5.1.1, 5.1.2).
     ///
     /// # Panics
     /// If the eight bytes are out of bounds.

@@ -33,20 +33,21 @@ pub use entry::{Entry, EntryKind, Window};
 use index::Indexes;
 pub use mr_cache::{HeldRegion, MrCache};
 
-/// More shards than cores that drive progress on common machines: two drivers rarely meet on one
-/// lock.
+/// Number of shards. There are more than cores that drive progress on common machines, so two
+/// drivers rarely contend for one lock.
 const SHARDS: usize = 32;
 
-/// Bounds of a table, fixed when it is made.
+/// Limits of a table, fixed when it is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most STags at a time: regions, windows, fast-register STags and reserved ones together. At
-    /// most 2^22 are given, so that a guessed index is wrong three times out of four even then.
+    /// Maximum number of STags at a time: regions, windows, fast-register STags and reserved ones
+    /// together. At most 2^22 are allocated, so that a guessed index is wrong three times out of
+    /// four even then.
     pub max_entries: u32,
 }
 
 impl Limits {
-    /// The largest bound that has an effect.
+    /// Largest limit that has an effect.
     pub const MAX_ENTRIES: u32 = 1 << 22;
 }
 
@@ -56,39 +57,44 @@ impl Default for Limits {
     }
 }
 
-/// Changes of a re-registration; `None` leaves a property as it is (`ibv_rereg_mr(3)`).
+/// Changes of a re-registration (`ibv_rereg_mr(3)`). `None` leaves a property unchanged.
 #[derive(Debug, Default)]
 pub struct Rereg {
-    /// Another protection domain.
+    /// New protection domain.
     pub pd: Option<PdId>,
-    /// Other memory, and the TO of its first byte.
+    /// New memory, and the TO of its first byte.
     pub memory: Option<(Memory, u64)>,
-    /// Other rights.
+    /// New access rights.
     pub access: Option<Access>,
 }
 
 /// Table of all memory keys of one device.
 pub struct Table {
     shards: [TableShard; SHARDS],
-    /// Locked before a shard, never after one.
+    /// Allocated indexes. Locked before a shard, never after one.
     indexes: Mutex<Indexes>,
-    /// Indexes of what is bound to each stream. Locked alone.
+    /// Indexes of the entries that are bound to each stream. Locked while no other lock of the
+    /// table is held.
     streams: Mutex<HashMap<StreamId, Vec<u32>>>,
+    /// See [`Table::set_lenient_invalidate`].
     lenient: AtomicBool,
 }
 
-/// Own cache lines: a lock that one core takes does not slow down another core's.
+/// Part of the table, in cache lines of its own, so that a lock that one core takes does not slow
+/// down another core.
 #[derive(Default)]
 #[repr(align(128))]
 struct TableShard(RwLock<Slots>);
 
 type Slots = HashMap<u32, TableSlot, BuildHasherDefault<IndexHasher>>;
 
-/// A shard's room for so many is kept whatever happens.
+/// Number of entries for which a shard always keeps its capacity.
 const FEW: usize = 64;
 
-/// An index means nothing any more. The capacity that many entries took is released when most are
-/// removed: to twice what is left, so that the next time is far.
+/// Removes an entry and frees its index.
+///
+/// When most entries of a large shard have been removed, its capacity is reduced to twice the
+/// number of those that remain, so that it is not reduced again soon.
 fn forget(slots: &mut Slots, indexes: &mut Indexes, index: u32) {
     slots.remove(&index);
     indexes.give_back(index);
@@ -100,16 +106,17 @@ fn forget(slots: &mut Slots, indexes: &mut Indexes, index: u32) {
 /// Object at an index.
 enum TableSlot {
     Region(Arc<Region>),
-    /// A window or a fast-register STag, and what it stands for now; `None` = the invalid state.
+    /// A window or a fast-register STag, and the region to which it refers now; `None` in the
+    /// invalid state.
     Entry(Arc<Entry>, Option<Arc<Region>>),
-    /// Never resolves.
+    /// STag that refers to no memory.
     Reserved,
     /// A region between its old and its new registration.
     Changing,
 }
 
 impl TableSlot {
-    /// The live region that a peer means by `stag`.
+    /// Returns the valid region to which `stag` refers in a message of a peer.
     fn named_by_peer(&self, stag: STag) -> Option<&Arc<Region>> {
         match self {
             Self::Region(region) | Self::Entry(_, Some(region))
@@ -121,7 +128,8 @@ impl TableSlot {
         }
     }
 
-    /// The live region that an element of ours means by `stag`: no window.
+    /// Returns the valid region to which `stag` refers in a local element, where windows are not
+    /// allowed.
     fn named_by_us(&self, stag: STag) -> Option<&Arc<Region>> {
         match self {
             Self::Region(region) if region.stag() == stag && region.is_live() => Some(region),
@@ -132,7 +140,7 @@ impl TableSlot {
 }
 
 impl Region {
-    /// The offset of `to`, if a peer on `stream` may touch `len` bytes there.
+    /// Returns the offset of `to`, if a peer on `stream` may access `len` bytes there.
     fn check_remote(
         &self,
         stream: StreamId,
@@ -155,14 +163,14 @@ impl Region {
         Ok(offset)
     }
 
-    /// The offset of `addr`, if an element of ours may name `len` bytes there.
+    /// Returns the offset of `addr`, if a local element may refer to `len` bytes there.
     #[inline]
     fn check_local(&self, pd: PdId, addr: u64, len: u32, write: bool) -> Result<usize, LocalError> {
         self.check_local_use(pd, write)?;
         self.check_local_range(addr, len.into())
     }
 
-    /// Returns whether elements of ours may name it.
+    /// Checks whether a local element of protection domain `pd` may refer to the region.
     #[inline(always)]
     fn check_local_use(&self, pd: PdId, write: bool) -> Result<(), LocalError> {
         let lkey = self.stag();
@@ -175,7 +183,7 @@ impl Region {
         Ok(())
     }
 
-    /// The offset of `addr`, if it has `len` bytes there.
+    /// Returns the offset of `addr`, if the region has `len` bytes there.
     #[inline(always)]
     fn check_local_range(&self, addr: u64, len: u64) -> Result<usize, LocalError> {
         if len == 0 {
@@ -185,7 +193,8 @@ impl Region {
     }
 }
 
-/// The index is random already; a multiplication spreads it over the bits that the map looks at.
+/// Hasher for indexes. They are random already; a multiplication spreads them over the bits that
+/// the map uses.
 #[derive(Default)]
 struct IndexHasher(u64);
 
@@ -206,7 +215,7 @@ impl Hasher for IndexHasher {
 }
 
 impl Table {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new(limits: Limits) -> Arc<Self> {
         Arc::new(Self {
             shards: Default::default(),
@@ -216,27 +225,27 @@ impl Table {
         })
     }
 
-    /// Lets a peer invalidate what RFC 5040 8.1.1 item 7 protects, regions and PD-wide
-    /// fast-register STags, as the Linux siw driver does. Off at first.
+    /// Sets whether a peer may invalidate the STags that RFC 5040 8.1.1 item 7 protects, regions
+    /// and PD-wide fast-register STags, as with the Linux siw driver. The default is false.
     pub fn set_lenient_invalidate(&self, on: bool) {
         self.lenient.store(on, Relaxed);
     }
 
-    /// STags given at present.
+    /// Returns the number of allocated STags.
     pub fn len(&self) -> usize {
         self.indexes.lock().given() as usize
     }
 
-    /// True if no STag is given.
+    /// Returns whether no STag is allocated.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Registers memory: `base` is the TO of its first byte (without effect with
-    /// [`Access::ZERO_BASED`]). The STag has a random index and key byte 0.
+    /// Registers memory. `base` is the TO of its first byte, and has no effect with
+    /// [`Access::ZERO_BASED`]. The STag has a random index and key byte 0.
     ///
     /// # Errors
-    /// [`RegisterError`].
+    /// A [`RegisterError`] if the arguments are invalid, or no STag is available.
     pub fn register(
         &self,
         pd: PdId,
@@ -252,12 +261,14 @@ impl Table {
         })
     }
 
-    /// Changes protection domain, memory or rights of a region. With other memory, or after an
-    /// invalidation, its key byte is the next one and the old STag is stale; otherwise the STag
-    /// stays, as programs expect of `ibv_rereg_mr`. Waits until no pin of the old region is held.
+    /// Changes the protection domain, the memory or the access rights of a region.
+    ///
+    /// If the memory changes, or after an invalidation, the key byte is incremented and the old
+    /// STag becomes invalid. Otherwise the STag stays the same, as programs expect from
+    /// `ibv_rereg_mr`. Waits until no pin of the old region is held.
     ///
     /// # Errors
-    /// [`ReregError`]; the region is as it was then.
+    /// A [`ReregError`]; the region is then unchanged.
     pub fn rereg(&self, stag: STag, change: Rereg) -> Result<Arc<Region>, ReregError> {
         let invalid = ReregError::InvalidStag { stag };
         let shard = self.shard(stag);
@@ -278,7 +289,7 @@ impl Table {
             plan.check()?;
             match old.pin_count().close() {
                 Ok(()) => {}
-                // Invalidated by a peer (lenient): to register it again is the way back.
+                // A peer has invalidated the region (lenient). Registering it again makes it valid.
                 Err(CloseError::Closed) => same = false,
                 Err(CloseError::WindowsBound(windows)) => {
                     return Err(ReregError::WindowsBound { stag, windows });
@@ -296,11 +307,11 @@ impl Table {
         Ok(new)
     }
 
-    /// Ends a region (or a fast-register STag). Waits until no pin is held; afterwards no byte of
-    /// it is touched. The calling thread must hold no pin of it.
+    /// Deregisters a region or a fast-register STag. Waits until no pin is held; afterwards none of
+    /// its bytes is accessed. The calling thread must hold no pin of it.
     ///
     /// # Errors
-    /// [`DeregisterError`]; nothing is changed then.
+    /// A [`DeregisterError`]; nothing has changed then.
     pub fn deregister(&self, stag: STag) -> Result<(), DeregisterError> {
         let invalid = DeregisterError::InvalidStag { stag };
         let region = {
@@ -331,8 +342,8 @@ impl Table {
         Ok(())
     }
 
-    /// An STag that never resolves, for the sinks of our own Reads: what arrives for them is
-    /// matched elsewhere.
+    /// Reserves an STag that refers to no memory, for the sinks of local Reads. The stream matches
+    /// their responses with the requests itself.
     ///
     /// # Errors
     /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
@@ -340,7 +351,7 @@ impl Table {
         self.insert(|index| (TableSlot::Reserved, STag::from_parts(index, 0)))
     }
 
-    /// Gives back what [`Table::reserve`] gave. False: it is not a reserved STag.
+    /// Releases an STag of [`Table::reserve`]. Returns false if `stag` is not reserved.
     pub fn release(&self, stag: STag) -> bool {
         let mut indexes = self.indexes.lock();
         let mut slots = self.shard(stag).0.write();
@@ -351,13 +362,15 @@ impl Table {
         reserved
     }
 
-    /// A peer's access to `len` bytes from `to`, asked for by `stream` of protection domain `pd`.
-    /// The order of checks is that of RFC 5041 7.1: validity, association, wrap, range; then the
-    /// right (RFC 5040 7). A segment of no bytes is not to be checked (RFC 5041 5.2), so it is not
-    /// to be asked for.
+    /// Returns the `len` bytes at `to`, if the peer of `stream` in protection domain `pd` may
+    /// access them.
+    ///
+    /// The checks have the order of RFC 5041 7.1: validity, association, wrap, range; then the
+    /// access right (RFC 5040 7). A segment without payload must not be checked (RFC 5041 5.2), so
+    /// do not call this for one.
     ///
     /// # Errors
-    /// [`RemoteError`].
+    /// The [`RemoteError`] of the first check that fails.
     pub fn remote(
         &self,
         stag: STag,
@@ -374,11 +387,11 @@ impl Table {
         Ok(Span::new(region.clone(), offset, len as usize))
     }
 
-    /// A scatter/gather element of ours: `len` bytes from `addr`, to be written if `write`. With
-    /// `len` 0 the address is not looked at (an element of no bytes names nothing), the key is.
+    /// Returns the bytes of a local scatter/gather element: `len` bytes at `addr`, to be written if
+    /// `write` is true. If `len` is 0, the key is checked, but not the address.
     ///
     /// # Errors
-    /// [`LocalError`].
+    /// The [`LocalError`] for which the element is invalid.
     pub fn local(&self, lkey: STag, pd: PdId, addr: u64, len: u32, write: bool) -> Result<Span, LocalError> {
         let stag = lkey;
         let slots = self.shard(stag).0.read();
@@ -396,7 +409,7 @@ impl Table {
         Plan { pd, access, stream, origin: base, memory: Arc::new(memory) }
     }
 
-    /// Puts what `make` makes under a new random index.
+    /// Inserts the object that `make` creates, at a new random index.
     fn insert<T>(&self, make: impl FnOnce(u32) -> (TableSlot, T)) -> Result<T, RegisterError> {
         let mut indexes = self.indexes.lock();
         let index =

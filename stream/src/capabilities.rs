@@ -2,7 +2,7 @@
 //!
 //! MPA has no room to negotiate extensions, and siw echoes every reserved bit. So the initiator's
 //! first FPDU is a zero-length RDMA Write, which every receiver accepts without checking its STag
-//! and TO (RFC 5040 section 5.2.1). In ours they carry a capability request: STag = magic, TO =
+//! and TO (RFC 5040 section 5.2.1). Here they carry a capability request: STag = magic, TO =
 //! capabilities and a nonce. A uiw responder answers with another magic and a function of that
 //! nonce, so that echoed or zero values are not recognised as a uiw peer.
 //!
@@ -238,8 +238,8 @@ impl PeerCaps {
     }
 }
 
-/// Permutation of 48 bits without a simple structure. The response shows that its sender implements
-/// this protocol; it is no secret.
+/// Maps 48 bits to 48 bits by a permutation without a simple structure. The response shows that its
+/// sender implements this protocol; it is no secret.
 fn mix(nonce: u64) -> u64 {
     let mut x = nonce;
     for _ in 0..3 {

@@ -33,9 +33,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl<M> RdmapStream<M> {
     /// Begins the orderly close (`rdma_disconnect`): posted requests are sent and answered, then
-    /// FIN is sent in both directions. A stream with acknowledged completions first asks the peer
-    /// whether it has all acknowledgements of its own messages. Returns false if the stream is not
-    /// open or already closing.
+    /// FIN is sent in both directions. Before that, a stream with acknowledged completions makes
+    /// sure that the peer has all acknowledgements of the messages that the peer has sent. Returns
+    /// false if the stream is not open or is already closing.
     pub fn close(&mut self, now: Time) -> bool {
         if !self.is_open() || self.shared.fin.wanted {
             return false;
@@ -91,7 +91,6 @@ impl<M> RdmapStream<M> {
     /// A peer with acknowledged completions may still wait for responses to its last Reads, which
     /// an RNIC would send even after the queue pair is destroyed. It gets them until a Read of this
     /// end has been answered.
-    /// been to it and back.
     pub fn detach<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if (self.may_drain() || self.is_draining()) && self.receiver.is_stalled() {

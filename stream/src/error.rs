@@ -23,7 +23,7 @@ pub enum AccessError {
     /// Some bytes are outside of the memory.
     #[error("some bytes lie outside of the memory")]
     BaseOrBounds,
-    /// Offset and length exceed 64 bits.
+    /// The sum of offset and length exceeds 64 bits.
     #[error("offset and length wrap")]
     ToWrap,
 }

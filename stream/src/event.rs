@@ -57,8 +57,8 @@ pub struct StreamEnd {
     /// True if the close of the peer has interrupted nothing: no request was in progress, no
     /// message had partly arrived, and the host had not begun to close.
     pub idle: bool,
-    /// True if no valid FPDU of the peer has arrived before. Then the end of the stream may be its
-    /// answer to the start-up frame or to the first FPDU of this end.
+    /// True if the stream has ended before any valid FPDU of the peer had arrived. Then the end may
+    /// be the peer's answer to the start-up frame or to the first FPDU of this end.
     pub first: bool,
 }
 

@@ -229,8 +229,8 @@ pub trait StreamHost {
     }
 
     /// Appends `range` of memory that is in the transmit queue. Returns false if the memory is no
-    /// longer valid. By default, it never is: a host whose payloads are never stable has no memory
-    /// there.
+    /// longer valid. By default, returns false, because a host whose payloads are never stable has
+    /// no memory there.
     fn copy_memory(&mut self, memory: &Self::Memory, range: Range<usize>, out: &mut Vec<u8>) -> bool {
         let _ = (memory, range, out);
         false
@@ -282,7 +282,7 @@ pub trait Payload {
     /// See [`StreamHost::Memory`].
     type Memory;
 
-    /// Returns the number of bytes, which is not 0.
+    /// Returns the number of bytes. It is not 0.
     fn len(&self) -> usize;
 
     /// Returns whether there are no bytes.

@@ -11,9 +11,9 @@ use alloc::collections::VecDeque;
 /// Progress of the close in both directions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fin {
-    /// FIN is sent after everything before it.
+    /// True if FIN is to be sent, after everything before it.
     pub(crate) wanted: bool,
-    /// The last request before it, the drain Read, was begun.
+    /// True if the last request before FIN, the drain Read, was begun.
     pub(crate) drain_begun: bool,
     pub(crate) sent: bool,
     pub(crate) received: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Shared {
     pub(crate) hold: bool,
     /// True until [`crate::RdmapStream::establish`] is called.
     pub(crate) awaits_establish: bool,
-    /// The peer's first FPDU was received and validated.
+    /// True if the peer's first FPDU was received and validated.
     pub(crate) first_fpdu: bool,
     /// True if the host is detached: Sends are discarded, Reads are still answered.
     pub(crate) detached: bool,

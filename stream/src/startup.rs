@@ -159,7 +159,7 @@ impl<M> RdmapStream<M> {
     /// Returns `None` if there is no undecided Request.
     ///
     /// # Errors
-    /// The [`ConfigError`] for which nothing has changed.
+    /// A [`ConfigError`]; nothing has changed then.
     pub fn accept(
         &mut self,
         config: RdmapConfig,
@@ -185,7 +185,7 @@ impl<M> RdmapStream<M> {
     /// Returns false if there is no undecided Request.
     ///
     /// # Errors
-    /// The [`ConfigError`] for which nothing has changed.
+    /// A [`ConfigError`]; nothing has changed then.
     pub fn reject(&mut self, private_data: &[u8], now: Time) -> Result<bool, ConfigError> {
         let Phase::Decision(decision) = &self.phase else { return Ok(false) };
         let (responder, request) = &**decision;

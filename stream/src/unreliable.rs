@@ -57,13 +57,13 @@ impl AnnouncedWrite {
 /// Messages that the receiver discards. All fields keep their defaults on reliable streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Discards {
-    /// Set if a Write was announced, is being received, or is being discarded.
+    /// True if a Write was announced, is being received, or is being discarded.
     pub(crate) tagged: bool,
-    /// The next Write.
+    /// Announcement of the next Write.
     pub(crate) announced: Option<AnnouncedWrite>,
-    /// The current Write, which Immediate Data follows.
+    /// True if Immediate Data follows the current Write.
     pub(crate) awaits_immediate: bool,
-    /// The current Write, whose remaining segments are discarded.
+    /// True if the remaining segments of the current Write are discarded.
     pub(crate) write: bool,
     /// True if the rest of the current Send, or the next Immediate Data message, is discarded.
     pub(crate) untagged: bool,

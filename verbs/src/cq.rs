@@ -428,8 +428,8 @@ impl Cq {
         self.taken.load(Ordering::Acquire)
     }
 
-    /// Adds a completion and returns its number. Returns `None` if the queue has overflowed; then the
-    /// caller's queue pair enters the error state.
+    /// Adds a completion and returns its number. Returns `None` if the queue has overflowed; then
+    /// the caller's queue pair enters the error state.
     pub(crate) fn push(&self, cqe: Cqe, wakes: &mut Wakes) -> Option<u64> {
         self.appender(wakes).push(cqe)
     }
@@ -474,8 +474,8 @@ impl Cq {
     }
 }
 
-/// Adds completions to a queue while holding its lock once. The lock is released when the appender
-/// is dropped.
+/// Appender of completions to a queue, which locks the queue only once. The lock is released when
+/// the appender is dropped.
 ///
 /// After the first completion, the thread must not lock a queue until it has dropped the appender.
 pub(crate) struct CompletionAppender<'a> {
@@ -490,8 +490,8 @@ pub(crate) struct CompletionAppender<'a> {
 }
 
 impl CompletionAppender<'_> {
-    /// Adds a completion and returns its number, or gives it to the queue's consumer. Returns `None`
-    /// if the queue has overflowed.
+    /// Adds a completion and returns its number, or gives it to the queue's consumer. Returns
+    /// `None` if the queue has overflowed.
     #[inline(always)]
     pub(crate) fn push(&mut self, mut cqe: Cqe) -> Option<u64> {
         let cq = self.cq;

@@ -50,7 +50,7 @@ pub use notify::EventQueue;
 pub use options::{ConnConfig, DeviceConfig, Limits, PeerProfile, Progress, ProgressHooks};
 pub use pd::Pd;
 pub use poll_waiter::{PollWaiter, ShardSet};
-pub use qp::{Path, Qp, QpAttr, QpCap, QpInit, QpState};
+pub use qp::{PathInfo, Qp, QpAttr, QpCap, QpInit, QpState};
 pub use srq::{Srq, SrqAttr};
 pub use suspect::Suspect;
 pub use ud::{AddressHandle, DatagramCounts, DatagramPort, Destination};

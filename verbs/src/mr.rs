@@ -144,7 +144,7 @@ impl RawMr {
     /// change with the memory.
     ///
     /// # Errors
-    /// The reason for which nothing was changed.
+    /// A [`uiw_mem::ReregError`]; the region is then unchanged.
     pub fn rereg(
         &mut self,
         pd: Option<&Pd>,
@@ -257,16 +257,16 @@ impl Drop for FastMr {
 }
 
 impl Pd {
-    /// Registers memory; `base` is the tagged offset of its first byte, for peers and for elements
-    /// of ours.
+    /// Registers memory. `base` is the tagged offset of its first byte, for peers and for local
+    /// elements.
     ///
     /// # Errors
-    /// [`Error::Register`].
+    /// [`Error::Register`] if the memory cannot be registered.
     pub fn register_raw(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
         RawMr::register(self, memory, base, access)
     }
 
-    /// A memory window, bound to nothing.
+    /// Allocates a memory window that is not bound.
     ///
     /// # Errors
     /// [`Error::Register`] when the device has no STag left.
@@ -274,7 +274,7 @@ impl Pd {
         RawMw::alloc(self, kind)
     }
 
-    /// An STag for fast-register requests of at most `max_len` bytes.
+    /// Allocates an STag for fast-register requests of at most `max_len` bytes.
     ///
     /// # Errors
     /// [`Error::Register`] when the device has no STag left.

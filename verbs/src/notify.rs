@@ -22,7 +22,8 @@ pub(crate) enum Wake {
     Fd(Arc<Tokens>),
     /// Writes one token to the descriptor of a completion channel. A post may withhold it.
     Due(Arc<WithheldToken>),
-    /// Reports a completion that raises no event, on a channel that may have a withheld token.
+    /// Releases the withheld token of a channel, if there is one, after a completion that raises no
+    /// event.
     Completed(Arc<WithheldToken>),
 }
 
@@ -98,8 +99,8 @@ impl Wakes {
     }
 
     /// Like [`Wakes::give`], for wake-ups that are caused only by a post of this thread: tokens may
-    /// be withheld. `may_withhold` returns whether the program sleeps only until an arrival, and
-    /// whether another thread releases the token in time.
+    /// be withheld. `may_withhold` returns true if the program sleeps only until an arrival; then
+    /// it has arranged that another thread releases the token in time.
     pub(crate) fn give_after_post(self, may_withhold: impl Fn(&Arc<WithheldToken>) -> bool) {
         if self.is_empty() {
             return;
@@ -146,7 +147,8 @@ impl Tokens {
         }
     }
 
-    /// Called instead of [`Tokens::give`] for an event that does not make the descriptor readable.
+    /// Withholds the token of an event, so that it does not make the descriptor readable. Called
+    /// instead of [`Tokens::give`].
     pub(crate) fn withhold(&self) {
         *self.balance.lock() -= 1;
     }
@@ -161,8 +163,8 @@ impl Tokens {
         }
     }
 
-    /// A semaphore of 2^64 - 2 tokens cannot overflow, and writing to a valid eventfd cannot fail
-    /// otherwise.
+    /// Writes `count` tokens. The semaphore cannot reach its maximum of 2^64 - 2 tokens, and
+    /// writing to a valid eventfd cannot fail for another reason.
     fn write(fd: &OwnedFd, count: u64) {
         let _ = rustix::io::write(fd, &count.to_ne_bytes());
     }
@@ -468,7 +470,7 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, poll};
 
-    fn readable(fd: BorrowedFd<'_>) -> bool {
+    fn is_readable(fd: BorrowedFd<'_>) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
         poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
     }
@@ -485,7 +487,7 @@ mod tests {
         assert_eq!(other, 3);
         assert_eq!(queue.exchange(other, |item| *item > 9), 3);
         assert_eq!(std::iter::from_fn(|| queue.try_pop()).collect::<Vec<_>>(), [1, 2, 4]);
-        assert!(!readable(fd));
+        assert!(!is_readable(fd));
     }
 
     #[test]
@@ -494,13 +496,13 @@ mod tests {
         let mut wakes = Wakes::default();
         queue.push(1, &mut wakes);
         let fd = queue.fd().unwrap();
-        assert!(readable(fd), "the event queued before the descriptor existed counts");
+        assert!(is_readable(fd), "the event queued before the descriptor existed counts");
         queue.push(2, &mut wakes);
         wakes.give();
         assert_eq!(queue.try_pop(), Some(1));
-        assert!(readable(fd));
+        assert!(is_readable(fd));
         assert_eq!(queue.try_pop(), Some(2));
-        assert!(!readable(fd));
+        assert!(!is_readable(fd));
         assert_eq!(queue.try_pop(), None);
     }
 
@@ -528,7 +530,7 @@ mod tests {
         queue.push(7, &mut wakes);
         assert_eq!(queue.try_pop(), Some(7));
         wakes.give();
-        assert!(!readable(fd));
+        assert!(!is_readable(fd));
     }
 
     #[test]
@@ -539,16 +541,16 @@ mod tests {
         queue.post(1);
         read();
         assert_eq!(queue.pop_with_token(), Some(1));
-        assert!(!readable(fd));
+        assert!(!is_readable(fd));
 
         // Two readers: one has the token, the other takes the event.
         queue.post(2);
         read();
         assert_eq!(queue.try_pop(), Some(2));
         assert_eq!(queue.pop_with_token(), None);
-        assert!(!readable(fd), "no event, no token");
+        assert!(!is_readable(fd), "no event, no token");
         queue.post(3);
-        assert!(readable(fd), "the next event has its token");
+        assert!(is_readable(fd), "the next event has its token");
         read();
         assert_eq!(queue.pop_with_token(), Some(3));
     }
@@ -559,12 +561,12 @@ mod tests {
         let fd = queue.fd().unwrap();
         queue.post(1);
         assert_eq!(queue.pop_found(|| ()), Some(1));
-        assert!(!readable(fd));
+        assert!(!is_readable(fd));
         queue.post(2);
-        assert!(readable(fd));
+        assert!(is_readable(fd));
         assert_eq!(queue.pop_found(|| queue.post(3)), Some(2));
-        assert_eq!((queue.try_pop(), readable(fd)), (Some(3), false));
-        assert_eq!((queue.pop_found(|| ()), readable(fd)), (None, false));
+        assert_eq!((queue.try_pop(), is_readable(fd)), (Some(3), false));
+        assert_eq!((queue.pop_found(|| ()), is_readable(fd)), (None, false));
     }
 
     #[test]
@@ -574,14 +576,14 @@ mod tests {
         for i in 0..4 {
             from.post(i);
         }
-        assert!(readable(from_fd) && !readable(to_fd));
+        assert!(is_readable(from_fd) && !is_readable(to_fd));
         let mut wakes = Wakes::default();
         from.move_to(&to, |i| i % 2 == 0, &mut wakes);
         wakes.give();
         assert_eq!([from.try_pop(), from.try_pop(), from.try_pop()], [Some(1), Some(3), None]);
-        assert!(!readable(from_fd) && readable(to_fd));
+        assert!(!is_readable(from_fd) && is_readable(to_fd));
         assert_eq!([to.try_pop(), to.try_pop(), to.try_pop()], [Some(0), Some(2), None]);
-        assert!(!readable(to_fd));
+        assert!(!is_readable(to_fd));
     }
 
     #[test]
@@ -596,6 +598,6 @@ mod tests {
         assert_eq!(queue.remove_if(|i| i % 2 == 0), [0, 2]);
         assert_eq!(queue.try_pop(), Some(1));
         assert_eq!(queue.try_pop(), Some(3));
-        assert!(!readable(fd));
+        assert!(!is_readable(fd));
     }
 }

@@ -70,7 +70,8 @@ macro_rules! connection_options {
             markers: bool = false,
             /// Whether the peer-to-peer model (RFC 6581 section 9.2) is used, in which either
             /// end may send first. Revision 1 cannot negotiate it. There, an initiator first sends
-            /// a zero-length Read or Write (see `rtr`), as some adapters require. Default: true.
+            /// a zero-length Read, or a zero-length Write if `rtr` has no Read, as some adapters
+            /// require. Default: true.
             peer_to_peer: bool = true,
             /// Kinds of RTR to offer. Default: all.
             rtr: $crate::RtrKinds = $crate::RtrKinds::ALL,

@@ -71,7 +71,7 @@ impl Device {
 /// waiter.arm(end.cq.shards());
 /// let waker = waiter.waker();
 /// if end.cq.poll_ready(&mut Context::from_waker(&waker)).is_pending() && waiter.begin_sleep() {
-///     // Other descriptors stand beside it here.
+///     // A program adds its other descriptors here.
 ///     let mut fds = [PollFd::new(&waiter, PollFlags::IN)];
 ///     # let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
 ///     poll(&mut fds, Some(&none))?;
@@ -106,8 +106,9 @@ impl Wake for WakeupFd {
         self.wake_by_ref();
     }
 
-    /// The sleeper sets `asleep` and then reads `notified`, so one of the two threads sees the
-    /// store of the other one.
+    /// Sets `notified`, and then reads `asleep`. The sleeper does the opposite: it sets `asleep`
+    /// and then reads `notified`. So one of the two threads sees the store of the other one,
+    /// because all these accesses are sequentially consistent.
     fn wake_by_ref(self: &Arc<Self>) {
         self.notified.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
@@ -165,7 +166,7 @@ impl PollWaiter {
         })
     }
 
-    /// Ends the sleep.
+    /// Returns the waker that ends the sleep.
     #[must_use]
     pub fn waker(&self) -> Waker {
         Waker::from(Arc::clone(&self.wakeup))

@@ -138,7 +138,7 @@ mod tests {
         assert!(!blocks(libc::SIGUSR1));
     }
 
-    /// The time slice of the calling thread in nanoseconds; 0 is the system's.
+    /// Returns the time slice of the calling thread in nanoseconds, or 0 for the system's default.
     fn slice() -> u64 {
         attributes().unwrap().sched_runtime
     }

@@ -177,7 +177,7 @@ pub struct Wc {
 
 #[cfg(test)]
 impl Wc {
-    /// A completion without immediate, invalidated STag or reason.
+    /// Creates a completion without immediate data, invalidated STag or reason.
     pub(crate) const fn plain(wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> Self {
         Self {
             wr_id,

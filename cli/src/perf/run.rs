@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uiw::raw::{Cq, Device, Path, Pd, Wc};
+use uiw::raw::{Cq, Device, PathInfo, Pd, Wc};
 
 /// Time limit for the end of a run: completing the messages under way and receiving the server's
 /// statistics.
@@ -57,7 +57,7 @@ pub(crate) struct PerfOutcome {
     pub(crate) seconds: f64,
     pub(crate) cpu_client_ns: u64,
     pub(crate) cpu_server_ns: u64,
-    pub(crate) path: Option<Path>,
+    pub(crate) path: Option<PathInfo>,
     pub(crate) peer: SocketAddr,
     /// Round trips in nanoseconds.
     pub(crate) round_trips: Option<Histogram<u64>>,

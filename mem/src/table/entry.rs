@@ -115,7 +115,7 @@ impl Table {
     /// is the new key byte, and `None` increments it.
     ///
     /// # Errors
-    /// The [`BindError`] for which nothing has changed.
+    /// A [`BindError`]; nothing has changed then.
     #[expect(
         clippy::too_many_arguments,
         reason = "a bind has that many attributes, as in struct ibv_mw_bind_info"
@@ -168,7 +168,7 @@ impl Table {
     /// peer may invalidate it (RFC 5040 8.1.1 item 7).
     ///
     /// # Errors
-    /// The [`FastRegisterError`] for which nothing has changed.
+    /// A [`FastRegisterError`]; nothing has changed then.
     pub fn fast_register(
         &self,
         entry: &Entry,

@@ -15,7 +15,7 @@ impl Table {
     /// hold none.
     ///
     /// # Errors
-    /// The [`InvalidateError`] for which nothing has changed.
+    /// An [`InvalidateError`]; nothing has changed then.
     pub fn invalidate_local(&self, stag: STag, stream: StreamId, pd: PdId) -> Result<(), InvalidateError> {
         let mut slots = self.shard(stag).0.write();
         let before = match slots.get_mut(&stag.index()) {
@@ -44,7 +44,7 @@ impl Table {
     /// held; the calling thread must hold none.
     ///
     /// # Errors
-    /// The [`InvalidateError`] for which nothing has changed.
+    /// An [`InvalidateError`]; nothing has changed then.
     pub fn invalidate_remote(&self, stag: STag, stream: StreamId, pd: PdId) -> Result<(), InvalidateError> {
         let lenient = self.lenient.load(Relaxed);
         let mut slots = self.shard(stag).0.write();
@@ -56,7 +56,7 @@ impl Table {
                 if region.pd() != pd {
                     return Err(InvalidateError::NotAssociated { stag, stream, pd });
                 }
-                if !remotely_revocable(entry, region, lenient) {
+                if !is_remotely_revocable(entry, region, lenient) {
                     return Err(InvalidateError::CannotInvalidate { stag, what: entry.what() });
                 }
                 take_on(now, stag, stream, pd)?
@@ -74,7 +74,7 @@ impl Table {
     }
 }
 
-fn remotely_revocable(entry: &Entry, region: &Region, lenient: bool) -> bool {
+fn is_remotely_revocable(entry: &Entry, region: &Region, lenient: bool) -> bool {
     match entry.kind() {
         EntryKind::Window(WindowType::One) => false,
         EntryKind::Window(WindowType::Two) => true,
@@ -95,8 +95,8 @@ fn take_on(
     Ok(now.take())
 }
 
-/// Lenient invalidation: revokes a plain region completely, also for local access, until it is
-/// registered again.
+/// Invalidates a plain region for a peer, if lenient invalidation is on. This revokes the region
+/// completely, also for local access, until it is registered again.
 fn invalidate_region(
     region: &Region,
     lenient: bool,

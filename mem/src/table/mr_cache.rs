@@ -17,7 +17,6 @@ use crate::{LocalError, MemoryGone, PdId, PinnedSpan, Region, RemoteError, Right
 /// [`Table::hold_local`] pin the region once, until [`MrCache::let_go`], a lookup of another
 /// region, or the drop of the cache. The end of a region waits for that pin, so the holder must
 /// release it at the end of its batch, and before it ends a region itself.
-/// region itself.
 #[derive(Default)]
 pub struct MrCache {
     remote: CachedRegion,
@@ -178,7 +177,6 @@ impl Table {
     /// The [`LocalError`] for which the element is invalid.
     // Always inlined, because a pin that is returned through memory is read in larger pieces than
     // it was written in, and has to wait for the stores.
-    // written in, which waits for the stores.
     #[inline(always)]
     pub fn hold_local<'a>(
         &self,

@@ -58,7 +58,7 @@ pub(crate) struct Receiver {
 /// Result of placing a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlacementResult {
-    Yes,
+    Placed,
     /// No receive is posted for the segment.
     NoReceive,
 }
@@ -94,7 +94,7 @@ impl Receiver {
         self.negotiated.as_ref()
     }
 
-    /// Handles the outcome of the capability exchange.
+    /// Admits the messages of the extensions that both ends support.
     pub(crate) fn set_extensions(&mut self, shared: &Shared) {
         self.rdmap.set_extensions(shared.caps.capabilities().extensions());
     }
@@ -132,7 +132,7 @@ impl Receiver {
     ) -> Result<bool, ConnError> {
         let Some((parked, bytes)) = self.parked.take() else { return Ok(true) };
         match self.segment(parked.as_verified(), shared, host)? {
-            PlacementResult::Yes => {
+            PlacementResult::Placed => {
                 shared.placement.advance(bytes);
                 shared.timers.cancel(Timer::NoReceive);
                 Ok(true)
@@ -164,7 +164,7 @@ impl Receiver {
             };
             at += fpdu.consumed;
             match self.segment(fpdu.ulpdu, shared, host) {
-                Ok(PlacementResult::Yes) => placed = at,
+                Ok(PlacementResult::Placed) => placed = at,
                 Ok(PlacementResult::NoReceive) => {
                     host.count_wait(Wait::Receive);
                     break self.park(fpdu.ulpdu, fpdu.consumed, shared);
@@ -213,7 +213,7 @@ impl Receiver {
         if undecided || !shared.first_fpdu {
             self.valid_fpdu(awaited_rtr == shared.reads.awaits_rtr(), shared);
         }
-        Ok(PlacementResult::Yes)
+        Ok(PlacementResult::Placed)
     }
 
     /// Handles a valid FPDU. `classifies` is false for the response to an RTR Read, after which the
@@ -246,7 +246,7 @@ impl Receiver {
         }
     }
 
-    /// Handles the outcome of the capability exchange.
+    /// Handles the outcome of the capability exchange, and reports it to the host.
     pub(crate) fn peer_decided(&mut self, shared: &mut Shared) {
         self.set_extensions(shared);
         shared.events.push_back(Event::Peer(shared.caps.kind));
@@ -330,7 +330,7 @@ impl Receiver {
         let payload = segment.payload();
         let len = payload.len() as u32;
         if len == 0 || shared.detached {
-            return self.write(header, segment, shared, host).map(|()| PlacementResult::Yes);
+            return self.write(header, segment, shared, host).map(|()| PlacementResult::Placed);
         }
         self.only_rtr = false;
         if let Some(announced) = self.discards.announced {
@@ -365,7 +365,7 @@ impl Receiver {
             self.discards.end_write();
         }
         self.message_placed(header.last, shared);
-        Ok(PlacementResult::Yes)
+        Ok(PlacementResult::Placed)
     }
 
     /// Discards an unreliable Write because of `error`. Ends the stream if the peer is guessing
@@ -452,7 +452,7 @@ impl Receiver {
     }
 }
 
-/// Returns a segment in the form in which a Terminate quotes it.
+/// Received segment, and the length of its DDP header.
 struct Segment<'a> {
     ulpdu: Verified<'a>,
     header_len: usize,

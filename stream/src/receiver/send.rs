@@ -28,18 +28,18 @@ impl Receiver {
             self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
         if self.is_rtr_send(header, opcode, len, shared) {
             self.queues[0].placed(header, 0);
-            return Ok(PlacementResult::Yes);
+            return Ok(PlacementResult::Placed);
         }
         if shared.detached {
             // Discarded, as an RNIC does after its queue pair was destroyed.
             self.queues[0].placed(header, len);
             self.message_placed(header.last, shared);
-            return Ok(PlacementResult::Yes);
+            return Ok(PlacementResult::Placed);
         }
         let immediate = matches!(opcode, Opcode::Immediate | Opcode::ImmediateSe);
         if self.discards.untagged && self.discards.takes_untagged(immediate) {
             self.discard(header, len, shared);
-            return Ok(PlacementResult::Yes);
+            return Ok(PlacementResult::Placed);
         }
         let room = match self.receiving {
             Some(room) => room,
@@ -50,7 +50,7 @@ impl Receiver {
                 }
                 None if host.is_unreliable() && !self.may_wait(shared) => {
                     self.discard(header, len, shared);
-                    return Ok(PlacementResult::Yes);
+                    return Ok(PlacementResult::Placed);
                 }
                 None => return Ok(PlacementResult::NoReceive),
             },
@@ -63,7 +63,7 @@ impl Receiver {
             if !immediate && host.is_unreliable() {
                 // The receive is used for the next message.
                 self.discard(header, len, shared);
-                return Ok(PlacementResult::Yes);
+                return Ok(PlacementResult::Placed);
             }
             if !immediate {
                 self.receiving = None;
@@ -83,7 +83,7 @@ impl Receiver {
         if let Some(delivered) = self.queues[0].placed(header, len) {
             self.deliver(header, opcode, delivered.len, segment, shared, host)?;
         }
-        Ok(PlacementResult::Yes)
+        Ok(PlacementResult::Placed)
     }
 
     /// Discards a segment of an unreliable message, and the rest of the message.
@@ -98,8 +98,8 @@ impl Receiver {
         self.message_placed(header.last, shared);
     }
 
-    /// RFC 6581 section 9.2: a zero-length Send as the first FPDU of the initiator is the RTR
-    /// message, if the Reply has offered that kind. It takes no receive.
+    /// Returns whether a Send is the RTR message, which takes no receive (RFC 6581 section 9.2): a
+    /// zero-length Send as the first FPDU of the initiator, if the Reply has offered that kind.
     fn is_rtr_send(&self, header: &Untagged, opcode: Opcode, len: u32, shared: &Shared) -> bool {
         let rtr = !shared.initiator
             && !shared.first_fpdu
@@ -118,7 +118,8 @@ impl Receiver {
         host: &mut H,
     ) -> Result<(), ConnError> {
         let awaits_ack = shared.sends_placement_acks();
-        // Immediate Data reports the length of the Write directly before it.
+        // Immediate Data reports the length of the Write directly before it, so every other message
+        // on this queue resets the length.
         let write_len = core::mem::take(&mut self.last_write_len);
         let Delivery { solicited, invalidate: invalidated, imm } = Delivery::new(opcode, header);
         let kind = match opcode {

@@ -113,9 +113,9 @@ impl<M> Sender<M> {
         self.emss = emss;
     }
 
-    /// RFC 5044 section 5: an FPDU should fit into one TCP segment, unless the peer accepts larger
-    /// ones. The path may change at any time: queued FPDUs stay as they are, and the next ones fit
-    /// (RFC 5041 section 3).
+    /// Chooses the length of the largest ULPDU. An FPDU should fit into one TCP segment (RFC 5044
+    /// section 5), unless the peer accepts larger ones. The path may change at any time: queued
+    /// FPDUs stay as they are, and the next ones fit (RFC 5041 section 3).
     #[inline]
     pub(crate) fn choose_mulpdu(&mut self, shared: &Shared) {
         let large = uiw_mpa::MAX_ULPDU;
@@ -254,8 +254,8 @@ impl<M> Sender<M> {
         self.queue.end_fpdu();
     }
 
-    /// Requests that were built before the capability exchange was decided wait for either kind of
-    /// acknowledgement. Afterwards, they wait for the kind that the peer sends.
+    /// Settles the kind of acknowledgement for which requests wait, once the capability exchange is
+    /// decided. Requests that were built before that wait for either kind.
     pub(super) fn settle_acks(&mut self, shared: &mut Shared) {
         if !shared.reads.acks.on || shared.caps.is_undecided() {
             return;
@@ -296,7 +296,8 @@ impl<M> Sender<M> {
             return Ok(());
         }
         self.placed = placed;
-        // Requests from before the capability exchange was decided.
+        // An acknowledging Read has completed requests that were built before the capability
+        // exchange was decided.
         while self.watermarks.front().is_some_and(|(_, id)| shared.reads.acks.has_completed(*id)) {
             self.watermarks.pop_front();
         }

@@ -81,7 +81,7 @@ impl<M> Sender<M> {
         Some(self.own_read(ReadOrigin::Ack(upto), shared))
     }
 
-    /// RFC 6581 section 9.2: returns the initiator's zero-length Read or Send.
+    /// Returns the RTR message of the initiator: a zero-length Read or Send (RFC 6581 section 9.2).
     fn rtr_message(&mut self, rtr: Rtr, shared: &mut Shared) -> Message {
         if rtr == Rtr::Send {
             let header = self.untagged(Opcode::Send, uiw_rdmap::QN_SEND, 0);

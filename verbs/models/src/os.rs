@@ -132,7 +132,7 @@ impl EpollSet {
     }
 
     #[expect(clippy::unused_self, reason = "the interface of the kernel's")]
-    pub(super) fn is(&self, _: &Arc<StackFd>) -> bool {
+    pub(super) fn is_set_of(&self, _: &Arc<StackFd>) -> bool {
         true
     }
 

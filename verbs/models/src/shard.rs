@@ -80,7 +80,7 @@ impl TokenAction {
             Self::Due(_) => return channel.fd.write(),
             Self::Completed(_) => {}
         }
-        if !posts || !state.may_withhold(Arc::as_ptr(channel).cast()) {
+        if !posts || !state.withhold(Arc::as_ptr(channel).cast()) {
             channel.release();
         }
     }

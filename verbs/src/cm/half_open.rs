@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_llp::Token;
 
-/// Counts one connection in setup while it exists.
+/// Guard that counts one connection in setup.
 pub(crate) struct HalfOpen {
     count: Arc<AtomicU32>,
     /// Slot of the listener.

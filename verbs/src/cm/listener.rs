@@ -103,7 +103,7 @@ impl Listener {
         ListenerId(self.token.0)
     }
 
-    /// Sends requests to another channel: pending ones, in order, and all later ones
+    /// Reports requests on another channel from now on. Pending ones are moved to it, in order
     /// (`rdma_migrate_id`).
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let (id, token, channel) = (self.id(), self.token, Arc::clone(channel));
@@ -246,7 +246,6 @@ fn report_listener_down(core: &mut Core, token: Token, error: io::Error) {
 
 /// Records another accepted connection. Connections that have sent a Request since are removed from
 /// time to time.
-/// then.
 fn remember_without_request(core: &mut Core, listener: Token, conn: Token, limit: usize) {
     let Some(slot) = core.listener(listener) else { return };
     slot.without_request.push_back(conn);

@@ -149,8 +149,8 @@ impl CmSide {
         self.report(CmEventKind::Established(info), wakes);
     }
 
-    /// Sends later events to another channel. Returns the previous one, which must be dropped
-    /// without a lock, because its wakers are code of the application.
+    /// Reports later events on another channel. Returns the previous channel, which must be dropped
+    /// while no lock is held, because its wakers are code of the application.
     fn migrate(&mut self, channel: &Arc<CmChannel>) -> Arc<CmChannel> {
         std::mem::replace(&mut self.channel, Arc::clone(channel))
     }

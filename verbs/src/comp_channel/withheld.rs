@@ -155,7 +155,7 @@ mod tests {
             f
         }
 
-        /// A post that raises an event. Returns whether the descriptor is readable.
+        /// Makes a post that raises an event. Returns whether the descriptor is readable.
         fn post(&self, may_withhold: bool) -> bool {
             let mut wakes = Wakes::default();
             self.queue.push_with(1, &mut wakes, || Wake::Due(Arc::clone(&self.withheld)));

@@ -6,7 +6,7 @@ use crate::cm::{CmEventKind, connect_error};
 use crate::driver::Services;
 use crate::error::{Error, Result};
 use crate::options::ConnConfig;
-use crate::qp::{Path, QpInner, QpState};
+use crate::qp::{PathInfo, QpInner, QpState};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -289,8 +289,8 @@ impl Conn {
     }
 
     /// Returns the segment sizes, TCP state and peer kind of the connection.
-    pub(crate) fn path(&self) -> Path {
-        Path {
+    pub(crate) fn path(&self) -> PathInfo {
+        PathInfo {
             emss: self.socket.emss(),
             max_ulpdu: self.stream.max_ulpdu(),
             uiw_peer: matches!(self.stream.peer(), PeerKind::Capable(_)),

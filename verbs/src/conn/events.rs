@@ -68,7 +68,7 @@ impl Conn {
             Arc::clone(&self.options),
         );
         self.cm.report(CmEventKind::ConnectRequest(request), &mut services.wakes);
-        // No data may arrive before our Reply. The socket still reports a hang-up.
+        // No data may arrive before the Reply is sent. The socket still reports a hang-up.
         let _ = self.set_interest(false, false);
     }
 
@@ -128,7 +128,7 @@ impl Conn {
             StartupFailure::Closed => Error::ClosedInStartup { peer },
             StartupFailure::TimedOut => Error::TimedOut {
                 peer,
-                awaits_reply: self.stream.is_initiator() && self.ends.is_some(),
+                awaits_reply: self.stream.is_initiator() && self.address_entry.is_some(),
                 after: self.options.startup_timeout,
             },
             StartupFailure::Lost | StartupFailure::Aborted => Error::NotConnected,
@@ -168,7 +168,7 @@ impl Conn {
             }
             _ => self.log_end(ended, services),
         }
-        let suspect = self.suspect_of(ended);
+        let suspect = self.find_suspect(ended);
         if let Some(suspect) = suspect {
             tracing::warn!("the peer ended the connection before it sent anything: {suspect}");
         }
@@ -192,7 +192,8 @@ impl Conn {
                 let after = self.options.startup_timeout;
                 self.cm.failed(Error::TimedOut { peer, awaits_reply: false, after }, &mut services.wakes);
             }
-            // The initiator received our Reply and closed the connection before its first FPDU.
+            // The initiator has accepted the Reply, and then closed the connection before its first
+            // FPDU.
             ConnError::Closed if self.cm.is_undecided() => {
                 let source = io::ErrorKind::ConnectionReset.into();
                 self.cm.failed(Error::Lost { peer, source }, &mut services.wakes);
@@ -292,7 +293,7 @@ impl Conn {
 
     /// Returns the suspected cause in the peer, if the first FPDU of the peer was a Terminate, or
     /// if this end has rejected its Reply.
-    fn suspect_of(&self, ended: &StreamEnd) -> Option<Suspect> {
+    fn find_suspect(&self, ended: &StreamEnd) -> Option<Suspect> {
         let peer = self.socket.peer_addr();
         match &ended.error {
             ConnError::Terminated(terminate, _) if ended.first => {
@@ -318,8 +319,8 @@ impl Conn {
     /// Requests that were posted before stay in its queues.
     ///
     /// This is so if the peer has closed the connection while nothing was in progress, if the
-    /// peer's queue pair has entered the error state, or if the peer has gone after our Reply and
-    /// before its first FPDU.
+    /// peer's queue pair has entered the error state, or if the peer has gone after the Reply of
+    /// this end and before its own first FPDU.
     fn may_leave(&self, error: &ConnError) -> bool {
         let closed = matches!(error, ConnError::Closed) || is_local_error_of_peer(error);
         let gone =
@@ -352,7 +353,7 @@ impl Conn {
         self.hold(&[], services);
         if let Some(qp) = &self.qp {
             qp.complete_unreliable(false, &mut services.wakes);
-            if let Some(receive) = self.state.unfilled_receive() {
+            if let Some(receive) = self.state.take_unfilled_receive() {
                 qp.put_back(receive);
             }
         }
@@ -459,7 +460,7 @@ fn find_named(sq: &SendQueue, named: AffectedRequest) -> Option<u32> {
     }
 }
 
-/// Returns the peer's memory that a request names, if any.
+/// Formats the peer's memory to which a request refers, if any.
 struct RemotePlace<'a>(&'a SendOp);
 
 impl fmt::Display for RemotePlace<'_> {
@@ -522,8 +523,9 @@ fn status_of_terminate(reason: TerminateReason, placed: bool) -> WcStatus {
     }
 }
 
-/// The Terminate does not refer to a request of this end: the program at the peer has moved its
-/// queue pair to the error state, or one of the peer's own requests has failed there.
+/// Returns whether the error is a Terminate that does not refer to a request of this end: the
+/// program at the peer has moved its queue pair to the error state, or one of the peer's own
+/// requests has failed there.
 fn is_local_error_of_peer(error: &ConnError) -> bool {
     matches!(error, ConnError::Terminated(terminate, _) if terminate.reason() == TerminateReason::LocalCatastrophic)
 }

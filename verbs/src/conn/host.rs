@@ -78,7 +78,7 @@ impl HostState {
     }
 
     /// Gives up the message that is being received, and returns its receive, to be put back.
-    pub(crate) fn unfilled_receive(&mut self) -> Option<&mut RecvWqe> {
+    pub(crate) fn take_unfilled_receive(&mut self) -> Option<&mut RecvWqe> {
         self.long = Vec::new();
         self.charge = None;
         std::mem::take(&mut self.receiving).then_some(&mut self.receive)
@@ -316,7 +316,8 @@ impl uiw_stream::StreamHost for QpHost<'_> {
 
     fn invalidate(&mut self, stag: uiw_ddp::STag) -> Result<(), AccessError> {
         let qp = self.qp.ok_or(AccessError::InvalidStag)?;
-        // Invalidating a region waits for its pins, so this thread must hold neither pins nor locks.
+        // Invalidating a region waits for its pins, so this thread must hold neither pins nor
+        // locks.
         self.release();
         self.table
             .invalidate_remote(stag, qp.stream(), qp.pd.id())
@@ -411,7 +412,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         let first = self.queue.is_none();
         let queue = self.queue()?;
         if first {
-            queue.look();
+            queue.note_read();
         }
         if queue.mode != SqMode::Running {
             return None;

@@ -1,10 +1,10 @@
-//! Whether the peer still acknowledges, for stacks that report it and do not give up a busy
+//! Checks whether the peer still acknowledges, for stacks that report it and do not give up a busy
 //! connection by themselves ([`uiw_llp::TransportConfig::dead_after`]).
 //!
 //! The check runs at a timer that is set while bytes are sent, so an idle connection has none.
-//! TCP_USER_TIMEOUT would do the same without a timer of ours, but Linux applies it to the time for
-//! which the peer's window is closed, too: a receiver that is busy and answers every probe would
-//! lose its connection.
+//! TCP_USER_TIMEOUT would do the same without this timer, but Linux also applies it to the time for
+//! which the peer's window is closed: a receiver that is busy and answers every probe would lose
+//! its connection.
 //!
 //! TCP_INFO is checked eight times within the time, and only while bytes wait for an
 //! acknowledgement; the kernel probes idle connections (SO_KEEPALIVE). smoltcp counts from the last
@@ -15,10 +15,10 @@ use std::time::Duration;
 use uiw_llp::StreamInfo;
 use uiw_stream::Time;
 
-/// Checks within the time after which a peer is dead. The last of them is made exactly when the
-/// time is over.
+/// Number of checks within the time after which a peer is dead. The last one is made exactly when
+/// that time has passed.
 const CHECKS: u32 = 8;
-/// Least time between checks.
+/// Minimum time between checks.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 
 /// Observations about one connection between checks.
@@ -26,9 +26,9 @@ const MIN_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Liveness {
     /// Time of the next check.
     pub(super) check: Time,
-    /// Since when each check found bytes that wait for an acknowledgement.
+    /// Time since which each check has found bytes that wait for an acknowledgement.
     waiting: Option<Time>,
-    /// The check before found a probe of a closed window without an answer.
+    /// True if the previous check has found an unanswered probe of a closed window.
     probing: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Verdict {
 impl Liveness {
     pub(super) const IDLE: Self = Self { check: Time::NEVER, waiting: None, probing: false };
 
-    /// Bytes were given to TCP at `now`, or earlier.
+    /// Records that bytes were passed to TCP at `now`, or earlier.
     #[inline]
     pub(super) fn on_sent(&mut self, dead_after: Option<Duration>, now: Time) {
         if self.check == Time::NEVER
@@ -53,7 +53,7 @@ impl Liveness {
         }
     }
 
-    /// A check is due: `info` is what the stack reports at `now`.
+    /// Makes a check, with the `info` that the stack reports at `now`.
     pub(super) fn on_check(&mut self, info: &StreamInfo, dead_after: Duration, now: Time) -> Verdict {
         let unacked = info.unacked.unwrap_or(0) > 0;
         let outstanding = unacked || info.not_sent.unwrap_or(0) > 0;
@@ -62,12 +62,12 @@ impl Liveness {
             return Verdict::Alive;
         };
         let waiting = *self.waiting.get_or_insert(now);
-        // On a connection that was idle the last acknowledgement is old: it counts from when bytes
-        // waited for another.
+        // On a connection that was idle, the last acknowledgement is old. So the time counts from
+        // when bytes waited for the next one.
         let waited = Duration::from_nanos(now.as_nanos().saturating_sub(waiting.as_nanos()));
         let silent = last_ack.min(waited);
-        // While the window is closed nothing is in flight, and probes are up to two minutes apart:
-        // silence between them means nothing. One that is unanswered may have been sent just now.
+        // While the window is closed, nothing is in flight, and probes are up to two minutes apart,
+        // so silence between them means nothing. An unanswered probe may have been sent just now.
         let probing = !unacked && info.probes.unwrap_or(0) > 0;
         let unanswered = unacked || probing && self.probing;
         self.probing = probing;

@@ -13,7 +13,7 @@ mod transmit;
 pub(crate) use host::{HostState, QpHost};
 
 use crate::cm::{CmSide, HalfOpen};
-use crate::driver::{HeldBytes, OwnEnd, Services, Shared};
+use crate::driver::{AddressEntry, HeldBytes, Services, Shared};
 use crate::options::ConnConfig;
 use crate::qp::{ConnLocation, QpInner, RecvSource};
 use liveness::{Liveness, Verdict};
@@ -112,7 +112,7 @@ pub(crate) struct Conn {
     /// Entry among the half-open connections of the listener, during start-up.
     pub(crate) half_open: Option<HalfOpen>,
     /// Entry in the device's set of connection addresses, from the time when TCP is connected.
-    ends: Option<OwnEnd>,
+    address_entry: Option<AddressEntry>,
     /// True if Full Operation has begun.
     was_open: bool,
     /// Call of the stack that the shard makes after it has served this connection.
@@ -174,7 +174,7 @@ impl Conn {
             silent_for: None,
             tls_error: None,
             half_open: None,
-            ends: None,
+            address_entry: None,
             was_open: false,
             stack_request: StackRequest::Nothing,
             asked_local: None,
@@ -303,8 +303,8 @@ impl Conn {
     /// Handles a send that failed: the socket accepts no more data.
     ///
     /// The socket may still hold bytes that the peer sent before it closed or reset the connection:
-    /// Sends, acknowledgements of our requests, or a Terminate with the reason. An open stream is
-    /// read first; see [`Conn::end_lost_sending`].
+    /// Sends, acknowledgements of requests of this end, or a Terminate with the reason. An open
+    /// stream is read first; see [`Conn::end_lost_sending`].
     #[cold]
     pub(super) fn on_lost_sending(&mut self, error: io::Error, services: &mut Services) {
         if self.stream.is_open() {
@@ -550,13 +550,13 @@ impl Conn {
         }
         services.table.release(self.stream.sink());
         services.counters.close(&self.state.counters, self.was_open);
-        self.ends = None;
+        self.address_entry = None;
     }
 
     /// Registers the addresses of the connection at the device, after TCP has connected.
     pub(crate) fn register_addresses(&mut self, shared: &Arc<Shared>) {
         // Removes the addresses of an earlier TCP connection first: they may be the same.
-        self.ends = None;
-        self.ends = OwnEnd::new(shared, self.socket.local_addr(), self.socket.peer_addr());
+        self.address_entry = None;
+        self.address_entry = AddressEntry::new(shared, self.socket.local_addr(), self.socket.peer_addr());
     }
 }

@@ -81,7 +81,7 @@ impl Conn {
             return false;
         }
         if self.partial.len() < 2 * FRONT && !services.shared.budget.has_room(RX_STAGING) {
-            return self.receive_whole(services);
+            return self.receive_whole_fpdus(services);
         }
         if self.reads_whole {
             self.end_short(services);
@@ -102,7 +102,7 @@ impl Conn {
         self.starved = None;
         self.reads_whole = false;
         self.count_held(services);
-        // The next read returns an error of the socket again.
+        // An error is ignored, because the next read returns it again.
         let _ = self.socket.readable(1);
     }
 
@@ -110,11 +110,11 @@ impl Conn {
     /// exhausted: peers that each send the beginning of an FPDU must not prevent reads of other
     /// connections. Returns whether bytes were received.
     #[cold]
-    fn receive_whole(&mut self, services: &mut Services) -> bool {
+    fn receive_whole_fpdus(&mut self, services: &mut Services) -> bool {
         services.is_short = true;
         if !std::mem::replace(&mut self.reads_whole, true) {
             // Enlarges the socket buffer before it is too small and the peer has to wait for its
-            // retransmission timer. The next read returns an error again.
+            // retransmission timer. An error is ignored, because the next read returns it again.
             let _ = self.socket.readable(SOCKET_ROOM);
         }
         let before = self.starved.take();

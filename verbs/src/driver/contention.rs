@@ -29,8 +29,8 @@ pub(crate) struct PollContention {
 }
 
 impl PollContention {
-    /// Called for each poll that finds no completion. Returns the id of the calling thread if this
-    /// poll is to be observed ([`PollContention::note_empty_poll`]).
+    /// Counts a poll that finds no completion. Returns the id of the calling thread if this poll is
+    /// to be observed ([`PollContention::note_empty_poll`]).
     #[inline]
     pub(crate) fn sample(&self) -> Option<usize> {
         // Separate loads and stores are enough, because a lost count does no harm.

@@ -538,7 +538,7 @@ impl Core {
         let mut holders: Vec<_> = holders.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
         holders.sort_unstable();
         for (_, token) in holders {
-            if self.services.shared.budget.is_relaxed(2 * RX_STAGING) {
+            if self.services.shared.budget.is_relieved(2 * RX_STAGING) {
                 break;
             }
             self.with_conn(token, |conn, services| conn.fail(LocalError::ReceiveMemory, services));

@@ -51,10 +51,11 @@ impl Shard {
         Ok(())
     }
 
-    /// Called by a poll that found nothing: makes one round, which ends early once `enough` returns
-    /// true. Never blocks. `thread` is the id of the calling thread if the poll is observed: then
-    /// this returns whether another thread has polled the shard since the last observed poll of
-    /// this thread.
+    /// Makes one round for a poll that found nothing. The round ends early once `enough` returns
+    /// true. Never blocks.
+    ///
+    /// `thread` is the id of the calling thread if the poll is observed. Then this returns whether
+    /// another thread has polled the shard since the last observed poll of this thread.
     pub(crate) fn poll_progress(self: &Arc<Self>, thread: Option<usize>, enough: &dyn Fn() -> bool) -> bool {
         let Some(mut busy) = self.try_lock() else { return thread.is_some() && self.note_held() };
         let contended = thread.is_some_and(|thread| busy.core().record_poller(thread));
@@ -62,21 +63,21 @@ impl Shard {
         contended
     }
 
-    /// Called by an observed poll while another thread holds the core. Returns whether it is the
-    /// first one that finds so since the last round began.
+    /// Records that an observed poll has found another thread holding the core. Returns whether it
+    /// is the first such poll since the last round began.
     #[cold]
     fn note_held(&self) -> bool {
         let round = self.rounds.load(Ordering::Relaxed);
         self.contended_round.swap(round, Ordering::Relaxed) != round
     }
 
-    /// An application thread polls: see [`State::hint_poll`].
+    /// Records that an application thread polls (see [`State::hint_poll`]).
     #[inline]
     pub(crate) fn note_poll(&self) {
         self.progress.hint_poll();
     }
 
-    /// A completion queue was armed: see [`State::arm`].
+    /// Records that a completion queue was armed (see [`State::arm`]).
     pub(crate) fn arm(self: &Arc<Self>, watch: Option<&Arc<Watch>>) {
         if self.is_pending() {
             self.try_flush();
@@ -84,8 +85,8 @@ impl Shard {
         self.progress.arm(watch);
     }
 
-    /// Like [`Shard::arm`], by a thread that sleeps in a poll(2) of its own: see
-    /// [`State::arm_waiter`].
+    /// Like [`Shard::arm`], for a thread that sleeps in its own poll(2) next (see
+    /// [`State::arm_waiter`]).
     pub(crate) fn arm_waiter(self: &Arc<Self>, watch: Option<&Arc<Watch>>) {
         if self.is_pending() {
             self.try_flush();
@@ -93,39 +94,39 @@ impl Shard {
         self.progress.arm_waiter(watch);
     }
 
-    /// See [`State::end_served`].
+    /// Calls [`State::end_served`].
     pub(crate) fn end_served(&self) {
         self.progress.end_served();
     }
 
-    /// A watch of this shard in the epoll set of a channel: see [`Watch`].
+    /// Creates a [`Watch`] of this shard in the epoll set of a channel.
     pub(crate) fn watch(&self, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
         self.progress.watch(set, release)
     }
 
-    /// The program of `watch` has taken its event: see [`State::disarm`].
+    /// Records that the program of `watch` has taken its event (see [`State::disarm`]).
     pub(crate) fn disarm(&self, watch: &Arc<Watch>) {
         self.progress.disarm(watch);
     }
 
-    /// See [`progress::answer_armed`].
+    /// Calls [`progress::answer_armed`].
     pub(crate) fn answer_armed(self: &Arc<Self>, watch: &Arc<Watch>) -> bool {
         progress::answer_armed(self, watch)
     }
 
-    /// A program that watches this shard woke up although nothing has completed: see
-    /// [`State::note_spurious_wake_up`].
+    /// Records that a program that watches this shard woke up although nothing has completed (see
+    /// [`State::note_spurious_wake_up`]).
     pub(crate) fn note_spurious_wake_up(&self, watch: &Arc<Watch>) {
         self.progress.note_spurious_wake_up(watch);
     }
 
-    /// Posts wait to be coalesced with more: see [`State::coalesce_timer`].
+    /// Starts the wait of posts that are coalesced with later ones (see [`State::coalesce_timer`]).
     pub(crate) fn coalesce_timer(&self) {
         self.progress.coalesce_timer();
     }
 
-    /// Runs `poll` until it is ready or `deadline` has passed, driving the shard meanwhile. `None`:
-    /// the deadline has passed.
+    /// Calls `poll` until it is ready or `deadline` has passed, and drives the shard meanwhile.
+    /// Returns `None` if the deadline has passed.
     pub(crate) fn block_on<T>(
         self: &Arc<Self>,
         deadline: Option<Instant>,
@@ -136,15 +137,15 @@ impl Shard {
 }
 
 impl Shard {
-    /// A round that polls the stack, after its descriptor was readable. `Some(true)` when the stack
-    /// may have more events; `None` when another thread drives.
+    /// Makes a round that polls the stack, after its descriptor was readable. Returns whether the
+    /// stack may have more events, or `None` if another thread drives.
     pub(crate) fn pump_events(self: &Arc<Self>) -> Option<bool> {
         self.try_poll_stack().map(|events| events > 0)
     }
 }
 
 impl ActiveTask {
-    /// The task of `waker` becomes the active poller of `shard`, unless it has one.
+    /// Makes the task of `waker` the active poller of `shard`. Returns `None` if the shard has one.
     pub(crate) fn try_new(shard: &Shard, waker: impl FnOnce() -> Waker) -> Option<Self> {
         Self::claim(&shard.progress, waker)
     }

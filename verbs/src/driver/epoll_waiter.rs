@@ -26,7 +26,7 @@ impl EpollWaiter {
 
     /// Returns whether the descriptor of the stack is an epoll set.
     pub(super) fn is_set_of(&self, stack: &Arc<StackFd>) -> bool {
-        self.set.is(stack)
+        self.set.is_set_of(stack)
     }
 
     /// Sleeps until the stack has events, [`EpollWaiter::wake`] is called, a signal arrives, or

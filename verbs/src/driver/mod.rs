@@ -66,7 +66,7 @@ pub(crate) use progress::ActiveTask;
 pub(crate) use services::STAGING_LEN;
 pub(crate) use services::{PAGE, RX_STAGING, Services};
 pub(crate) use shard::Shard;
-pub(crate) use shared::{HeldBytes, MessageCharge, OwnEnd, Shared};
+pub(crate) use shared::{AddressEntry, HeldBytes, MessageCharge, Shared};
 pub(crate) use timers::Timers;
 pub(crate) use watch::Watch;
 
@@ -81,7 +81,7 @@ use std::time::{Duration, Instant};
 use uiw_counters::DeviceCounters;
 use uiw_llp::{Token, TransportStack};
 
-/// Bits of a token that name its shard, behind those that name its slot.
+/// Number of bits of a token that contain the number of its shard, above the key of its slot.
 const SHARD_BITS: u32 = 6;
 const SHARD_SHIFT: u32 = 32 - SHARD_BITS;
 /// Maximum number of shards of a device.
@@ -89,7 +89,7 @@ pub(crate) const MAX_SHARDS: usize = 1 << SHARD_BITS;
 /// Maximum number of shards of a device whose options set no number.
 const DEFAULT_SHARDS: usize = 8;
 
-/// The shard that serves what has this token.
+/// Returns the number of the shard that serves the object with this token.
 fn shard_of(token: Token) -> usize {
     (token.0 as u32 >> SHARD_SHIFT) as usize
 }
@@ -161,22 +161,23 @@ impl Driver {
         &self.shards
     }
 
-    /// The shard that serves what has this token.
+    /// Returns the shard that serves the object with this token.
     #[inline]
     pub(crate) fn shard(&self, token: Token) -> &Arc<Shard> {
         &self.shards[shard_of(token)]
     }
 
-    /// A queue is polled whose connections are on the shards whose bits are set.
+    /// Records that a queue is polled. `shards` has the bits of the shards of its connections.
     #[inline]
     pub(crate) fn note_poll(&self, shards: u64) {
         self.each_shard(shards, |shard| shard.note_poll());
     }
 
-    /// Called by a poll that found nothing: makes one round of each of these shards, which ends
-    /// early once `enough` returns true. `thread` is the id of the calling thread if the poll is
-    /// observed: then this returns whether another thread has polled one of the shards since the
-    /// last observed poll of this thread.
+    /// Makes one round of each of these shards, for a poll that found nothing. A round ends early
+    /// once `enough` returns true.
+    ///
+    /// `thread` is the id of the calling thread if the poll is observed. Then this returns whether
+    /// another thread has polled one of the shards since the last observed poll of this thread.
     #[inline]
     pub(crate) fn poll_progress(
         &self,
@@ -189,52 +190,53 @@ impl Driver {
         contended
     }
 
-    /// Returns whether requests were posted on one of these shards that no round has served.
+    /// Returns whether one of these shards has posted requests that no round has served yet.
     pub(crate) fn has_pending(&self, shards: u64) -> bool {
         let mut pending = false;
         self.each_shard(shards, |shard| pending |= shard.is_pending());
         pending
     }
 
-    /// A queue is armed whose connections live on the shards whose bits are set. `watch` gives the
-    /// watch of a shard in its channel.
+    /// Records that a queue is armed. `shards` has the bits of the shards of its connections, and
+    /// `watch` returns the watch of a shard in the queue's channel.
     pub(crate) fn arm(&self, shards: u64, watch: impl Fn(usize) -> Option<Arc<Watch>>) {
         self.each_shard(shards, |shard| shard.arm(watch(shard.index()).as_ref()));
     }
 
-    /// Like [`Driver::arm`] for one shard, by a thread that sleeps in a poll(2) of its own: see
-    /// [`State::arm_waiter`](progress::State::arm_waiter).
+    /// Like [`Driver::arm`] for one shard, for a thread that sleeps in its own poll(2) next (see
+    /// [`State::arm_waiter`](progress::State::arm_waiter)).
     pub(crate) fn arm_waiter(&self, shard: usize, watch: Option<&Arc<Watch>>) {
         self.shard_at(shard).arm_waiter(watch);
     }
 
-    /// The thread of a watch that is on this shard does not sleep for it any more.
+    /// Records that the thread of a watch on this shard no longer sleeps for it.
     pub(crate) fn end_served(&self, shard: usize) {
         self.shard_at(shard).end_served();
     }
 
-    /// A watch of a shard in the set of a channel, whose programs are expected to drive the shard:
-    /// see [`Watch`].
+    /// Creates a [`Watch`] of a shard in the set of a channel, whose program is expected to drive
+    /// the shard.
     pub(crate) fn watch(&self, shard: usize, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
         self.shard_at(shard).watch(set, release)
     }
 
-    /// The program of `watch`, which is on this shard, has its event: see [`Shard::disarm`].
+    /// Records that the program of `watch`, which is on this shard, has taken its event (see
+    /// [`Shard::disarm`]).
     pub(crate) fn disarm(&self, shard: usize, watch: &Arc<Watch>) {
         self.shard_at(shard).disarm(watch);
     }
 
-    /// See [`Shard::answer_armed`].
+    /// Calls [`Shard::answer_armed`].
     pub(crate) fn answer_armed(&self, shard: usize, watch: &Arc<Watch>) -> bool {
         self.shard_at(shard).answer_armed(watch)
     }
 
-    /// See [`Shard::note_spurious_wake_up`].
+    /// Calls [`Shard::note_spurious_wake_up`].
     pub(crate) fn note_spurious_wake_up(&self, shard: usize, watch: &Arc<Watch>) {
         self.shard_at(shard).note_spurious_wake_up(watch);
     }
 
-    /// Serves what was posted on the shards whose bits are set, before it returns.
+    /// Serves all requests that were posted on the shards whose bits are set, and then returns.
     pub(crate) fn serve_posts(&self, shards: u64) {
         self.each_shard(shards, |shard| {
             let same = Arc::clone(shard);
@@ -253,23 +255,23 @@ impl Driver {
         }
     }
 
-    /// The shard of this number.
+    /// Returns the shard with this number, modulo the number of shards.
     pub(crate) fn shard_at(&self, index: usize) -> &Arc<Shard> {
         &self.shards[index % self.shards.len()]
     }
 
-    /// The shard for connections whose receives complete in a queue that had none before.
+    /// Returns the shard for the first connection of a receive completion queue.
     pub(crate) fn shard_for_queue(&self) -> usize {
         self.affinity.shard_for_queue()
     }
 
-    /// The shard for a new listener: each in turn.
+    /// Returns the shard for a new listener, round-robin.
     pub(crate) fn shard_for_listener(&self) -> &Arc<Shard> {
         self.shard_at(self.next_listener.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The calling thread has made or accepted a connection of this token's shard, which it drives
-    /// when it waits.
+    /// Records that the calling thread has made or accepted a connection on the shard of this
+    /// token. The thread drives that shard when it waits.
     pub(crate) fn note_use(&self, token: Token) {
         self.affinity.note_use(shard_of(token));
     }
@@ -280,21 +282,22 @@ impl Driver {
             self.shard(*token).ring(*token);
         }
         for shard in &self.shards {
-            // A connection that is served at once takes one receive and stalls again: the next poll
-            // serves it with more receives.
+            // A connection that is served at once would take one receive and stall again. The next
+            // poll serves it with more receives.
             if tokens.iter().any(|token| shard_of(*token) == shard.index()) {
                 shard.coalesce_timer();
             }
         }
     }
 
-    /// Returns whether a connection whose queue pair was destroyed still has something to send.
-    ///
-    /// Nothing where this cannot be asked within `timeout`.
+    /// Returns whether a connection whose queue pair was destroyed still has something to send, or
+    /// `None` if there is no answer within `timeout`.
     pub(crate) fn is_draining(&self, timeout: Duration) -> Option<bool> {
         self.any_within(timeout, |core| core.has_draining())
     }
 
+    /// Returns whether `ask` returns true for any shard, or `None` if there is no answer within
+    /// `timeout`.
     fn any_within(&self, timeout: Duration, ask: fn(&mut Core) -> bool) -> Option<bool> {
         let until = Instant::now() + timeout;
         let mut any = false;
@@ -308,9 +311,8 @@ impl Driver {
         self.shards.iter().filter_map(|shard| shard.call(|core| core.deadline())).min()
     }
 
-    /// Returns whether the stacks have sent everything that is to be sent before the process ends.
-    ///
-    /// Nothing where this cannot be asked within `timeout`.
+    /// Returns whether the stacks have sent everything that must be sent before the process ends,
+    /// or `None` if there is no answer within `timeout`.
     pub(crate) fn drain(&self, timeout: Duration) -> Option<bool> {
         self.any_within(timeout, |core| !core.stack.drain()).map(|left| !left)
     }
@@ -319,14 +321,14 @@ impl Driver {
         self.shards[0].is_manual()
     }
 
-    /// One round of each shard. Returns how much was done.
+    /// Makes one round of each shard. Returns the amount of work done.
     pub(crate) fn pump(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().pump()).sum()
     }
 
-    /// Runs `poll` until it is ready or `deadline` has passed. Meanwhile the thread drives the
-    /// shard that it used last; its wakers wake it for the others. Where no other thread drives, it
-    /// drives all of them.
+    /// Calls `poll` until it is ready or `deadline` has passed. Meanwhile the thread drives the
+    /// shard that it used last, and wakers wake it for the others. If the device has manual
+    /// progress, it drives all of them.
     pub(crate) fn block_on<T>(
         &self,
         deadline: Option<Instant>,
@@ -346,7 +348,7 @@ impl Driver {
 
 impl Drop for Driver {
     /// Releases sockets, addresses and ports before the drop of the last handle of the device
-    /// returns: a thread of the engine that is about to end holds none.
+    /// returns, because a thread of the engine that is about to end must not hold any.
     fn drop(&mut self) {
         for shard in &self.shards {
             shard.close();

@@ -80,7 +80,7 @@ impl EpollSet {
     }
 
     /// Returns whether this is the stack's own set.
-    pub(super) fn is(&self, stack: &Arc<StackFd>) -> bool {
+    pub(super) fn is_set_of(&self, stack: &Arc<StackFd>) -> bool {
         Arc::ptr_eq(&self.0, stack)
     }
 

@@ -80,7 +80,7 @@ impl Parker {
     /// `stack` is readable.
     pub(super) fn sleep(&self, stack: Option<&StackFd>, deadline: Option<Instant>) -> bool {
         *self.sleeps_in.lock() = SleepsIn::Poll;
-        let readable = self.asleep_while(|| self.wake_fd.sleep(stack, deadline.map(remaining)));
+        let readable = self.sleep_unless_notified(|| self.wake_fd.sleep(stack, deadline.map(remaining)));
         *self.sleeps_in.lock() = SleepsIn::Nothing;
         readable
     }
@@ -89,13 +89,15 @@ impl Parker {
     /// a millisecond later. Returns whether the stack has events.
     pub(super) fn sleep_in(&self, waiter: &Arc<EpollWaiter>, deadline: Option<Instant>) -> bool {
         *self.sleeps_in.lock() = SleepsIn::Epoll(Arc::clone(waiter));
-        let readable = self.asleep_while(|| waiter.sleep(deadline.map(remaining)));
+        let readable = self.sleep_unless_notified(|| waiter.sleep(deadline.map(remaining)));
         *self.sleeps_in.lock() = SleepsIn::Nothing;
         waiter.clear();
         readable
     }
 
-    fn asleep_while(&self, sleep: impl FnOnce() -> bool) -> bool {
+    /// Calls `sleep`, unless this thread was notified already, and returns its result. A
+    /// notification from now on wakes the thread.
+    fn sleep_unless_notified(&self, sleep: impl FnOnce() -> bool) -> bool {
         let notified_before = is_mutant(Mutant::NotifiedBeforeAsleep) && self.is_notified();
         self.asleep.store(true, Ordering::SeqCst);
         let notified =

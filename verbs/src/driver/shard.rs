@@ -1,4 +1,4 @@
-//! A shard: an event set with its connections and timers, protected by one lock.
+//! A shard: an event set with its connections, timers and staging memory, protected by one lock.
 
 use super::handoff::{Handoff, PendingWork};
 use super::progress::State;
@@ -164,8 +164,8 @@ impl Shard {
     /// Drops connections, listeners and the stack, when the device is dropped. Waits until a
     /// background thread that drives has unlocked the core.
     pub(super) fn close(&self) {
-        // A round takes much less time. The lock is not available only if this thread holds it,
-        // because the last handle was dropped within a round.
+        // A round takes much less time than this timeout. So locking fails only if this thread
+        // holds the lock itself, because the last handle was dropped within a round.
         let Some(mut core) = self.handoff.lock_within(CLOSE_LOCK_TIMEOUT) else { return };
         let left = core.close();
         drop(core);
@@ -337,7 +337,7 @@ impl<'a> Busy<'a> {
         }
         drop(trash);
         if is_post {
-            wakes.give_after_post(|withheld| shard.progress.may_withhold(Arc::as_ptr(withheld).cast()));
+            wakes.give_after_post(|withheld| shard.progress.withhold(Arc::as_ptr(withheld).cast()));
         } else {
             wakes.give();
         }

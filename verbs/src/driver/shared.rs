@@ -3,16 +3,16 @@
 //!
 //! # Receive memory
 //!
-//! Bytes that connections keep between rounds (the front of an FPDU, everything behind a Send that
-//! waits for a receive) count against `Limits::max_held_bytes`. Once seven eighths of it are used,
-//! connections that keep no more than the first bytes of an FPDU are read by whole FPDUs only: the
-//! first 512 bytes tell the length, and the stack reports when the FPDU is complete
+//! Bytes that connections keep between rounds (the beginning of an FPDU, everything after a Send
+//! that waits for a receive) count against `Limits::max_held_bytes`. Once seven eighths of it are
+//! used, connections that keep no more than the first bytes of an FPDU are read by whole FPDUs
+//! only: the first 512 bytes tell the length, and the stack reports when the FPDU is complete
 //! (`StreamExtensions::readable`; SO_RCVLOWAT for kernel TCP). An eighth of the budget is reserved
 //! for Sends among them that wait for a receive. Connections whose peers have been silent inside an
 //! FPDU for at least a second are ended, longest first, on every shard, until there is room. So
-//! peers that each send the front of an FPDU do not block others, and each of them keeps at most 1
-//! KiB beyond the budget. Streams over TLS, whose stack cannot report what has arrived, wait until
-//! there is room.
+//! peers that each send the beginning of an FPDU do not block others, and each of them keeps at
+//! most 1 KiB beyond the budget. Streams over TLS, whose stack cannot report what has arrived, wait
+//! until there is room.
 
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ use uiw_counters::DeviceCounters;
 
 /// Numbers of a device's objects, compared with its limits.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct ObjectCounts {
     qp: AtomicU32,
     cq: AtomicU32,
     srq: AtomicU32,
@@ -55,7 +55,7 @@ macro_rules! counted {
     };
 }
 
-impl Counts {
+impl ObjectCounts {
     counted!(take_qp, release_qp, qp, max_qp, "number of queue pairs");
     counted!(take_cq, release_cq, cq, max_cq, "number of completion queues");
     counted!(take_srq, release_srq, srq, max_srq, "number of shared receive queues");
@@ -179,9 +179,9 @@ impl Budget {
         self.of_whole.load(Ordering::Relaxed) + bytes <= self.limit / 8
     }
 
-    /// Returns whether enough is free that connections with partial FPDUs may continue: `bytes`, or
-    /// most of a small budget.
-    pub(crate) fn is_relaxed(&self, bytes: usize) -> bool {
+    /// Returns whether enough is free that connections with partial FPDUs need no longer be ended:
+    /// `bytes`, or three quarters of a small budget.
+    pub(crate) fn is_relieved(&self, bytes: usize) -> bool {
         self.has_room(bytes) || self.held.load(Ordering::Relaxed) <= self.limit / 4
     }
 
@@ -199,14 +199,15 @@ impl Budget {
     }
 }
 
-/// Entry in the set of addresses of a device's connections.
-pub(crate) struct OwnEnd {
+/// Entry for one connection in the set of addresses of a device's connections ([`Shared::ends`]).
+/// Dropping it removes the entry.
+pub(crate) struct AddressEntry {
     shared: Arc<Shared>,
     addresses: (SocketAddr, SocketAddr),
 }
 
-impl OwnEnd {
-    /// `None` if a connection of the device has these addresses.
+impl AddressEntry {
+    /// Adds the addresses. Returns `None` if another connection of the device has the same ones.
     pub(crate) fn new(shared: &Arc<Shared>, local: SocketAddr, peer: SocketAddr) -> Option<Self> {
         let addresses = (local, peer);
         let added = shared.ends.lock().insert(addresses);
@@ -214,7 +215,7 @@ impl OwnEnd {
     }
 }
 
-impl Drop for OwnEnd {
+impl Drop for AddressEntry {
     fn drop(&mut self) {
         self.shared.ends.lock().remove(&self.addresses);
     }
@@ -223,7 +224,7 @@ impl Drop for OwnEnd {
 /// State that all shards of a device use.
 pub(crate) struct Shared {
     pub(crate) table: Arc<uiw_mem::Table>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: ObjectCounts,
     pub(crate) limits: Limits,
     /// Numbers of existing queue pairs.
     pub(crate) qps: Mutex<HashSet<u32>>,
@@ -253,7 +254,7 @@ impl Shared {
     ) -> Self {
         Self {
             table: uiw_mem::Table::new(uiw_mem::Limits { max_entries: limits.max_mr }),
-            counts: Counts::default(),
+            counts: ObjectCounts::default(),
             budget: Budget::new(limits.max_held_bytes, limits.max_unfinished_bytes),
             limits,
             qps: Mutex::default(),

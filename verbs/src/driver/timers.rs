@@ -26,12 +26,12 @@ impl Timers {
         self.heap.push(Reverse((at, token.0)));
     }
 
-    /// The earliest entry, which may be stale.
+    /// Returns the time of the earliest entry, which may be stale.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes one deadline that has passed.
+    /// Removes one entry whose time has passed, and returns its connection.
     pub(crate) fn due(&mut self, now: Time) -> Option<Token> {
         if self.next()? > now {
             return None;

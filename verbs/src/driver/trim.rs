@@ -31,8 +31,8 @@ pub(crate) struct Trim {
 }
 
 impl Trim {
-    /// Many connections have closed and few remain. `waits`: a thread may be started, and trims
-    /// later.
+    /// Trims the memory because many connections have closed and few remain. If `waits` is true, a
+    /// thread may be started that trims later.
     pub(crate) fn bulk_disconnect(self: &Arc<Self>, waits: bool) {
         if !waits {
             return uiw_mem::give_back_free_pages();

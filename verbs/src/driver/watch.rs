@@ -29,7 +29,7 @@ pub(crate) struct Watch {
     release: Waker,
     /// True if this watch has to release a withheld token.
     withheld: AtomicBool,
-    /// Value of that flag at the background thread's last turn.
+    /// Value of `withheld` at the background thread's last turn.
     withheld_seen: AtomicBool,
 }
 
@@ -90,8 +90,8 @@ impl Watch {
         self.withheld.store(true, Ordering::Relaxed);
     }
 
-    /// Called at each turn of the background thread: releases tokens that were withheld at its
-    /// previous turn.
+    /// Releases tokens that were withheld already at the previous turn of the background thread.
+    /// Called at each of its turns.
     pub(super) fn age_withheld(&self) {
         if self.withheld_seen.swap(self.withheld.load(Ordering::Relaxed), Ordering::Relaxed) {
             self.release_withheld();

@@ -24,7 +24,7 @@ pub(crate) struct Faults {
     /// Random numbers for rules with a probability.
     random: Mutex<Random>,
     queues: Queues,
-    /// Ends the thread that raises events when it is dropped.
+    /// Sender whose drop ends the thread that raises events.
     _events: Option<mpsc::Sender<()>>,
 }
 

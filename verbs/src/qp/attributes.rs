@@ -137,7 +137,7 @@ pub struct QpAttr {
 
 /// Properties of the path of an established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Path {
+pub struct PathInfo {
     /// Number of bytes that a TCP segment carries (RFC 5044 section 5.1).
     pub emss: usize,
     /// Length, in bytes, of the longest ULPDU that this end sends.

@@ -176,8 +176,8 @@ pub(super) fn disconnect(qp: &Arc<QpInner>) -> Result<()> {
     )
 }
 
-/// Closes the connection because the application has dropped its last handle. Returns false if
-/// there is no connection.
+/// Resets the connection unless it ends within `timeout`, because the application has dropped its
+/// last handle. Returns false if there is no connection.
 pub(crate) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) -> bool {
     on_shard(
         qp,

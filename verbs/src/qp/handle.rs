@@ -7,7 +7,7 @@ use crate::faults::Call;
 use crate::pd::Pd;
 use crate::qp::inner::ConnAttrs;
 use crate::qp::send_queue::{SendQueue, SqLimits};
-use crate::qp::{LogLimit, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
+use crate::qp::{LogLimit, LongMessages, PathInfo, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
 use crate::ud::UdState;
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
@@ -276,7 +276,7 @@ impl Qp {
 
     /// Returns the properties of the connection's path, or `None` without a connection.
     #[must_use]
-    pub fn path(&self) -> Option<Path> {
+    pub fn path(&self) -> Option<PathInfo> {
         self.with_conn(|conn, _| conn.path())
     }
 

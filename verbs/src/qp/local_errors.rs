@@ -60,19 +60,19 @@ impl fmt::Display for LocalDetail {
 }
 
 impl LocalDetail {
-    /// An error of no request.
+    /// Creates an error that belongs to no request.
     #[cold]
     pub(crate) fn other(text: impl fmt::Display) -> Self {
         Self { cause: LocalCause::Other, text: text.to_string() }
     }
 
-    /// An error of a request.
+    /// Creates an error of a request.
     #[cold]
     pub(crate) fn of_request(wqe: &Wqe, cause: LocalCause, text: impl fmt::Display) -> Self {
         Self { cause, text: format!("request wr_id {} ({:?}): {text}", wqe.wr_id, wqe.opcode()) }
     }
 
-    /// An error of a receive.
+    /// Creates an error of a receive.
     #[cold]
     pub(crate) fn of_receive(wqe: &RecvWqe, cause: LocalCause, text: impl fmt::Display) -> Self {
         Self { cause, text: format!("receive wr_id {}: {text}", wqe.wr_id) }

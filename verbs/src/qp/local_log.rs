@@ -12,7 +12,7 @@ impl QpInner {
         *self.local_error.lock() = Some(detail.to_string().into());
     }
 
-    /// The text of the last error that was kept.
+    /// Returns the text of the last error that was kept.
     pub(crate) fn local_error(&self) -> Option<Arc<str>> {
         self.local_error.lock().clone()
     }

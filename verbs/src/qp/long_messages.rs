@@ -13,7 +13,6 @@
 //!
 //! TCP provides the flow control: if no receive is posted for a Send, its stream is not read, so
 //! that the peer's window closes.
-//! peer's window closes.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

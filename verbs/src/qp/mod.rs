@@ -16,7 +16,7 @@ mod ring;
 mod send_queue;
 mod state;
 
-pub use attributes::{Path, QpAttr, QpCap, QpInit};
+pub use attributes::{PathInfo, QpAttr, QpCap, QpInit};
 pub(crate) use control::limit_lifetime;
 pub use handle::Qp;
 pub(crate) use inner::{QpInner, Receives, RecvSource};

@@ -106,9 +106,9 @@ impl QpInner {
         let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
         // A chain is coalesced like a single request, so that chains do not cost one system call
         // each.
-        let go = at_once || sq.unpumped >= BATCH;
+        let go = at_once || sq.unread_bytes >= BATCH;
         if mode == SqMode::Running && posted > 0 && go {
-            sq.unpumped = 0;
+            sq.unread_bytes = 0;
         }
         drop(sq);
         let token = if ring { self.conn() } else { None };

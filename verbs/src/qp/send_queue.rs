@@ -138,8 +138,9 @@ pub(crate) struct SendQueue {
     reported: u64,
     /// True if the doorbell was rung, and the stream has not read the queue since.
     pub(crate) rung: bool,
-    /// Approximate number of bytes posted since the stream read the queue last.
-    pub(crate) unpumped: u64,
+    /// Approximate number of bytes posted since the stream read the queue last, or since a post has
+    /// completed a batch.
+    pub(crate) unread_bytes: u64,
 }
 
 impl SendQueue {
@@ -154,7 +155,7 @@ impl SendQueue {
             qp_num,
             reported: 0,
             rung: false,
-            unpumped: 0,
+            unread_bytes: 0,
         }
     }
 
@@ -195,7 +196,7 @@ impl SendQueue {
         } else {
             store(&mut wqe.sges, wr.sges);
         }
-        self.unpumped += u64::from(len) + 32;
+        self.unread_bytes += u64::from(len) + 32;
         Ok(())
     }
 
@@ -205,7 +206,7 @@ impl SendQueue {
     pub(crate) fn unpost(&mut self, count: usize) -> usize {
         for _ in 0..count {
             if let Some(wqe) = self.ring.pop_last() {
-                self.unpumped -= u64::from(wqe.len) + 32;
+                self.unread_bytes -= u64::from(wqe.len) + 32;
             }
         }
         0
@@ -241,9 +242,9 @@ impl SendQueue {
     }
 
     /// Records that the stream reads the queue, so that the next post rings the doorbell.
-    pub(crate) fn look(&mut self) {
+    pub(crate) fn note_read(&mut self) {
         self.rung = false;
-        self.unpumped = 0;
+        self.unread_bytes = 0;
     }
 
     /// Returns the next request to pass to the stream, with its sequence number.
@@ -267,7 +268,8 @@ impl SendQueue {
         self.stop.get_or_insert(self.front.wrapping_add(u32::try_from(self.ring.len()).unwrap_or(u32::MAX)));
     }
 
-    /// Stops before the next request or, if `begun` is set, after it.
+    /// Makes the next request wait as well, or only those after it if `begun` is true because it is
+    /// partly sent.
     pub(crate) fn stop_after(&mut self, begun: bool) {
         self.stop = Some(self.next_seq().wrapping_add(u32::from(begun)));
     }
@@ -509,7 +511,7 @@ impl SendQueue {
         self.mode = SqMode::Closed;
         self.reported = 0;
         self.rung = false;
-        self.unpumped = 0;
+        self.unread_bytes = 0;
     }
 }
 

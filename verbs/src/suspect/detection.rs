@@ -25,7 +25,7 @@ impl Suspect {
         }
     }
 
-    /// The peer has ended the connection instead of sending its Reply.
+    /// Returns the suspect if the peer has ended the connection instead of sending its Reply.
     fn of_closed(options: &ConnConfig) -> Option<Self> {
         if options.revision == Revision::One {
             return None;
@@ -45,7 +45,7 @@ impl Suspect {
         codes: (u8, u8, u8),
     ) -> Option<Self> {
         match codes {
-            // RFC 6581 section 8: the peer has rejected our Reply.
+            // RFC 6581 section 8: the peer has rejected the Reply of this end.
             (2, 0, 6) if !initiator => return Some(Self::Ord),
             (2, 0, 7) if !initiator => return Some(Self::RtrKinds),
             // RFC 5044 section 8: the CRC or a Marker was wrong, so the bytes were damaged,

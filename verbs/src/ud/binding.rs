@@ -1,7 +1,7 @@
 //! Sockets, queue pairs and groups of a datagram port, changed by commands on its shard.
 
 use super::Endpoint;
-use super::counts::Counts;
+use super::counts::PortCounters;
 use super::slot::{Group, MAX_GROUPS, Membership, PortSlot, PortSocket};
 use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
@@ -11,7 +11,11 @@ use std::sync::Arc;
 use uiw_llp::{DatagramConfig, Interest, Token};
 
 /// Binds a port at all addresses, with the same port number if the first address has port 0.
-pub(super) fn bind(core: &mut Core, addresses: &[SocketAddr], counts: &Arc<Counts>) -> Result<(Token, u16)> {
+pub(super) fn bind(
+    core: &mut Core,
+    addresses: &[SocketAddr],
+    counts: &Arc<PortCounters>,
+) -> Result<(Token, u16)> {
     let token = core.insert(|_, _, _| Ok::<_, Error>(Slot::DatagramPort(Box::new(PortSlot::new(counts)))))?;
     let mut port = 0;
     for address in addresses {

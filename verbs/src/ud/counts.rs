@@ -62,9 +62,9 @@ pub(super) enum Count {
 
 /// Counters that are written only while the shard's lock is held.
 #[derive(Default)]
-pub(super) struct Counts([AtomicU64; Count::BadReceive as usize + 1]);
+pub(super) struct PortCounters([AtomicU64; Count::BadReceive as usize + 1]);
 
-impl Counts {
+impl PortCounters {
     pub(super) fn add(&self, what: Count, count: u64) {
         let cell = &self.0[what as usize];
         // Only one thread at a time writes, because it holds the lock of the shard.

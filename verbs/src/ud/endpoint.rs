@@ -25,7 +25,7 @@ pub(crate) struct Endpoint {
     pub(super) counters: DatagramCounters,
     pub(super) last_peer: LastPeer,
     /// Route of the last datagram that was built.
-    pub(super) way: Option<SendRoute>,
+    pub(super) route: Option<SendRoute>,
     /// Receives in which messages were placed and whose completions are pending, the common part of
     /// these completions, and the counts of the current run of datagrams.
     pub(super) placed: Vec<u64>,
@@ -70,7 +70,7 @@ impl Message {
     }
 }
 
-/// Counts of the messages of one run of datagrams, which have the same sender.
+/// Numbers of messages in one run of datagrams, which have the same sender.
 #[derive(Default)]
 pub(super) struct ReceivedCount {
     pub(super) all: Count,
@@ -97,7 +97,7 @@ impl Endpoint {
             cache: MrCache::default(),
             counters,
             last_peer: LastPeer::default(),
-            way: None,
+            route: None,
             placed: Vec::new(),
             message: Message::default(),
             received: ReceivedCount::default(),

@@ -5,8 +5,8 @@
 //! all accesses to their sockets.
 //!
 //! The shard has a `PortSlot` for the sockets of a port and an `Endpoint` for each queue pair, so
-//! that a doorbell needs no lookup. State changes are commands on the shard, so no datagram is in
-//! progress during a change.
+//! that a doorbell needs no lookup. There is no lock besides that of the shard. State changes are
+//! commands on the shard, so no datagram is in progress during a change.
 //!
 //! * **Sending.** `Endpoint::build` copies requests, with header and CRC, into the shard's
 //!   `Staging`, and passes up to 256 datagrams to one `DatagramSocket::send`. Consecutive requests

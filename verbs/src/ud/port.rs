@@ -1,6 +1,6 @@
 //! Handle of a datagram port.
 
-use super::counts::Counts;
+use super::counts::PortCounters;
 use super::slot::{INDICES, Membership};
 use super::{DatagramCounts, UdState, binding};
 use crate::device::Device;
@@ -37,7 +37,7 @@ pub struct DatagramPort {
     token: Token,
     number: u16,
     max_payload: usize,
-    counts: Arc<Counts>,
+    counts: Arc<PortCounters>,
 }
 
 impl std::fmt::Debug for DatagramPort {
@@ -75,7 +75,7 @@ impl DatagramPort {
             }
         }
         let driver = Arc::clone(device.driver());
-        let counts = Arc::<Counts>::default();
+        let counts = Arc::<PortCounters>::default();
         let (of_slot, addresses) = (Arc::clone(&counts), addresses.to_vec());
         let bind = move |core: &mut _| binding::bind(core, &addresses, &of_slot);
         let (token, number) = driver.shard_at(shard).call(bind)?;

@@ -271,7 +271,7 @@ fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr,
 /// Describes, for the log, why a message of `len` bytes, including the route header, does not fit
 /// into a receive.
 #[cold]
-fn why_failed(qp: &QpInner, wqe: &RecvWqe, status: WcStatus, len: u32, table: &Table) -> LocalDetail {
+fn describe_failure(qp: &QpInner, wqe: &RecvWqe, status: WcStatus, len: u32, table: &Table) -> LocalDetail {
     if status == WcStatus::LocalLength {
         let text = format_args!(
             "it has room for {} bytes, and the message with its route header has {len}",
@@ -411,7 +411,7 @@ impl Endpoint {
                 if let Some((_, status)) = failed
                     && let Some(wqe) = some.get(used)
                 {
-                    self.detail = Some(why_failed(qp, wqe, status, len, table));
+                    self.detail = Some(describe_failure(qp, wqe, status, len, table));
                 }
             }
             open.take(used + usize::from(failed.is_some()));

@@ -1,6 +1,6 @@
 //! State of a datagram port in its shard.
 
-use super::counts::{Count, Counts};
+use super::counts::{Count, PortCounters};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) struct PortSlot {
     /// Queue pairs whose next datagram found no room in the socket, in the order in which they
     /// continue.
     pub(super) blocked: VecDeque<Blocked>,
-    pub(super) counts: Arc<Counts>,
+    pub(super) counts: Arc<PortCounters>,
 }
 
 /// Queue pair that waits for room in a socket.
@@ -59,7 +59,7 @@ pub(super) struct Membership {
 }
 
 impl PortSlot {
-    pub(super) fn new(counts: &Arc<Counts>) -> Self {
+    pub(super) fn new(counts: &Arc<PortCounters>) -> Self {
         Self {
             sockets: Vec::new(),
             endpoints: vec![None; INDICES],

@@ -197,8 +197,8 @@ impl Endpoint {
     }
 
     fn builder(&mut self) -> DatagramBuilder<'_> {
-        let Self { qp, epoch, msn, cache, last_peer, way, .. } = self;
-        DatagramBuilder { qp, epoch: *epoch, msn, cache, last_peer, way }
+        let Self { qp, epoch, msn, cache, last_peer, route, .. } = self;
+        DatagramBuilder { qp, epoch: *epoch, msn, cache, last_peer, route }
     }
 
     /// Counts the requests whose datagrams were sent or skipped.
@@ -217,7 +217,7 @@ struct DatagramBuilder<'a> {
     msn: &'a mut u32,
     cache: &'a mut MrCache,
     last_peer: &'a mut LastPeer,
-    way: &'a mut Option<SendRoute>,
+    route: &'a mut Option<SendRoute>,
 }
 
 impl DatagramBuilder<'_> {
@@ -233,11 +233,11 @@ impl DatagramBuilder<'_> {
         let qp = self.qp;
         let Some(ud) = &qp.ud else { return (None, None) };
         let own_qkey = ud.qkey.load(Ordering::Relaxed);
-        self.check_way(port, services, own_qkey);
+        self.revalidate_route(port, services, own_qkey);
         let mut sq = qp.sq.lock();
         if is_first {
             // Another post rings the doorbell again.
-            sq.look();
+            sq.note_read();
             staging.begin(sq.len());
         }
         let (signal_all, mut socket) = (sq.limits().signal_all, None);
@@ -249,13 +249,13 @@ impl DatagramBuilder<'_> {
             let SendOp::Datagram { to, imm } = &next.op else {
                 return (socket, Some((id, WcStatus::LocalQpOperation)));
             };
-            let is_new = self.way.as_ref().is_none_or(|way| way.to != *to);
+            let is_new = self.route.as_ref().is_none_or(|route| route.to != *to);
             if is_new {
                 let of_request = (next.flags.contains(SendFlags::SOLICITED), *imm);
-                *self.way = self.find_way(to, of_request, port, services, own_qkey);
+                *self.route = self.find_route(to, of_request, port, services, own_qkey);
             }
-            let Some(way) = &*self.way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
-            if *socket.get_or_insert(way.socket) != way.socket {
+            let Some(route) = &*self.route else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
+            if *socket.get_or_insert(route.socket) != route.socket {
                 break;
             }
             if staging.built == 0 {
@@ -285,7 +285,7 @@ impl DatagramBuilder<'_> {
         staging: &mut Staging,
     ) -> (usize, Option<WcStatus>) {
         let RequestRun { first, signal_all, max_payload, table } = run;
-        let Self { way: Some(way), qp, cache, msn, .. } = self else {
+        let Self { route: Some(route), qp, cache, msn, .. } = self else {
             return (0, Some(WcStatus::LocalQpOperation));
         };
         let Some(payload) = wqes.first().map(|wqe| wqe.len) else { return (0, None) };
@@ -297,16 +297,16 @@ impl DatagramBuilder<'_> {
         let most = requests.min(room.len() / len).min(wqes.len());
         let (mut built, mut failed) = (0, None);
         while failed.is_none()
-            && let Some(kind) = wqes[built..most].first().and_then(|wqe| RequestShape::of(wqe, &way.to))
+            && let Some(kind) = wqes[built..most].first().and_then(|wqe| RequestShape::of(wqe, &route.to))
             && kind.len == payload
         {
             let rest = &mut wqes[built..most];
-            let to = way.to;
+            let to = route.to;
             let alike = 1 + rest[1..].iter().take_while(|wqe| kind.is_of(wqe, &to)).count();
             let batch = TransmitBatch {
                 wqes: &mut rest[..alike],
                 room: &mut room[built * len..],
-                header: way.header(kind.flags.contains(SendFlags::SOLICITED), kind.immediate),
+                header: route.header(kind.flags.contains(SendFlags::SOLICITED), kind.immediate),
                 msn,
                 first: first.wrapping_add(built as u32),
                 signal_all,
@@ -329,26 +329,26 @@ impl DatagramBuilder<'_> {
             failed = status;
         }
         if built > 0 {
-            staging.add(Outgoing { count: built, ..way.outgoing(len) }, way.same_device);
+            staging.add(Outgoing { count: built, ..route.outgoing(len) }, route.same_device);
         }
         (built, failed)
     }
 
     /// Discards the route of the last batch if something it depends on has changed.
-    fn check_way(&mut self, port: &PortSlot, services: &Services, own_qkey: u32) {
-        let Some(way) = self.way else { return };
+    fn revalidate_route(&mut self, port: &PortSlot, services: &Services, own_qkey: u32) {
+        let Some(route) = self.route else { return };
         // Updated in place, because moving it out and back costs as much as building a datagram.
-        if way.is_of(self.epoch, own_qkey) && port.is_socket_at(way.socket, way.local) {
-            way.same_device =
-                way.is_group || self.last_peer.is_own(&services.shared.datagram_sockets, way.peer);
+        if route.is_of(self.epoch, own_qkey) && port.is_socket_at(route.socket, route.local) {
+            route.same_device =
+                route.is_group || self.last_peer.is_own(&services.shared.datagram_sockets, route.peer);
         } else {
-            *self.way = None;
+            *self.route = None;
         }
     }
 
     /// Returns the route to a destination, or `None` if no socket of the port has its local
     /// address.
-    fn find_way(
+    fn find_route(
         &mut self,
         to: &Destination,
         (solicited, immediate): (bool, Option<u32>),
@@ -421,7 +421,7 @@ fn why_unsent(
 struct SendOutcome {
     /// Number of datagrams consumed, including those skipped.
     done: usize,
-    /// The socket has no room for the next datagram.
+    /// True if the socket has no room for the next datagram.
     is_blocked: bool,
     /// Number of datagrams that were sent, and how many of them went to queue pairs of the same
     /// device or to groups.

@@ -95,7 +95,7 @@ impl SidrHandle {
         self.local
     }
 
-    /// Sends the event to another channel, even if it is already pending.
+    /// Reports the event on another channel, to which it is moved if it is already pending.
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let id = self.id;
         migrate(&self.driver, self.token, channel, move |event| event.id == id);

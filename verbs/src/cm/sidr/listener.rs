@@ -78,7 +78,7 @@ impl SidrListener {
         ListenerId(self.token.0)
     }
 
-    /// Sends requests to another channel: pending ones, in order, and all later ones.
+    /// Reports requests on another channel from now on. Pending ones are moved to it, in order.
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let id = self.id();
         migrate(&self.driver, self.token, channel, move |event| is_for(event, id));

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-/// Called when the program of `watch` asks for an event and there is none. Drives once, if the
-/// program is the owner. Returns whether the channel's descriptor may have been readable.
+/// Drives once, if the program of `watch` is the owner. Called when that program asks for an event
+/// and there is none. Returns whether the channel's descriptor may have been readable.
 pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch>) -> bool {
     let state = drive.progress();
     let watched = state.ownership.is_watched_by(watch);
@@ -34,15 +34,15 @@ impl State {
         if waiter.is_set_of(stack) { Watch::new(set, stack, release) } else { None }
     }
 
-    /// Returns whether a post may withhold the token of the channel whose `WithheldToken` is at the
-    /// given address, because the program of the channel is armed.
-    pub(in super::super) fn may_withhold(&self, withheld: *const ()) -> bool {
+    /// Lets a post withhold the token of the channel whose `WithheldToken` is at the given address,
+    /// if the program of the channel is armed. Returns whether it is.
+    pub(in super::super) fn withhold(&self, withheld: *const ()) -> bool {
         self.ownership.withhold(withheld)
     }
 
-    /// Called when a completion queue was armed, so that the application is about to sleep, perhaps
-    /// in its own poll(2). Clears the poll hint. With `watch`, it sleeps on a channel that can
-    /// watch the stack's descriptor.
+    /// Records that a completion queue was armed, so that the application is about to sleep,
+    /// perhaps in its own poll(2). Clears the poll hint. `watch` is given if the application sleeps
+    /// on a channel that can watch the stack's descriptor.
     pub(in super::super) fn arm(&self, watch: Option<&Arc<Watch>>) {
         if self.manual {
             return;

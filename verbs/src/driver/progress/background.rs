@@ -2,7 +2,7 @@
 
 use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
 use super::memory_polls::{MemoryPolls, SLEEP, SLEEPS, UNSERVED};
-use super::ownership::{BackgroundAction, Probes, TurnObservations};
+use super::ownership::{BackgroundAction, TurnObservations, TurnProbes};
 use super::wait::keep_polling;
 use super::{COALESCE, Drive, State};
 use std::sync::Weak;
@@ -82,12 +82,12 @@ impl<D: Drive> BackgroundThread<'_, D> {
         }
         let hinted = hinted && !self.memory_polls.are_likely();
         state.poll_hint_held.store(hinted, Ordering::Relaxed);
-        let probes = Probes { readable: &|| state.is_readable(), now: &|| state.now() };
+        let probes = TurnProbes { readable: &|| state.is_readable(), now: &|| state.now() };
         let (seen, driven) = (&mut self.standby.seen, self.standby.driven);
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
             BackgroundAction::Own => {
                 (self.standby.timer, self.standby.polled_since) = (Duration::ZERO, None);
-                return self.own();
+                return self.sleep_as_owner();
             }
             BackgroundAction::Parked => None,
             BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
@@ -121,8 +121,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
         }
     }
 
-    /// Sleeps as the owner. Then drives, if it is still the owner.
-    fn own(&mut self) {
+    /// Sleeps as the owner. Then drives, if this thread is still the owner.
+    fn sleep_as_owner(&mut self) {
         let state = self.state;
         let Some(drive) = self.drive.upgrade() else { return };
         let idle = !drive.is_pending() && !state.coalescing.load(Ordering::SeqCst);
@@ -170,7 +170,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         unserved
     }
 
-    /// Either an arrival was not served, or polls serve the arrivals.
+    /// Records whether an arrival was unserved, or polls serve the arrivals.
     fn observe(&mut self, unserved: bool) {
         let was_likely = self.memory_polls.are_likely();
         self.memory_polls.observe(unserved);

@@ -42,8 +42,8 @@ pub(super) struct MemoryPolls {
     /// Number of arrivals since the last check.
     arrivals: u32,
     others_per_check: u32,
-    /// Time from which the programs are assumed to poll memory; before that, the time of the first
-    /// check.
+    /// Time of the last arrival since the programs are assumed to poll memory. Until there was one,
+    /// the time from which they are assumed to do so.
     pub(super) last_arrival: Option<Instant>,
 }
 

@@ -1,17 +1,18 @@
 //! Which thread drives a shard, and which threads are woken.
 //!
 //! A thread that waits in one of the engine's calls sleeps in the stack's descriptor itself and
-//! drives when it wakes: an arrival needs no second thread to reach its receiver. It is the *active
-//! poller*; other threads that wait are on *standby*, and one of them takes over when it returns.
+//! drives when it wakes, so an arrival reaches its receiver without a second thread. It is the
+//! *active poller*; other threads that wait are on *standby*, and one of them takes over when it
+//! returns.
 //! The *background thread* drives when there is no active poller and no application thread polls.
 //! When all is idle every thread sleeps without a time-out.
 //!
 //! # Ownership
 //!
-//! The owner is the thread or program that sleeps in the stack's descriptor, or is about to;
-//! without one the shard is unowned. It is one value under a lock ([`ownership`]), with one method
-//! for each transition. "Background, if parked": the background thread is woken when it is on
-//! standby without a timer.
+//! The owner is the thread or program that sleeps in the stack's descriptor, or is about to. If
+//! there is none, the shard is unowned. The owner is one value under a lock ([`ownership`]), with
+//! one method for each transition. "Background, if parked" means that the background thread is
+//! woken if it is on standby without a timer.
 //!
 //! | transition | caller | from | to | condition | woken |
 //! |---|---|---|---|---|---|
@@ -19,16 +20,16 @@
 //! | `claim` | the same | background | awake | it has nothing to do | background: it finds that it is not the owner any more |
 //! | `claim_or_stand_by` | a thread in a wait | awake, asleep | no change, the thread is on standby | another is the active poller | none |
 //! | `fall_asleep` | the active poller | awake | asleep | nothing is pending, the deadline is read | none |
-//! | `wake_up` | the active poller | asleep | awake | its sleep ended; it drives and then runs foreign code | background, if parked |
+//! | `wake_up` | the active poller | asleep | awake | its sleep ended; it drives and then runs code of the application | background, if parked |
 //! | `release` | the active poller | awake, asleep | unowned | its wait is over | one standby; background, if parked |
 //! | `background_turn` | background | unowned | background | no poll hint since its last turn | none |
 //! | `background_turn` | background | unowned | no change: standby with a timer | a poll hint since its last turn | none |
-//! | `background_turn` | background | awake | no change: standby with a timer | the active poller may run foreign code | none |
+//! | `background_turn` | background | awake | no change: standby with a timer | the active poller may run code of the application | none |
 //! | `background_turn` | background | asleep | no change: standby with a timer | the same active poller for less than [`STANDBY_TURNS`](ownership::STANDBY_TURNS) turns | none |
 //! | `background_turn` | background | asleep | no change: standby without a timer ("parked") | the same active poller for longer | none |
 //! | `background_release` | background | background | unowned | its sleep ended | none |
 //! | `background_release` | background | awake, asleep | no change: it does not drive | a thread has claimed meanwhile | none |
-//! | `arm` | a program that arms a queue of a channel with a descriptor | unowned, served | armed | no failure lately (`Backoff`) | none |
+//! | `arm` | a program that arms a queue of a channel with a descriptor | unowned, served | armed | no failure lately (`ArmBackoff`) | none |
 //! | `arm` | the same | background | armed | the same | background: it finds that it is not the owner any more |
 //! | `arm` | the same, of another channel | armed, served | unowned | each would wake up for the other one | background |
 //! | `withhold` | a post whose completion raises an event | armed | no change: the token is written later ([`comp_channel`](crate::comp_channel)) | the program polls before it sleeps | none |
@@ -36,16 +37,17 @@
 //! | `end_served` | the program polls, or asks for an event | served | unowned | it does not arm at once | none |
 //! | `claim` | a thread in a wait, a driving task | armed, served | awake | it has nothing to do | none |
 //! | `background_turn` | background | armed, served | no change: standby with a timer | rounds or armings since its last turn, or neither for few turns | none |
-//! | `background_turn` | background | armed, served | background | neither for [`ARMED_TURNS`](ownership::ARMED_TURNS) turns, or the stack had something at two of them | none |
+//! | `background_turn` | background | armed, served | background | neither for [`ARMED_TURNS`](ownership::ARMED_TURNS) turns, or the stack had events at two of them | none |
 //!
 //! "armed": a program sleeps in a poll(2) of its own, which an arrival ends
 //! ([`watch`](super::watch)); "served": that program has taken its event. It may compute instead of
 //! sleeping, so the background thread checks it with a timer, and takes over when the stack's
-//! descriptor stays readable, or when nothing happens, so that an idle process has no timer.
+//! descriptor stays readable. It also takes over when nothing happens, so that an idle process has
+//! no timer.
 //!
-//! "awake" and "asleep" are states of the active poller: between its sleeps it may run foreign code
-//! for any time without driving, so the background thread drives when the active poller was awake
-//! at two turns and no round was made between them.
+//! "awake" and "asleep" are states of the active poller. Between its sleeps it may run code of the
+//! application for any time without driving. So the background thread drives when the active poller
+//! was awake at two turns and no round was made between them.
 //!
 //! # Which thread serves an occasion
 //!
@@ -65,16 +67,16 @@
 //!
 //! # Poll hint
 //!
-//! A poll sets a flag, not a time, as it does not read the clock. While the flag is set again and
-//! rounds are made between two turns of the background thread, that thread stays on standby with a
-//! timer ([`background`] has its length). A program that polls but never finds its queue empty
-//! makes no rounds: then the background thread becomes the owner despite the hint. So it does
-//! beside a program that polls its own memory until the peer has written, and its queue between
-//! ([`memory_polls`]).
+//! A poll sets a flag instead of storing a time, because it does not read the clock. While the flag
+//! is set again and rounds are made between two turns of the background thread, that thread stays
+//! on standby with a timer ([`background`] has its length). A program that polls but never finds
+//! its queue empty makes no rounds; then the background thread becomes the owner despite the hint.
+//! It also does so for a program that polls its own memory until the peer has written to it, and
+//! its queue only between two Writes ([`memory_polls`]).
 //!
 //! # Required orders
 //!
-//! The models in `verbs/models` show for those marked with * that the opposite order loses a
+//! For the orders marked with *, the models in `verbs/models` show that the opposite order loses a
 //! wake-up.
 //!
 //! * (*) A thread claims first and then reads `pending` and the deadline. A thread that stores
@@ -110,38 +112,39 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
-/// Within this time after a sleep in one of the engine's waits, arming a queue is expected to
-/// precede another such sleep.
+/// Time after a sleep in one of the engine's waits during which a thread that arms a queue is
+/// expected to sleep in such a wait again.
 const OWN_WAIT_HINT: Duration = Duration::from_millis(10);
-/// Coalesced posts wait at most this long.
+/// Maximum time for which coalesced posts wait.
 const COALESCE: Duration = Duration::from_micros(50);
 
-/// A time, in nanoseconds from [`State`]'s base.
+/// Time in nanoseconds since the base of [`State`].
 type Nanos = u64;
-/// No time.
+/// Value for "no time".
 const NEVER: Nanos = Nanos::MAX;
 
-/// A shard, as this module drives it.
+/// Interface of a shard for this module.
 pub(super) trait Drive: Send + Sync + 'static {
-    /// Returns the part of the state of this module.
+    /// Returns the state of this module for the shard.
     fn progress(&self) -> &State;
-    /// Returns whether a post or a command waits.
+    /// Returns whether a post or a command is waiting.
     fn is_pending(&self) -> bool;
     /// Returns whether a thread holds the core.
     fn is_held(&self) -> bool;
-    /// The number of rounds that were made, wrapping.
+    /// Returns the number of rounds that were made (wrapping).
     fn rounds(&self) -> u32;
-    /// One round. Returns how much was done; `None` when another thread holds the core.
+    /// Makes one round. Returns the amount of work done, or `None` if another thread holds the
+    /// core.
     fn try_pump(self: &Arc<Self>) -> Option<usize>;
-    /// A round that polls the stack first. Returns the number of its events; `None` when another
-    /// thread holds the core.
+    /// Makes a round that polls the stack first. Returns the number of the stack's events, or
+    /// `None` if another thread holds the core.
     fn try_poll_stack(self: &Arc<Self>) -> Option<usize>;
-    /// A round after a sleep that an event ended: it reads first, and polls the stack when that
-    /// finds nothing. False when another thread holds the core.
+    /// Makes a round after an event has ended a sleep. Polls the stack only if the round finds
+    /// nothing. Returns false if another thread holds the core.
     fn try_answer(self: &Arc<Self>) -> bool;
 }
 
-/// The part of a shard that decides which thread drives it.
+/// Part of a shard that decides which thread drives it.
 pub(super) struct State {
     base: Instant,
     stack: Option<Arc<StackFd>>,
@@ -149,24 +152,24 @@ pub(super) struct State {
     waiter: Option<Arc<EpollWaiter>>,
     background: Arc<Parker>,
     ownership: Ownership,
-    /// An application thread polled since the background thread's last turn.
+    /// True if an application thread has polled since the background thread's last turn.
     poll_hint: AtomicBool,
-    /// The thread that has set the poll hint last; 0: one that has waited.
+    /// Thread that has set the poll hint last; 0 if it was set at the end of a wait.
     poller: AtomicI32,
-    /// The poll hint at the background thread's last turn, if rounds were made.
+    /// Poll hint at the background thread's last turn; false if no rounds were made.
     poll_hint_held: AtomicBool,
     /// Time when the last thread slept in one of the engine's waits; [`NEVER`] before the first
     /// one.
     own_wait: AtomicU64,
-    /// The next deadline of any stream.
+    /// Next deadline of any stream.
     timer: AtomicU64,
-    /// Coalesced posts wait for the background thread.
+    /// True if coalesced posts wait for the background thread.
     coalescing: AtomicBool,
-    /// The background thread is on standby with a timer, after which it checks for posts.
+    /// True if the background thread is on standby with a timer, after which it checks for posts.
     standby_timed: AtomicBool,
-    /// A round had work to do since a program that armed a queue last became the owner.
+    /// True if a round had work to do since a program that armed a queue last became the owner.
     worked: AtomicBool,
-    /// A program that was the owner has taken its event, and has not polled since.
+    /// True if a program that was the owner has taken its event, and has not polled since.
     served: AtomicBool,
     stop: AtomicBool,
     manual: bool,
@@ -208,25 +211,25 @@ impl State {
         self.background.notify();
     }
 
-    /// Stores the streams' next deadline; the core is held. True when it is earlier than the one
-    /// before: then the owner is to be woken once the core is unlocked.
+    /// Stores the next deadline of all streams, while the core is held. Returns true if it is
+    /// earlier than the previous one; then the owner must be woken once the core is unlocked.
     pub(super) fn set_timer(&self, next: Option<Instant>) -> bool {
         let at = next.map_or(NEVER, |at| self.since_base(at));
         let before = self.timer.swap(at, Ordering::SeqCst);
         at < before && !self.manual
     }
 
-    /// Wakes the owner, as a deadline is earlier than the one it has read. Does not wake the
-    /// background thread while it is on standby with a timer: an early turn would find no poll
-    /// since the last one, and take the ownership from the pollers.
+    /// Wakes the owner, because a deadline is earlier than the one that it has read. Does not wake
+    /// the background thread while it is on standby with a timer, because an early turn would find
+    /// no poll since the last one, and take the ownership from the pollers.
     pub(super) fn wake_owner(&self) {
         self.ownership.wake_owner(|| !self.standby_timed.load(Ordering::SeqCst));
     }
 
-    /// An application thread polls, and is expected to poll again soon: the background thread stays
-    /// on standby.
+    /// Records that an application thread polls. It is expected to poll again soon, so the
+    /// background thread stays on standby.
     pub(super) fn hint_poll(&self) {
-        // Read first: the cache line is shared with other pollers.
+        // Read first, because the cache line is shared with other pollers.
         if !self.poll_hint.load(Ordering::Relaxed) {
             self.poller.store(thread_id(), Ordering::SeqCst);
             self.poll_hint.store(true, Ordering::Relaxed);
@@ -234,14 +237,14 @@ impl State {
         }
     }
 
-    /// Posts wait to be coalesced with more: until the next poll where an application thread polls
-    /// steadily, else for at most [`COALESCE`].
+    /// Starts the wait of posts that are coalesced with later ones. If application threads poll, it
+    /// ends at the next poll, and otherwise after at most [`COALESCE`].
     pub(super) fn coalesce_timer(&self) {
-        // A thread that is woken for work that the poller is about to do contends for the core, and
-        // for a processor. A poll may be the last one, so the hint counts only while the background
-        // thread has a timer. A hint at its last turn counts until the next one: a program may post
-        // hundreds of messages between two polls, and on two processors a third thread that takes
-        // the core is likely to be preempted while it holds it.
+        // A thread that is woken for work that the poller is about to do would contend for the core
+        // and for a processor. A poll may be the last one, so the hint counts only while the
+        // background thread has a timer. A hint at its last turn counts until the next one: a
+        // program may post hundreds of messages between two polls, and on two processors a third
+        // thread that takes the core is likely to be preempted while it holds it.
         let hinted = self.poll_hint.load(Ordering::Relaxed) || self.poll_hint_held.load(Ordering::Relaxed);
         if hinted && self.standby_timed.load(Ordering::SeqCst) {
             return;
@@ -255,7 +258,7 @@ impl State {
         u64::try_from(at.saturating_duration_since(self.base).as_nanos()).unwrap_or(NEVER - 1)
     }
 
-    /// Returns whether the stack has something.
+    /// Returns whether the stack has events.
     fn is_readable(&self) -> bool {
         self.stack.as_deref().is_some_and(is_readable)
     }
@@ -264,13 +267,13 @@ impl State {
         self.since_base(Instant::now())
     }
 
-    /// The streams' next deadline.
+    /// Returns the next deadline of any stream.
     fn deadline(&self) -> Option<Instant> {
         let at = self.timer.load(Ordering::SeqCst);
         (at != NEVER).then(|| self.base + Duration::from_nanos(at))
     }
 
-    /// The active poller's wait is over.
+    /// Ends the role of the active poller, whose wait is over.
     fn release(&self) {
         self.own_wait.store(self.now(), Ordering::Relaxed);
         self.poller.store(0, Ordering::SeqCst);

@@ -80,7 +80,7 @@ pub(super) enum BackgroundAction {
     Own,
     /// Is on standby with a timer.
     Timed {
-        /// Is on standby beside an active poller.
+        /// True if there is an active poller.
         owned: bool,
     },
     /// Is on standby until it is woken.
@@ -311,14 +311,14 @@ impl Ownership {
         }
     }
 
-    /// Handles a turn of the background thread. `driven`: rounds were made since the last turn;
-    /// `hinted`: also, application threads poll.
+    /// Handles a turn of the background thread. `driven` is true if rounds were made since the last
+    /// turn, and `hinted` if application threads poll as well.
     pub(super) fn background_turn(
         &self,
         seen: &mut TurnObservations,
         driven: bool,
         hinted: bool,
-        probes: &Probes<'_>,
+        probes: &TurnProbes<'_>,
     ) -> BackgroundAction {
         let mut inner = self.inner.lock();
         seen.armed = false;
@@ -378,10 +378,11 @@ impl Ownership {
     }
 }
 
-/// Observations that a turn of the background thread makes only when it needs them.
-pub(super) struct Probes<'a> {
-    /// Returns whether the stack has events.
+/// Functions by which a turn of the background thread observes the shard, called only when needed.
+pub(super) struct TurnProbes<'a> {
+    /// Whether the stack has events.
     pub(super) readable: &'a dyn Fn() -> bool,
+    /// Current time.
     pub(super) now: &'a dyn Fn() -> Nanos,
 }
 
@@ -410,7 +411,7 @@ mod tests {
         }
 
         fn turn_with(&mut self, driven: bool, hinted: bool, readable: bool) -> BackgroundAction {
-            let probes = Probes { readable: &|| readable, now: &|| 0 };
+            let probes = TurnProbes { readable: &|| readable, now: &|| 0 };
             self.ownership.background_turn(&mut self.seen, driven, hinted, &probes)
         }
 
@@ -426,7 +427,7 @@ mod tests {
         }
     }
 
-    /// Returns a watch of a stack that has events.
+    /// Watch of a stack that has events.
     struct WatchedStack {
         watch: Arc<Watch>,
         set: Arc<ChannelSet>,

@@ -171,7 +171,7 @@ pub(super) fn keep_polling<D: Drive>(drive: &Arc<D>, stop: impl Fn() -> bool) {
     }
 }
 
-/// Wakes the thread's own parker when its wait ends for any reason.
+/// Guard that notifies the parker of the thread itself when the wait ends for any reason.
 struct NotifyOnDrop<'a>(&'a Parker);
 
 impl Drop for NotifyOnDrop<'_> {
@@ -180,7 +180,7 @@ impl Drop for NotifyOnDrop<'_> {
     }
 }
 
-/// Makes the thread the active poller until it is dropped.
+/// Role of the active poller, which the thread has until this is dropped.
 struct ActivePoller<'a>(&'a State);
 
 impl Drop for ActivePoller<'_> {
