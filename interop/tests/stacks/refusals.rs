@@ -109,7 +109,7 @@ fn interface_down_under_listener() {
     let Some(network) = Network::veth() else { return };
     let mut server = listening(&network, "packet");
     link(&network, &["set", "veth0", "down"]);
-    server.wait_saying("listening: interface `veth0` is down: it goes on when");
+    server.wait_saying("listening: interface `veth0` is down: listening again when");
     link(&network, &["set", "veth0", "up"]);
     let mut command = Command::new(uiw());
     command.args(["ping", "10.77.0.11", "-c", "3"]);
