@@ -12,7 +12,7 @@ use std::{env, io};
 
 use quick_xml::events::{BytesStart, Event};
 
-/// What tshark says of a CRC.
+/// Result of tshark's check of a CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Crc {
     /// Checked, and right.
@@ -30,7 +30,7 @@ pub struct Fpdu {
     pub packet: u64,
     /// ULPDU_Length.
     pub ulpdu_length: Option<u16>,
-    /// What became of the CRC.
+    /// Result of the check of the CRC.
     pub crc: Crc,
     /// The CRC field's bytes as a big-endian number, as tshark prints it.
     pub crc_field: Option<u32>,
@@ -56,7 +56,7 @@ pub struct Fpdu {
     pub malformed: bool,
 }
 
-/// What tshark found in a capture.
+/// FPDUs and other packets that tshark found in a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dissection {
     /// FPDUs, in the order of their last bytes.

@@ -1,4 +1,4 @@
-//! What the library exports. `build.rs` makes the lines from the tables of `uiw-cabi-exports`:
+//! Exported functions. `build.rs` makes the lines from the tables of `uiw-cabi-exports`:
 //! `exports.tsv` has a row for each name and version, `private.tsv` for each private name. "compat"
 //! versions are for programs linked long ago; the linker does not use them for new programs. The
 //! routes are those of

@@ -5,7 +5,7 @@ use crate::split::{Outcome, in_child};
 use std::ffi::{c_int, c_long};
 use std::io;
 
-/// What does not work without a call.
+/// Feature that needs a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     /// Anything.
@@ -27,13 +27,13 @@ pub enum Purpose {
 pub struct Call {
     /// Name.
     pub name: &'static str,
-    /// What it is for.
+    /// Purpose of the call.
     pub purpose: Purpose,
     number: c_long,
     arguments: [c_long; 4],
 }
 
-/// How a call is refused.
+/// Way in which a call is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It fails with this error number.

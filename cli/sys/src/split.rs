@@ -3,12 +3,12 @@
 use std::io;
 use std::num::NonZeroI32;
 
-/// Which of the two processes this is.
+/// Identifies one of the two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessSide {
-    /// The one that was there; the number is that of its new child.
+    /// The original process, with the number of its new child.
     Parent(NonZeroI32),
-    /// The new one.
+    /// The new process.
     Child,
 }
 
@@ -29,7 +29,7 @@ pub fn split() -> io::Result<ProcessSide> {
     }
 }
 
-/// How a process has ended.
+/// Result of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// By itself, with this code.

@@ -15,9 +15,9 @@ use uiw_cabi_verbs::device::netdev::{self, NetDev};
 use uiw_cabi_verbs::device::speed::PortSpeed;
 use uiw_cabi_verbs::device::{attributes, gid, port};
 
-/// Where classes of devices are.
+/// Folder of the device classes.
 const CLASSES: &str = "/sys/class";
-/// Where the kernel's drivers have their nodes.
+/// Folder of the device nodes of the kernel's drivers.
 const NODES: &str = "/dev/infiniband";
 
 /// Whether the RDMA devices of the machine stay visible beside uiw's.

@@ -13,10 +13,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use uiw_interop::stock::{Libraries, User, free_port, listens};
 
-/// How long a program may take to listen.
+/// Time limit for a program to listen.
 const LISTENING: Duration = Duration::from_secs(20);
 
-/// How long a partner may serve.
+/// Time limit of a partner.
 const LONG: Duration = Duration::from_secs(7200);
 
 /// Says which programs in the guest sleep so that nothing wakes them, and where in the kernel.
@@ -32,7 +32,7 @@ const PARAMETERS: &[(&str, &str)] = &[
     ("mpa_crc_required", "0"),
 ];
 
-/// What rows run on.
+/// Environment in which rows run.
 pub struct Bench {
     vm: TestVm,
     uiw: PathBuf,
@@ -43,15 +43,15 @@ pub struct Bench {
     partner: Option<(String, Job)>,
     /// `uiw siwtest --listen` on the host, with its arguments and port.
     listener: Option<(Vec<String>, Process, u16)>,
-    /// Where uiw writes what it sends and receives in the next row.
+    /// File to which uiw writes the packets of the next row.
     pcap: Option<PathBuf>,
-    /// Whose TCP uiw uses in the next row.
+    /// TCP implementation that uiw uses in the next row.
     tcp: Tcp,
     /// uiw's libibverbs and librdmacm, once a row needs them.
     libraries: Option<Libraries>,
     /// Guests booted so far.
     pub boots: u32,
-    /// How often the present run of a row was begun again, for a fault that QUIRKS.md explains.
+    /// Number of repetitions of the present row, because of a fault that QUIRKS.md explains.
     retries: u32,
 }
 
@@ -84,7 +84,7 @@ impl Bench {
         &self.vm.net
     }
 
-    /// What the guest is made of.
+    /// Returns the parts of the guest.
     pub fn parts(&self) -> &Parts {
         &self.vm.parts
     }
@@ -456,7 +456,7 @@ impl Bench {
         self.retries += 1;
     }
 
-    /// How often the last run of a row was begun again.
+    /// Returns the number of repetitions of the last row.
     pub fn take_retries(&mut self) -> u32 {
         std::mem::take(&mut self.retries)
     }

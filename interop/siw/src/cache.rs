@@ -1,4 +1,4 @@
-//! Where packages and what is made from them are kept.
+//! Cache of packages and of the files that are made from them.
 
 use crate::{Error, Result};
 use rustix::fs::{FlockOperation, flock};

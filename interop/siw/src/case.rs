@@ -1,4 +1,4 @@
-//! What a row of the matrix is.
+//! Rows of the matrix.
 
 use crate::bench::Bench;
 use crate::net::Family;
@@ -16,11 +16,11 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both.
+    /// Both directions.
     pub const BOTH: &[Self] = &[Self::Ours, Self::Theirs];
-    /// Where only one makes sense.
+    /// For cases in which only uiw can begin.
     pub const OURS: &[Self] = &[Self::Ours];
-    /// Where only one makes sense.
+    /// For cases in which only siw can begin.
     pub const THEIRS: &[Self] = &[Self::Theirs];
 }
 
@@ -67,12 +67,12 @@ impl Axes {
     }
 }
 
-/// How a run of a row came out.
+/// Outcome of a run of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// As it must be; what was seen, in a few words.
+    /// The outcome is right; the text describes it in a few words.
     Pass(String),
-    /// Not so.
+    /// The outcome is wrong.
     Fail(String),
     /// The case failed in the way that QUIRKS.md explains: the fault is siw's. At most
     /// [`MOST_KNOWN`] of a run are taken as such.
@@ -145,13 +145,13 @@ impl From<Error> for Verdict {
 
 type Run = dyn Fn(&mut Bench, &Setting, Direction) -> Result<Verdict>;
 
-/// A case: what is run, which way round and in which settings.
+/// A case of the matrix: its programs, directions and settings.
 pub struct Case {
-    /// Name: words that `--only` picks it by.
+    /// Name, parts of which `--only` selects.
     pub name: String,
-    /// Which way round.
+    /// Directions in which it runs.
     pub directions: &'static [Direction],
-    /// In which settings.
+    /// Settings in which it runs.
     pub axes: Axes,
     /// Whether `cargo xtask test` runs it, in the usual setting.
     pub short: bool,

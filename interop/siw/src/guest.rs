@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a boot may take: about ten seconds where nothing else runs.
+/// Time limit of a boot, which takes about ten seconds on an idle machine.
 const BOOT: Duration = Duration::from_secs(180);
-/// What the channel may be late beyond a command's own time.
+/// Delay of the channel that is allowed in addition to a command's own time limit.
 const GRACE: Duration = Duration::from_secs(20);
 /// Begins the name of a guest's folder in the system's temporary one; the process id follows.
 const FOLDER: &str = "uiw-siw-";
@@ -294,7 +294,7 @@ impl Job {
         self.status.is_none()
     }
 
-    /// What it has written since the last time this was asked.
+    /// Returns what was written since the last call.
     pub fn news(&mut self) -> String {
         while self.status.is_none() && self.step(Duration::ZERO) {}
         String::from_utf8_lossy(&std::mem::take(&mut self.text)).into_owned()

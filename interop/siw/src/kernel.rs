@@ -31,7 +31,7 @@ impl Variant {
     }
 }
 
-/// What a build gave.
+/// Result of a build.
 pub struct Modules {
     /// The kernel to boot.
     pub image: PathBuf,

@@ -32,7 +32,7 @@ pub enum Error {
     Failed(String),
 }
 
-/// What functions of this crate return.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

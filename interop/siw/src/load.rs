@@ -23,7 +23,7 @@ impl Load {
         Ok(Self { processes })
     }
 
-    /// How many cores have one that runs still.
+    /// Returns the number of cores whose process is still running.
     pub fn cores(&mut self) -> usize {
         self.processes.iter_mut().filter_map(|process| process.is_running().then_some(())).count()
     }

@@ -1,4 +1,4 @@
-//! How host and guest reach each other.
+//! Networks between host and guest.
 
 use crate::shell::{Output, find, must, run};
 use crate::{Error, Result};
@@ -30,7 +30,7 @@ pub enum Family {
     V6,
 }
 
-/// Whose TCP uiw uses.
+/// TCP implementation that uiw uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tcp {
     /// The kernel's.
@@ -156,7 +156,7 @@ impl Net {
         Some((format!("{kind}:tap0,ip={OWN4}/24,ip={OWN6}/64{mode}"), own))
     }
 
-    /// Where a program on the host listens for the guest.
+    /// Returns the address on which a program on the host listens for the guest.
     pub fn listen(&self, family: Family) -> Option<IpAddr> {
         match self {
             Self::Tap(_) => self.host(family),

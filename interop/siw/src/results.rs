@@ -16,7 +16,7 @@ struct ResultRow {
     name: String,
     direction: Direction,
     runs: Vec<(Setting, Verdict)>,
-    /// How often runs were begun again.
+    /// Number of runs that were repeated.
     retries: u32,
 }
 
@@ -31,12 +31,12 @@ pub struct Environment {
     took: Duration,
     boots: u32,
     network: &'static str,
-    /// How many cores of this machine another process kept busy.
+    /// Number of cores of this machine that another process kept busy.
     busy: usize,
 }
 
 impl Environment {
-    /// Asks guest and host. `busy` cores of this machine were kept busy by other processes.
+    /// Queries guest and host. `busy` is the number of cores that other processes kept busy.
     ///
     /// # Errors
     /// If the guest does not answer.
@@ -87,7 +87,7 @@ impl Results {
         }
     }
 
-    /// How many runs came out how.
+    /// Counts the runs by outcome.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for (_, verdict) in self.rows.iter().flat_map(|row| &row.runs) {
@@ -176,7 +176,7 @@ impl Results {
     }
 }
 
-/// How many runs came out how.
+/// Numbers of runs by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Passed.
@@ -220,7 +220,7 @@ impl ResultRow {
         }
     }
 
-    /// What the runs said, each thing once, with the setting where it failed.
+    /// Returns the texts of the runs, each once, with the setting if it failed.
     fn remarks(&self) -> String {
         let mut seen: Vec<String> = Vec::new();
         for (setting, verdict) in &self.runs {

@@ -1,9 +1,9 @@
-//! How wire and driver are set up.
+//! Settings of the wire and the driver.
 
 use crate::net::Family;
 use std::fmt;
 
-/// How wire and driver are set up for a run of a row.
+/// Settings of the wire and the driver for a run of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Setting {
     /// CRCs: siw never asks for them, so our frame does.

@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(5);
 
-/// How a program ended.
+/// Result of a program.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// Exit code; 128 + signal; 124 when the time was over.
     pub status: i32,
-    /// What it wrote to standard output.
+    /// Standard output.
     pub out: String,
-    /// What it wrote to standard error.
+    /// Standard error.
     pub err: String,
 }
 
@@ -29,14 +29,14 @@ impl Output {
         self.status == 0
     }
 
-    /// What it says of its failure: the first line with "error:" in it, or else the last line.
+    /// Returns the text of a failure: the first line that contains "error:", or else the last line.
     pub fn last_line(&self) -> &str {
         let lines = || self.out.lines().chain(self.err.lines()).filter(|line| !line.trim().is_empty());
         lines().find(|line| line.contains("error:")).or_else(|| lines().next_back()).unwrap_or("no output")
     }
 }
 
-/// What a program writes, as it comes.
+/// Output of a program while it runs.
 #[derive(Default)]
 struct OutputStream {
     text: Mutex<String>,
@@ -90,7 +90,7 @@ impl Process {
         self.ended
     }
 
-    /// What it has written to standard output since the last time this was asked.
+    /// Returns what was written to standard output since the last call.
     pub fn news(&mut self) -> String {
         std::mem::take(&mut *self.out.text.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -207,7 +207,7 @@ pub fn must(command: &mut Command, timeout: Duration) -> Result<String> {
     Err(Error::Failed(format!("{name} failed ({}): {}", output.status, output.last_line())))
 }
 
-/// Where a program is.
+/// Returns the path of a program.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);

@@ -16,7 +16,7 @@ pub const PARTNER: u16 = 7471;
 /// A port of the guest's at which tests listen for a moment.
 pub const SPARE: u16 = 7472;
 
-/// What a guest is made of.
+/// Parts of a guest.
 pub struct Parts {
     /// Kernel and driver.
     pub modules: Modules,
@@ -26,7 +26,7 @@ pub struct Parts {
     pub kernel: Option<String>,
     /// The guest's libibverbs, whose file name has its version.
     pub library: String,
-    /// Where the initramfs is, if it is of this process alone.
+    /// Folder of the initramfs, if only this process uses it.
     folder: Option<Folder>,
 }
 
@@ -36,7 +36,7 @@ pub struct TestVm {
     pub guest: Guest,
     /// The network between it and this machine.
     pub net: Net,
-    /// What it is made of.
+    /// Parts of the guest.
     pub parts: Parts,
 }
 

@@ -1,4 +1,4 @@
-//! Where programs meet: on loopback, or in two network namespaces with a cable between them.
+//! Networks for programs: loopback, or two network namespaces connected by a cable.
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs;
@@ -170,7 +170,7 @@ impl Network {
     }
 }
 
-/// Where `ip netns` keeps them.
+/// Folder in which `ip netns` keeps namespaces.
 const NAMESPACES: &str = "/run/netns";
 
 /// No other process is in the namespaces, so every test may use the same addresses.
@@ -219,7 +219,7 @@ impl Namespaces {
     }
 }
 
-/// What `ip` prints.
+/// Returns the output of `ip`.
 pub(super) fn ip(program: &Path, args: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(args).output().map_err(|error| error.to_string())?;
     if output.status.success() {

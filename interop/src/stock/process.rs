@@ -100,13 +100,13 @@ impl Running {
         self.child.try_wait().expect("a child").is_some()
     }
 
-    /// What it has said so far.
+    /// Returns the output so far.
     #[must_use]
     pub fn said(&self) -> String {
         self.said.lock().expect("no reader panics").clone()
     }
 
-    /// What it is when it has ended; nothing while it runs.
+    /// Returns the result of the process, or `None` while it runs.
     ///
     /// # Panics
     /// When that cannot be asked.
@@ -200,7 +200,7 @@ impl Running {
         assert!(status.is_ok_and(|status| status.success()), "{} cannot be sent {name}", self.name);
     }
 
-    /// Asks it to end, as Ctrl-C does, and waits for that.
+    /// Interrupts the process like Ctrl-C, and waits for its end.
     ///
     /// # Panics
     /// When it has ended by itself, or does not end.

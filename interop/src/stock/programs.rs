@@ -81,7 +81,7 @@ impl Libraries {
         }
     }
 
-    /// Where they are.
+    /// Folder that contains them.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

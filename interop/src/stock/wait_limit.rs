@@ -1,4 +1,4 @@
-//! How long a test waits.
+//! Time limits of tests.
 
 use std::time::{Duration, Instant};
 

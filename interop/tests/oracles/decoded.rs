@@ -1,4 +1,4 @@
-//! What `uiw decode --json` says of a capture.
+//! Output of `uiw decode --json` for a capture.
 
 use std::path::PathBuf;
 

@@ -64,7 +64,7 @@ fn serve(device: Device, listener: Listener) -> SharedMr {
     })
 }
 
-/// What the client sends.
+/// Messages that the client sends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Script {
     Everything,

@@ -23,11 +23,11 @@ const RUNS: u32 = 2;
 const WHOLE: &str = "INTEROP_CONFORM_WHOLE";
 const RUNS_OF_WHOLE: u32 = 50;
 
-/// What a run has said.
+/// Output of a run.
 struct RunVerdicts {
     code: i32,
     said: String,
-    /// Of each requirement the verdict, and what is said of it.
+    /// Verdict and explanation for each requirement.
     of: BTreeMap<String, (String, String)>,
 }
 
@@ -103,7 +103,7 @@ fn hash(text: &str) -> u64 {
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
 }
 
-/// Those of the requirements that are broken and not found.
+/// Returns the broken requirements that were not found.
 fn missed(python: &Path, ids: &[String]) -> Vec<String> {
     let next = Mutex::new(ids.iter());
     let missed = Mutex::new(Vec::new());
@@ -154,7 +154,7 @@ fn is_whole() -> bool {
     std::env::var_os(WHOLE).is_some()
 }
 
-/// Those that the commit draws; all of them in the whole run.
+/// Returns the requirements that the commit selects; all of them in the complete run.
 #[test]
 fn broken_requirements_found() {
     let Some(python) = uiw_interop::require("python3") else { return };

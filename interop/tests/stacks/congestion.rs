@@ -28,7 +28,7 @@ fn default_is_reno(network: &Network) {
     Running::start(network.client(write())).end().is_well();
 }
 
-/// That of a connection from the client's place, once it is made.
+/// Returns the congestion control of an established connection from the client's namespace.
 fn connected(network: &Network, asked: &str) -> String {
     let server = network.inside_server(|| TcpListener::bind((network.server_address(), 0)).unwrap());
     let to = server.local_addr().unwrap();
@@ -44,7 +44,7 @@ fn connected(network: &Network, asked: &str) -> String {
     })
 }
 
-/// That of a connection that comes to the server's place.
+/// Returns the congestion control of a connection to the server's namespace.
 fn accepted(network: &Network, asked: &str) -> String {
     let mut stack = network.inside_server(|| TcpStack::new().unwrap());
     let any = SocketAddr::new(network.server_address().into(), 0);

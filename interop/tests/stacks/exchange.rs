@@ -27,7 +27,8 @@ const IMMEDIATE: u32 = 0xC0FF_EE00;
 const ADDEND: u64 = 0x1_0000_0001;
 const ADDS: u64 = 5;
 const SWAPPED: u64 = 0x0123_4567_89AB_CDEF;
-/// Where the others' Writes go, what they read, and the words of atomics.
+/// Offsets of the destination of the peer's Writes, of the source of its Reads, and of the operands
+/// of atomics.
 const TARGET: usize = 0;
 const SOURCE: usize = 128 << 10;
 const WORDS: usize = 256 << 10;
@@ -47,7 +48,7 @@ fn places() -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// What both ends and the listener are made with.
+/// Returns the settings of both ends and of the listener.
 pub(crate) fn settings() -> ConnectionConfig {
     // On a busy machine messages of many connections may wait for their receives, and connections
     // for their start-up.
@@ -94,7 +95,7 @@ async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> V
 }
 
 thread_local! {
-    /// What the connections of this thread have done.
+    /// Counters of the connections of this thread.
     static STEPS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -152,7 +153,7 @@ struct OfferedMemory {
     windows: [BoundWindow; 2],
 }
 
-/// What the other end has for us.
+/// Memory and messages that the other end provides.
 #[derive(Clone, Copy)]
 struct PeerOffer {
     memory: RemoteMr,

@@ -20,7 +20,7 @@ pub(crate) enum Stack {
 
 const STACKS: [Stack; 3] = [Stack::Kernel, Stack::Packet, Stack::Xdp];
 
-/// How the namespaces differ from the plain ones.
+/// Differences between the namespaces and plain ones.
 #[derive(Clone, Copy, Debug)]
 struct LinkShape {
     mtu: u32,

@@ -14,7 +14,7 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// Nothing where namespaces cannot be had.
+    /// Returns `None` if namespaces are not available.
     pub(crate) fn new(options: &[&str]) -> Option<Self> {
         let network = Network::path()?;
         let mut command = Command::new(uiw());

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, compile, uiw};
 
-/// Where Debian has it, which a provider is linked to.
+/// Path of Debian's library, to which a provider is linked.
 const SYSTEM: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
-/// Where it looks for the names of its providers.
+/// Folder in which that library looks for the names of its providers.
 const PROVIDERS: &str = "/etc/libibverbs.d";
 
 /// A program in a mount namespace where sysfs has the device `stub0`, and the system's library
@@ -19,7 +19,7 @@ struct StubMachine {
 }
 
 impl StubMachine {
-    /// Nothing where it cannot be made; the test is noted as skipped then.
+    /// Returns `None` if it cannot be made; then the test is counted as skipped.
     #[track_caller]
     fn new() -> Option<Self> {
         uiw_interop::require("unshare")?;

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, uiw};
 
-/// What the images have.
+/// Programs of the images.
 const PROGRAMS: [&str; 9] =
     ["sh", "ls", "cat", "stat", "test", "ibv_devices", "ib_write_bw", "rping", "true"];
 
@@ -77,7 +77,7 @@ struct PodmanFolder {
 }
 
 impl PodmanFolder {
-    /// Nothing where containers cannot be run; the test is noted as skipped then.
+    /// Returns `None` if containers cannot be run; then the test is counted as skipped.
     #[track_caller]
     fn get() -> Option<Self> {
         let tools = ["podman", "unshare", "setpriv", "ip", "ldd"];

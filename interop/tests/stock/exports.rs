@@ -1,4 +1,4 @@
-//! What the two files export and need, as binutils reads it.
+//! Symbols that the two libraries export and need, as binutils reads them.
 
 use std::collections::BTreeSet;
 use std::fs;

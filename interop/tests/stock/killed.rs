@@ -53,7 +53,7 @@ impl KilledRun {
         names.filter(|entry| entry.path().extension().is_some_and(|end| end == "counters")).count()
     }
 
-    /// Of `uiw stat`, to directories of runs.
+    /// Returns the number of links of `uiw stat` to directories of runs.
     fn links(&self) -> usize {
         fs::read_dir(self.libraries.folder().join("runtime/uiw")).map_or(0, Iterator::count)
     }

@@ -25,7 +25,8 @@ fn devices_are_found_without_an_address() {
     assert_eq!(none.count("uiw_"), 0, "{none:?}");
 }
 
-/// What the ends of `fi_pingpong` say to each other over TCP: addresses, and when to go on.
+/// Maximum number of bytes that the ends of `fi_pingpong` exchange over TCP: addresses, and when to
+/// continue.
 const OWN_BYTES: u64 = 4 << 10;
 
 /// The server has no address, and every message is compared at both ends.

@@ -11,7 +11,7 @@ use uiw_interop::stock::{Libraries, Network, Running, WaitLimit, free_port, nois
 
 const LONGEST: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Where the pattern is in the machine's memory, above what firmware uses.
+/// Address of the pattern in the memory of the machine, above the memory that firmware uses.
 const AT: &str = "0x2000000";
 const LEN: usize = 32 << 20;
 

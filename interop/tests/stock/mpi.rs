@@ -20,7 +20,7 @@ struct MpiPrograms {
     /// At least four: one is killed.
     ranks: u8,
     personas: [&'static str; 2],
-    /// What precedes a rank's command.
+    /// Words before the command of a rank.
     prefix: &'static str,
     /// The ranks end without `MPI_Finalize`, and each one's command when all have reported: the
     /// process manager ends the others' then.
@@ -82,7 +82,7 @@ struct MpiJob {
 }
 
 impl MpiJob {
-    /// Nothing where something is missing; the test is noted as skipped then.
+    /// Returns `None` if something is missing; then the test is counted as skipped.
     #[track_caller]
     fn new(mpi: &MpiPrograms) -> Option<Self> {
         uiw_interop::require(mpi.mpirun)?;
@@ -172,7 +172,7 @@ impl MpiJob {
         Running::start(hosts.at_switch(self.command(mpi, places, (mpi.prefix, options), args)))
     }
 
-    /// What rank `rank` wrote to standard error, its report among it.
+    /// Returns what rank `rank` wrote to standard error, including its report.
     fn said(&self, rank: u8) -> String {
         fs::read_to_string(self.libraries.folder().join(format!("report-{rank}"))).unwrap_or_default()
     }

@@ -12,7 +12,8 @@ const PYTHON: &str = "UIW_NIXL_PYTHON";
 /// Written and read by the initiator.
 const PAYLOAD: u64 = 2 * 8 * (8 << 20);
 
-/// What the programs say to each other: the agents' metadata, places of memory, and when to go on.
+/// Maximum number of bytes that the programs exchange over TCP: the agents' metadata, addresses of
+/// memory, and when to continue.
 const OWN_BYTES: u64 = 16 << 10;
 
 /// Two agents that have ended.
@@ -51,7 +52,7 @@ impl EndedAgents {
         Some(Self { ends: [target.end(), initiator], passed: capture.end(), port })
     }
 
-    /// Nothing passed but what is uiw's and what the programs say to each other.
+    /// Asserts that only uiw's traffic and the side channel of the programs were on the wire.
     fn is_uiws(&self) -> Result<(), String> {
         self.passed.is_uiws_but_for(|end| end.port() == self.port, OWN_BYTES)
     }

@@ -3,7 +3,7 @@
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port};
 
 /// Runs `program` with `args`, the device and a port, as a server and as a client: what they said.
-/// Nothing without the program; the test is noted as skipped then.
+/// Returns `None` without the program; then the test is counted as skipped.
 #[track_caller]
 pub(crate) fn pair(
     network: &Network,

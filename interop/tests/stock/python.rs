@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User};
 
-/// Where the package rdma-core has them.
+/// Folder in which the package rdma-core has its tests.
 const PACKAGED: &str = "/usr/share/doc/rdma-core/tests";
 
 /// A copy of the tests, unpacked, below the folder of the libraries.
@@ -64,7 +64,7 @@ fn run(persona: &str, tests: &[&str]) {
     assert_eq!(ended.count("... ok"), tests.len(), "{ended:?}");
 }
 
-/// What an iWARP device can do of it.
+/// Tests of the suite that an iWARP device supports.
 const IWARP: &[&str] =
     &["async_read", "async_reject_traffic", "async_traffic", "async_write", "sync_traffic"];
 

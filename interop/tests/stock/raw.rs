@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use uiw_interop::stock::{ProcessEnd, Running, uiw};
 
-/// What both ends said of these requests.
+/// Runs these requests and returns the results of both ends.
 fn exchange(python: &Path, requests: &[&str]) -> [ProcessEnd; 2] {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/raw_responder.py");
     let mut responder = Command::new(python);

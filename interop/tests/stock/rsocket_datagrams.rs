@@ -16,7 +16,7 @@ const DEVICES: [(&str, &str); 3] = [("UIW_PERSONA", "roce"), ("UIW_PERSONA", "ib
 /// and takes the second answer for one to its next question. From then on it repeats that answer
 /// and waits for ever, on UDP (`-T s`) as on rsockets.
 const TRIES: u32 = 10;
-/// What such an attempt may take.
+/// Time limit of such an attempt.
 const ECHO_TIME: Duration = Duration::from_secs(5);
 
 /// udpong with `args` and its server, each with the variable: what the client said.
@@ -43,7 +43,7 @@ fn udpong(network: &Network, address: &str, variable: (&str, &str), args: &[&str
     client
 }
 
-/// How many messages the line of a test has: those that arrived.
+/// Returns the number of messages in the output of a test: those that arrived.
 #[track_caller]
 fn transfers(ended: &ProcessEnd) -> &str {
     let line = ended.said.lines().find(|line| line.starts_with("custom"));
@@ -262,7 +262,7 @@ impl RawPeer {
         u32::from(port(&self.queue_pair)) << 8
     }
 
-    /// What goes over UDP: `operation` 0 is data, 7 control.
+    /// Returns the UDP datagram with `message`: `operation` 0 is data, 7 control.
     fn over_udp(&self, operation: u8, qpn: u32, message: &[u8]) -> Vec<u8> {
         let mut packet = vec![0x55, 0x55, 0x55, 0x55, 4, operation, 16, 0];
         packet.extend_from_slice(&qpn.to_be_bytes());

@@ -6,7 +6,7 @@ use crate::proof::{Proof, options};
 use crate::reported::{isolated, number, report, run};
 use uiw_interop::stock::{Hosts, Libraries, Network, Running, free_port};
 
-/// What our program sends in each direction.
+/// Number of payload bytes that our program sends in each direction.
 const PAYLOAD: u64 = 6_995_168;
 
 /// The folder with the crate's programs. Nothing without it; the test is noted as skipped then.

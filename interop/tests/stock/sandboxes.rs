@@ -23,7 +23,7 @@ struct SandboxedPair {
     server: &'static [&'static str],
     client: &'static [&'static str],
     persona: &'static str,
-    /// What its client says when something went wrong, whatever its exit code.
+    /// Words in the client's output that mean a failure, whatever its exit code is.
     complaints: &'static [&'static str],
 }
 
@@ -206,7 +206,7 @@ fn forks_inherit_sandbox() {
     }
 }
 
-/// What uiw says about a refusal: one line, with what to do.
+/// Returns the line in which uiw reports a refusal, with a hint.
 #[track_caller]
 fn says(ended: &ProcessEnd, what: &str, fix: &str) {
     let lines: Vec<_> = ended.said.lines().filter(|line| line.starts_with("uiw: ")).collect();
@@ -272,7 +272,7 @@ fn free(libraries: &Libraries, program: &[&str]) -> Command {
     command
 }
 
-/// Where no thread can be made, the program gets an error and the user a line.
+/// If no thread can be started, the program gets an error and the user a line.
 #[test]
 fn task_limit_named() {
     let libraries = Libraries::get();

@@ -113,7 +113,7 @@ fn wrong_settings_leave_no_tcp_sockets() {
     }
 }
 
-/// What a program under the library says in one of the modes of `preload_clear.c`.
+/// Returns the output of a program under the library in one of the modes of `preload_clear.c`.
 pub(crate) fn nothing_is_in_the_clear(libraries: &Libraries, mode: &str, tls: Option<&Path>) {
     let Some(program) = compiled(libraries, "preload_clear.c") else { return };
     let mut command = preloaded(libraries, &program);
@@ -149,7 +149,7 @@ fn fork_with_busy_threads_keeps_rsockets() {
     }
 }
 
-/// What `scripts/thousand.py` says of `count` sockets.
+/// Returns the output of `scripts/thousand.py` for `count` sockets.
 fn thousand(libraries: &Libraries, count: u32, mode: &str) -> Option<ProcessEnd> {
     uiw_interop::require("python3")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/scripts/thousand.py");
@@ -265,7 +265,7 @@ fn plain_server_reached_over_tcp() {
     server.end().well();
 }
 
-/// As above without blocking, between hosts: the refusal comes later than the call returns.
+/// The same without blocking, between hosts: the refusal arrives after the call has returned.
 #[test]
 fn plain_server_reached_without_blocking() {
     let (Some(_), Some(_)) = (uiw_interop::require("curl"), uiw_interop::require("python3")) else { return };

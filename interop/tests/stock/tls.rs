@@ -33,7 +33,7 @@ impl KeyPairs {
         self.folder.join(name)
     }
 
-    /// What `uiw key` prints.
+    /// Returns the output of `uiw key`.
     fn key(&self, arguments: &[&str]) -> String {
         let done = Command::new(uiw()).arg("key").args(arguments).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

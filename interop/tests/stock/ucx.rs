@@ -9,7 +9,8 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, compile, free_port};
 
-/// What the ends of `ucx_perftest` say to each other: addresses, the beginning of a test, results.
+/// Maximum number of bytes that the ends of `ucx_perftest` exchange over TCP: addresses, the
+/// beginning of a test, results.
 const OWN_BYTES: u64 = 16 << 10;
 
 /// Both ends of `ucx_perftest`, which exchange addresses over TCP at a port: what they said, and
@@ -207,7 +208,7 @@ fn program(libraries: &Libraries, name: &str) -> Option<PathBuf> {
     compile(libraries, &source, &["-O2", "-Wall", "-Wextra", "-Werror", "-lucp", "-lucs"])
 }
 
-/// How the ends of `ucx_memory` find each other.
+/// Way in which the ends of `ucx_memory` find each other.
 enum WireUp {
     RdmaCm,
     /// By the addresses of their workers, in files.

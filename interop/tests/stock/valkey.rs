@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, compile, free_port};
 
-/// What the client of ours sets, and gets again.
+/// Number of payload bytes that our client sets and reads again.
 const VALUES: u64 =
     3 * (1 + 64 + 4095 + 4096 + 65_536 + 1_000_003 + (1 << 20) + (1 << 20) + 1 + (8 << 20) + (32 << 20));
 

@@ -112,7 +112,7 @@ impl Capture {
     }
 }
 
-/// What an interface carried.
+/// Traffic of an interface.
 #[derive(Default)]
 pub(crate) struct Passed {
     tcp: BTreeMap<[SocketAddr; 2], PortFlow>,
@@ -124,7 +124,7 @@ pub(crate) struct Passed {
 }
 
 impl Passed {
-    /// What a capture file shows.
+    /// Reads the traffic from a capture file.
     pub(crate) fn read(file: &Path) -> Self {
         let mut reader = Reader::new(BufReader::new(File::open(file).expect("the capture"))).unwrap();
         let mut passed = Self::default();
@@ -225,7 +225,7 @@ impl Passed {
     /// `is_control` is true, with at most `limit` bytes in all: what the program says to itself.
     ///
     /// # Errors
-    /// What else passed.
+    /// A description of the other traffic.
     pub(crate) fn is_uiws_but_for(
         &self,
         is_control: impl Fn(SocketAddr) -> bool,

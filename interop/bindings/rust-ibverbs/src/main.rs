@@ -22,7 +22,7 @@ const ROUNDS: u64 = 32;
 /// Receives have the number of their slot, sends this much more.
 const SENDS: u64 = 1000;
 
-/// What a completion queue has to report before an end goes on.
+/// Completions that must arrive before an end continues.
 #[derive(Default)]
 struct DueCompletion {
     sends: usize,
@@ -77,7 +77,7 @@ impl ConnectedEnd<'_> {
         }
     }
 
-    /// What came in a slot.
+    /// Returns the message in a slot.
     fn message(&self, number: usize) -> &[u8] {
         &self.received[slot(number, LENGTHS[number])]
     }

@@ -27,7 +27,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is written and read in a round.
+/// Bytes that are written and read in a round.
 const SIZE: usize = 1 << 20;
 /// Layout of the memory of an end after it: the counter, what atomic operations found there, and a
 /// slot of messages.
@@ -40,7 +40,7 @@ const ROUNDS: u64 = 8;
 /// The number of every receive; requests count from 0.
 const RECEIVE: u64 = u64::MAX;
 
-/// What a completion reports.
+/// Contents of a completion.
 #[derive(Clone, Copy)]
 struct CompletedRequest {
     request: u64,

@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Which end runs what.
+/// The end that runs the client.
 enum ClientSide {
     Ours(Process),
     Theirs(crate::guest::Job),
@@ -53,7 +53,7 @@ fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[
     }
 }
 
-/// What the end that was not killed says last, and how long that took.
+/// Returns the last output of the end that was not killed, and how long it took.
 fn survivor(text: &str, begun: Instant) -> Verdict {
     let took = begun.elapsed();
     let line =

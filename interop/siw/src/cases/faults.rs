@@ -106,9 +106,9 @@ fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault
     Ok(verdict)
 }
 
-/// How a verdict begins when our end has terminated the stream and siw says nothing of it.
+/// Beginning of a verdict when our end has terminated the stream and siw does not report it.
 const UNREAD: &str = "siw did not read our Terminate";
-/// What our end says when it has.
+/// Text of our end when it has terminated the stream.
 const WE_TERMINATED: &str = "this end terminated the stream";
 
 /// The end that connects breaks the rule. Either end's requests and receives are all accounted for.

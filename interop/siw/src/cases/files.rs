@@ -29,7 +29,7 @@ impl Files {
         Self::sum(bench, folder)
     }
 
-    /// Those that are there.
+    /// Returns the sums of the files that exist.
     pub(super) fn sum(bench: &Bench, folder: &str) -> Result<Self> {
         let sums = bench.guest().must(&format!(
             "set -e; cd {folder}; find . -type f | sort | xargs sha256sum > /tmp/sums; cat /tmp/sums"

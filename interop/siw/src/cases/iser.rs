@@ -20,14 +20,14 @@ const INITIATOR: &str = "iqn.2026-11.example:guest";
 /// Bytes of the disk.
 const DISK: u64 = 96 << 20;
 const SHORT: Duration = Duration::from_secs(20);
-/// How long a login, or a file system, may take.
+/// Time limit of a login or a file system operation.
 const STEP: Duration = Duration::from_secs(120);
-/// How long files may take that are written while the target is killed.
+/// Time limit for files that are written while the target is killed.
 const WRITING: Duration = Duration::from_secs(240);
 /// Files that are written while the target is killed, of two million bytes each.
 const LATE: u32 = 12;
 
-/// What iscsid needs, and its start. It tries again while the target is away.
+/// Shell commands that make the files of iscsid and start it. It tries again while the target is away.
 const DAEMON: &str = "mkdir -p /etc/iscsi /run/lock/iscsi /var/lib/iscsi; rm -rf /etc/iscsi/nodes /etc/iscsi/send_targets; \
      printf 'node.startup = manual\\nnode.session.timeo.replacement_timeout = 120\\nnode.conn[0].timeo.login_timeout = 15\\n' \
      > /etc/iscsi/iscsid.conf; exec iscsid -f";
@@ -163,7 +163,7 @@ fn to_tgtd(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     Ok(Verdict::Pass(format!("{files} files on the disk")))
 }
 
-/// What happens in the guest. Gives the files that are then on the disk, by folder.
+/// Runs the part in the guest. Returns the files that are then on the disk, by folder.
 fn in_guest(bench: &Bench, setting: &Setting, target: &mut TgtdTarget) -> Result<[(&'static str, Files); 2]> {
     let mut process = target.start(bench)?;
     let guest = bench.guest();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uiw_interop::stock::free_port;
 
-/// How long files may be written until the bridge is killed.
+/// Maximum time for which files are written until the bridge is killed.
 const WRITING: Duration = Duration::from_secs(120);
 const SUM: Duration = Duration::from_secs(60);
 /// Writes files until one fails.

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where the two differ. QUIRKS.md, "Memory", has the reasons.
+/// Lines that differ between the two drivers. QUIRKS.md, "Memory", has the reasons.
 const DIFFERENT: &[(&str, &str)] = &[
     ("beyond 2^64: registered", "beyond 2^64: EINVAL"),
     ("beyond what a program has: registered", "beyond what a program has: EFAULT"),
     ("no access, read: registered", "no access, read: EFAULT"),
 ];
-/// Where they differ on Linux 6.12.
+/// Differences on Linux 6.12.
 const DIFFERENT_LATER: &[(&str, &str)] =
     &[("beyond what a program has: EINVAL", "beyond what a program has: EFAULT")];
 

@@ -61,7 +61,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// What the end that connected said of the connection.
+/// Returns the line in which the end that has connected describes the connection.
 fn established(output: &Output) -> Option<&str> {
     output.out.lines().find(|line| line.starts_with("established"))
 }
@@ -119,7 +119,7 @@ fn over_mpa(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
 }
 
 /// siw counts the bytes of its frame in eight bits: it says 0, and its own program waits for ever.
-/// That guest is given up.
+/// Gives up that guest.
 fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let port = bench.listener(&super::wire(setting), setting.family)?;
     let host = bench.host(setting.family)?;
@@ -437,7 +437,7 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
 /// FPDU. On a slow machine all take longer, so five medians are as good.
 const SLOW: f64 = 200.0;
 
-/// How long connections took, in milliseconds.
+/// Durations of connection setups, in milliseconds.
 struct TimeSpread {
     median: f64,
     p99: f64,

@@ -14,9 +14,9 @@ use crate::{Error, Result};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long both ends may take.
+/// Time limit of both ends.
 const TIMEOUT: Duration = Duration::from_secs(40);
-/// How much longer than the first to end the other one may take.
+/// Time for which the other end may run after the first one has ended.
 const AFTERWARDS: Duration = Duration::from_secs(10);
 /// By then the guest ends its program in any case.
 const LONGEST: Duration = Duration::from_secs(90);
@@ -27,7 +27,7 @@ const CLOSING_RACE: &str = "siw completed the guest's last Send in error, though
 /// The remark on [`ProgramPair::server_speaks_first`].
 const PEER_TO_PEER: &str =
     "siw with peer_to_peer=1: without it the responder may not speak first (RFC 5044 7.1.2)";
-/// What [`Output`] has for a program that did not end in time.
+/// Exit code in [`Output`] for a program that did not end in time.
 const HUNG: i32 = 124;
 
 /// Two programs that talk to each other.
@@ -56,7 +56,7 @@ enum ArgumentStyle {
     Rdmacm,
 }
 
-/// How the two ends came out.
+/// Results of the two ends.
 struct StockEnds {
     host: Output,
     guest: Output,
@@ -269,7 +269,7 @@ impl ProgramPair {
         words.into_iter().map(str::to_owned).collect()
     }
 
-    /// What an end has to complain of.
+    /// Returns the reason for which the output of an end is wrong, if it is.
     fn complaint(&self, output: &Output, client: bool) -> Option<String> {
         let program = if client { self.client } else { self.server };
         if output.status == HUNG {

@@ -14,7 +14,7 @@ use std::process::Command;
 
 /// The name in the certificate.
 const NAME: &str = "uiw.test";
-/// What uiw reads.
+/// Contents of the TLS configuration file of uiw.
 const CONFIG: &str =
     "mode x509\nkey leaf.key\ncertificate leaf.crt\nauthority ca.crt\nserver-name uiw.test\n";
 

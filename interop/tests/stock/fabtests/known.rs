@@ -20,7 +20,7 @@ impl Known {
     }
 }
 
-/// What is known of a test.
+/// Returns the known outcome of a test, if it has one.
 pub(super) fn of(endpoint: Endpoint, persona: &str, test: &str) -> Option<&'static Known> {
     KNOWN.iter().find(|known| known.is_of(endpoint, persona, test))
 }

@@ -1,4 +1,4 @@
-//! How a test ended, by what `runfabtests.sh` makes of exit codes.
+//! Outcomes of tests, derived from exit codes as `runfabtests.sh` does.
 
 use std::fmt;
 use uiw_interop::stock::ProcessEnd;
@@ -32,17 +32,17 @@ impl Outcome {
         }
     }
 
-    /// Of one program.
+    /// Returns the outcome of a single program.
     pub(super) fn of_one(program: &ProcessEnd) -> Self {
         Self::of(&[program])
     }
 
-    /// Of a program that has to end with `FI_ENODATA`.
+    /// Returns the outcome of a program that must end with `FI_ENODATA`.
     pub(super) fn of_negative(program: &ProcessEnd) -> Self {
         if program.code == ENODATA { Self::Pass } else { Self::Fail(said(&[program])) }
     }
 
-    /// Of a server and a client.
+    /// Returns the outcome of a server and a client.
     pub(super) fn of(ends: &[&ProcessEnd]) -> Self {
         let all = |code| ends.iter().all(|end| end.code == code);
         if all(0) {

@@ -110,7 +110,7 @@ impl Runner {
     }
 }
 
-/// What lets the programs of datagram endpoints begin.
+/// Compiles the library that lets the programs of datagram endpoints begin.
 #[track_caller]
 fn prefix(libraries: &Libraries) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/msg_prefix.c");

@@ -1,4 +1,4 @@
-//! Which tests there are: those of the arrays in `runfabtests.sh`, by kind of endpoint.
+//! Sets of tests: those of the arrays in `runfabtests.sh`, by kind of endpoint.
 
 /// A kind of endpoint of the verbs provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Endpoint {
     }
 }
 
-/// What becomes of a test's command line.
+/// Kind of programs that the command line of a test starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One program.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, User, uiw};
 
-/// What a program is put into a sandbox with.
+/// Makes sandboxes for programs.
 pub(crate) struct Sandboxes<'a> {
     pub(crate) libraries: &'a Libraries,
     program: PathBuf,
@@ -16,7 +16,7 @@ pub(crate) struct Sandboxes<'a> {
     calls: BTreeMap<String, u32>,
 }
 
-/// Where `uiw run` is.
+/// Where `uiw run` is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The sandbox is made, and then `uiw run` is started in it.
@@ -37,11 +37,11 @@ const NOT_IN_DOCKER: &str = "add_key keyctl request_key mbind get_mempolicy set_
     unshare userfaultfd mount umount2 pivot_root fsopen fsmount move_mount open_tree bpf perf_event_open pidfd_getfd syslog \
     io_uring_setup io_uring_enter io_uring_register open_by_handle_at fanotify_init";
 
-/// What systemd makes of `RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX`.
+/// Filter that systemd makes from `RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX`.
 pub(crate) const FAMILIES: &str = "families=1,2,10";
 
 impl<'a> Sandboxes<'a> {
-    /// Nothing without a compiler; the test is noted as skipped then.
+    /// Returns `None` without a compiler; then the test is counted as skipped.
     #[track_caller]
     pub(crate) fn get(libraries: &'a Libraries) -> Option<Self> {
         let compiler = uiw_interop::require("cc")?;
@@ -96,7 +96,7 @@ impl<'a> Sandboxes<'a> {
         vec![self.refuse(Errno::PERM, NOT_IN_DOCKER), "namespaces".to_owned()]
     }
 
-    /// What `systemd-analyze security` asks of a service.
+    /// Returns the rules of a service as `systemd-analyze security` recommends them.
     pub(crate) fn hardened(&self) -> Vec<String> {
         let rules = [FAMILIES, "namespaces", "write-exec", "limit=memlock:0", "limit=nofile:64"];
         rules.map(str::to_owned).into_iter().chain([self.system_service()]).collect()

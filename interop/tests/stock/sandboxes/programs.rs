@@ -32,7 +32,8 @@ fn reported(sandboxes: &Sandboxes<'_>, rules: &[String], options: &[&str], progr
     command
 }
 
-/// What systemd asks of a service, and a user without rights where this one can become one.
+/// Returns the rules of the strictest systemd service, with an unprivileged user if this process can
+/// switch to one.
 fn strictest(sandboxes: &Sandboxes<'_>) -> Vec<String> {
     let user = rustix::process::geteuid().is_root().then(|| "user=65534".to_owned());
     user.into_iter().chain(sandboxes.hardened()).collect()
@@ -124,7 +125,7 @@ fn no_pairs(sandboxes: &Sandboxes<'_>) -> String {
     sandboxes.refuse(Errno::PERM, "socketpair")
 }
 
-/// What needs pairs of sockets says so, and does not go on over TCP.
+/// Programs that need pairs of sockets report an error, and do not continue over TCP.
 #[test]
 fn refused_pairs_of_sockets_are_named() {
     let Some(_) = uiw_interop::require("curl") else { return };

@@ -28,7 +28,7 @@ const OTHERS: [&str; 9] = [
     "SystemCallArchitectures",
 ];
 
-/// What a directive is here.
+/// Returns the rule of a sandbox for a directive.
 fn rule(sandboxes: &Sandboxes<'_>, name: &str, value: &str) -> Option<String> {
     let family = |name: &str| match name {
         "AF_UNIX" => "1",
