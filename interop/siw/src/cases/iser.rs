@@ -27,7 +27,7 @@ const WRITING: Duration = Duration::from_secs(240);
 /// Files that are written while the target is killed, of two million bytes each.
 const LATE: u32 = 12;
 
-/// Shell commands that make the files of iscsid and start it. It tries again while the target is away.
+/// Shell commands that make the files of iscsid and start it. It retries while the target is away.
 const DAEMON: &str = "mkdir -p /etc/iscsi /run/lock/iscsi /var/lib/iscsi; rm -rf /etc/iscsi/nodes /etc/iscsi/send_targets; \
      printf 'node.startup = manual\\nnode.session.timeo.replacement_timeout = 120\\nnode.conn[0].timeo.login_timeout = 15\\n' \
      > /etc/iscsi/iscsid.conf; exec iscsid -f";
