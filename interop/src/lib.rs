@@ -1,7 +1,7 @@
 //! Test oracles for uiw that share no code with it: RFC-derived vectors, captures of the Linux siw
 //! driver, tshark.
 //!
-//! What they are, where their data comes from and how to add one: `interop/README.md`.
+//! `interop/README.md` describes them, the origin of their data, and how to add one.
 
 pub mod stock;
 pub mod tshark;
@@ -12,10 +12,12 @@ use std::io::Write as _;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 
-/// Names the file to which a test that cannot run appends a line; set by `cargo xtask test`.
+/// Environment variable with the file to which a test that cannot run appends a line. Set by `cargo
+/// xtask test`.
 pub const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
-/// A program that the calling test needs, or a note that the test did not run.
+/// Returns the path of a program that the calling test needs. Otherwise notes that the test did not
+/// run.
 ///
 /// ```
 /// let Some(shell) = uiw_interop::require("sh") else { return };
@@ -31,30 +33,30 @@ pub fn require(program: &str) -> Option<PathBuf> {
     found
 }
 
-/// Says that the calling test does not run for want of `capability`. The test must return then.
+/// Notes that the calling test does not run for lack of `capability`. The test must return then.
 ///
-/// libtest has no such verdict and counts the test as passed. The note goes to the file that
-/// [`SKIP_LOG`] names, where `cargo xtask test` finds it and counts the test as skipped; the line
-/// on standard output is for a reader of the output.
+/// libtest has no such result and counts the test as passed. The note is appended to the file that
+/// [`SKIP_LOG`] names, so that `cargo xtask test` counts the test as skipped, and also printed for
+/// a reader of the output.
 #[track_caller]
 pub fn skip(capability: &str) {
     let line = format!("{}: {capability}\n", current_test());
     print!("SKIPPED: {line}");
     if let Some(log) = env::var_os(SKIP_LOG) {
         let file = OpenOptions::new().create(true).append(true).open(&log);
-        // One write: lines of tests that run at the same time do not mix.
+        // A single write, so that lines of concurrent tests do not mix.
         if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
             panic!("cannot note the skipped test in {}: {error}", Path::new(&log).display());
         }
     }
 }
 
-/// A file below `interop/data`.
+/// Returns the path of a file below `interop/data`.
 pub fn data(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(path)
 }
 
-/// libtest names a test's thread after the test, unless it runs one test at a time.
+/// libtest gives a thread the name of its test, unless it runs one test at a time.
 #[track_caller]
 fn current_test() -> String {
     match std::thread::current().name() {

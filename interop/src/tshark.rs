@@ -1,8 +1,9 @@
 //! tshark's view of a capture, one record per FPDU.
 //!
-//! Known to be wrong in tshark 4.0: it assumes Markers in both directions when either end asked for
-//! them, it sizes the header quoted in a Terminate by the error type instead of the T bit, and its
-//! payload heuristics call short Sends malformed. The heuristics are switched off here.
+//! Known faults of tshark 4.0: it assumes Markers in both directions if either end has requested
+//! them, it determines the length of the header quoted in a Terminate by the error type instead of
+//! the T bit, and its payload heuristics report short Sends as malformed. The heuristics are
+//! disabled here.
 
 use std::ffi::OsStr;
 use std::io::BufReader;
@@ -15,30 +16,30 @@ use quick_xml::events::{BytesStart, Event};
 /// Result of tshark's check of a CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Crc {
-    /// Checked, and right.
+    /// Checked and correct.
     Good,
-    /// Checked, and wrong.
+    /// Checked and wrong.
     Bad,
-    /// Not checked: the startup frames switched CRCs off.
+    /// Not checked, because the start-up frames have disabled CRCs.
     Unchecked,
 }
 
-/// An FPDU as tshark dissects it. Fields that tshark does not show are `None`.
+/// FPDU as tshark dissects it. Fields that tshark does not show are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fpdu {
-    /// The packet that completes it, from 1.
+    /// Number, from 1, of the packet that completes it.
     pub packet: u64,
     /// ULPDU_Length.
     pub ulpdu_length: Option<u16>,
     /// Result of the check of the CRC.
     pub crc: Crc,
-    /// The CRC field's bytes as a big-endian number, as tshark prints it.
+    /// Bytes of the CRC field as a big-endian number, as tshark prints it.
     pub crc_field: Option<u32>,
-    /// Markers in it.
+    /// Number of Markers in it.
     pub markers: u32,
-    /// T.
+    /// T bit.
     pub tagged: Option<bool>,
-    /// L.
+    /// L bit.
     pub last: Option<bool>,
     /// RDMAP OpCode.
     pub opcode: Option<u8>,
@@ -52,7 +53,7 @@ pub struct Fpdu {
     pub msn: Option<u32>,
     /// Untagged: MO.
     pub mo: Option<u32>,
-    /// tshark gave up in it.
+    /// True if tshark could not dissect all of it.
     pub malformed: bool,
 }
 
@@ -65,51 +66,51 @@ pub struct Dissection {
     pub requests: usize,
     /// MPA Reply Frames.
     pub replies: usize,
-    /// Packets with a part that tshark calls malformed.
+    /// Numbers of packets with a part that tshark reports as malformed.
     pub malformed: usize,
 }
 
-/// Reason why there is no dissection.
+/// Reason for the failure of a dissection.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// tshark could not be started or waited for.
+    /// tshark could not be started.
     #[error("tshark: {0}")]
     Io(#[from] io::Error),
-    /// It ended with an error.
+    /// tshark has failed.
     #[error("tshark ended with {0}")]
     Status(std::process::ExitStatus),
-    /// A dissector's script failed.
+    /// A script of the dissector has failed.
     #[error("tshark: {0}")]
     Script(String),
-    /// Its output is not the XML it should be.
+    /// The output is not valid XML.
     #[error("tshark's output: {0}")]
     Output(#[from] quick_xml::Error),
 }
 
-/// The tshark of this machine.
+/// tshark of this machine.
 #[derive(Clone, Debug)]
 pub struct Tshark {
     program: PathBuf,
 }
 
 impl Tshark {
-    /// tshark if it is here; otherwise the calling test is noted as skipped and must return.
+    /// Returns tshark. Without it, the calling test is counted as skipped and must return.
     #[track_caller]
     pub fn require() -> Option<Self> {
         Some(Self { program: crate::require("tshark")? })
     }
 
-    /// Dissects a capture file of any format tshark reads.
+    /// Dissects a capture file of any format that tshark reads.
     ///
     /// # Errors
-    /// tshark fails, or says what cannot be understood.
+    /// tshark fails, or its output cannot be parsed.
     pub fn dissect(&self, capture: &Path) -> Result<Dissection, Error> {
         let mut child = Command::new(&self.program)
             .args([OsStr::new("-r"), capture.as_os_str()])
             .args(["-n", "-T", "pdml", "-J", "frame iwarp_mpa iwarp_ddp_rdmap _ws.malformed"])
             .args(["--disable-protocol", "rpcordma", "--disable-protocol", "smb_direct"])
             .args(["-o", "tcp.desegment_tcp_streams:TRUE", "-o", "tcp.reassemble_out_of_order:TRUE"])
-            // The user's own preferences must not change the verdict.
+            // Settings of the user must not change the result.
             .env("XDG_CONFIG_HOME", env::temp_dir().join("uiw-no-such-folder"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -123,11 +124,11 @@ impl Tshark {
         output.unwrap_or_else(|| Ok(Dissection::default()))
     }
 
-    /// Values of `fields` in the packets that pass `filter`, with the dissector `script`, a packet
-    /// a row. A field that a packet has several times is separated by commas.
+    /// Returns the values of `fields` in the packets that match `filter`, one row per packet, with
+    /// the dissector `script`. Multiple values of a field are separated by commas.
     ///
     /// # Errors
-    /// tshark fails, or the script does.
+    /// tshark or the script fails.
     pub fn fields(
         &self,
         script: &Path,
@@ -142,7 +143,7 @@ impl Tshark {
             command.args(["-e", field]);
         }
         let output = command.env("XDG_CONFIG_HOME", env::temp_dir().join("uiw-no-such-folder")).output()?;
-        // An error of a script does not end tshark.
+        // tshark continues after an error of a script.
         let complaint = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() || complaint.contains("Lua") {
             return Err(Error::Script(complaint.into_owned()));
@@ -171,7 +172,7 @@ fn read(pdml: impl io::BufRead) -> Result<Dissection, Error> {
 struct FieldWalk {
     found: Dissection,
     packet: u64,
-    /// FPDUs that were complete before this packet.
+    /// Number of FPDUs that were complete before this packet.
     before: usize,
     malformed: bool,
 }
@@ -270,7 +271,7 @@ impl Fpdu {
     }
 }
 
-/// `18`, `0x12`; flags are `0` and `1` or, in newer versions, words.
+/// Parses `18` or `0x12`. Flags are `0` and `1` or, in newer versions, words.
 fn number(show: &str) -> Option<u64> {
     match show.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),

@@ -1,4 +1,4 @@
-//! The guest and the uiw program, set up for one row after the other.
+//! The guest and the program `uiw`, set up for one row after the other.
 
 use crate::guest::{Guest, Job};
 use crate::kernel::Variant;
@@ -19,11 +19,12 @@ const LISTENING: Duration = Duration::from_secs(20);
 /// Time limit of a partner.
 const LONG: Duration = Duration::from_secs(7200);
 
-/// Says which programs in the guest sleep so that nothing wakes them, and where in the kernel.
+/// Shell command that prints the programs in the guest that sleep uninterruptibly, and where in the
+/// kernel.
 const STUCK: &str =
     "for p in /proc/[0-9]*; do [ \"$(cut -d' ' -f3 $p/stat)\" = D ] && cat $p/comm $p/stack; done";
 
-/// A parameter of the tunable variant, with its usual value.
+/// Parameter of the tunable driver, with its usual value.
 const PARAMETERS: &[(&str, &str)] = &[
     ("try_gso", "0"),
     ("peer_to_peer", "0"),
@@ -39,7 +40,7 @@ pub struct Bench {
     variant: Option<Variant>,
     parameters: Vec<(String, String)>,
     mtu: u32,
-    /// `siwpeer serve` in the guest, with its keys.
+    /// `siwpeer serve` in the guest, with its arguments.
     partner: Option<(String, Job)>,
     /// `uiw siwtest --listen` on the host, with its arguments and port.
     listener: Option<(Vec<String>, Process, u16)>,
@@ -47,16 +48,16 @@ pub struct Bench {
     pcap: Option<PathBuf>,
     /// TCP implementation that uiw uses in the next row.
     tcp: Tcp,
-    /// uiw's libibverbs and librdmacm, once a row needs them.
+    /// uiw's libibverbs and librdmacm, once a row has needed them.
     libraries: Option<Libraries>,
-    /// Guests booted so far.
+    /// Number of guests that were booted.
     pub boots: u32,
     /// Number of repetitions of the present row, because of a fault that QUIRKS.md explains.
     retries: u32,
 }
 
 impl Bench {
-    /// A bench with this uiw program.
+    /// Creates a bench with this program `uiw`.
     pub fn new(vm: TestVm, uiw: PathBuf) -> Self {
         Self {
             vm,
@@ -74,12 +75,12 @@ impl Bench {
         }
     }
 
-    /// The guest.
+    /// Returns the guest.
     pub fn guest(&self) -> &Guest {
         &self.vm.guest
     }
 
-    /// The network.
+    /// Returns the network.
     pub fn net(&self) -> &Net {
         &self.vm.net
     }
@@ -89,15 +90,15 @@ impl Bench {
         &self.vm.parts
     }
 
-    /// Pulls the guest's plug; the next [`Bench::apply`] boots another.
+    /// Powers off the guest; the next [`Bench::apply`] boots another one.
     pub fn power_off(&mut self) {
         self.vm.guest.power_off();
     }
 
-    /// Sets up driver and wire.
+    /// Sets up the driver and the wire.
     ///
     /// # Errors
-    /// [`Error::Missing`] where this machine cannot have that setting.
+    /// [`Error::Missing`] if this machine does not support the setting.
     pub fn apply(&mut self, setting: &Setting) -> Result<()> {
         self.revive()?;
         if setting.mtu != self.mtu {
@@ -106,7 +107,7 @@ impl Bench {
             }
             self.vm.guest.must(&format!("ip link set eth0 mtu {}", setting.mtu))?;
             self.mtu = setting.mtu;
-            // siw takes the MTU over when its device is made.
+            // siw uses the MTU at the time when its device is made.
             self.variant = None;
         }
         if self.vm.net.host(setting.family).is_none() {
@@ -134,7 +135,7 @@ impl Bench {
     /// Loads a variant of the driver.
     ///
     /// # Errors
-    /// [`Error::Missing`] where there is none.
+    /// [`Error::Missing`] if the variant is not available.
     pub fn driver(&mut self, variant: Variant) -> Result<()> {
         if self.variant == Some(variant) {
             return Ok(());
@@ -146,7 +147,7 @@ impl Bench {
         }
         self.variant = None;
         if self.stop_partner().is_err() {
-            // The driver is stuck: only another guest helps.
+            // The driver is stuck, so another guest is needed.
             self.power_off();
             self.revive()?;
         }
@@ -156,10 +157,10 @@ impl Bench {
         Ok(())
     }
 
-    /// Loads the tunable variant, with these parameters and the usual ones otherwise.
+    /// Loads the tunable driver with these parameters, and the usual values of the others.
     ///
     /// # Errors
-    /// As [`Bench::driver`].
+    /// The errors of [`Bench::driver`].
     pub fn tunable(&mut self, changed: &[(&str, &str)]) -> Result<()> {
         self.driver(Variant::Tunable)?;
         let value = |name: &str, usual: &str| {
@@ -179,7 +180,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Has uiw use this TCP until the next call.
+    /// Makes uiw use this TCP until the next call.
     ///
     /// # Errors
     /// [`Error::Missing`] without a tap.
@@ -194,7 +195,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The uiw program, where it reaches the guest.
+    /// Returns the command of the program `uiw`, in the network of the guest.
     pub fn uiw(&self, args: &[&str]) -> Command {
         let mut command = self.vm.net.command(&self.uiw.display().to_string());
         if let Some((llp, _)) = self.vm.net.own_tcp(self.tcp, Family::V4) {
@@ -207,18 +208,18 @@ impl Bench {
         command
     }
 
-    /// Has uiw write a capture of the next row.
+    /// Makes uiw write a capture of the next row.
     pub fn capture(&mut self, file: Option<PathBuf>) {
         self.listener = None;
         self.pcap = file;
     }
 
-    /// The capture that uiw writes of the rows.
+    /// Returns the file to which uiw writes captures.
     pub fn captured(&self) -> Option<PathBuf> {
         self.pcap.clone()
     }
 
-    /// `uiw decode` of a capture; `how` is `--json` or `--quiet`.
+    /// Runs `uiw decode` on a capture; `how` is `--json` or `--quiet`.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -234,22 +235,23 @@ impl Bench {
         crate::shell::run(&mut self.uiw(args), timeout)
     }
 
-    /// Builds the libraries under stock programs, if that is not done: minutes on a busy machine,
+    /// Builds the libraries for stock programs, if necessary. That takes minutes on a busy machine,
     /// in which no program of a row may wait.
     pub fn build_libraries(&mut self) {
         self.libraries.get_or_insert_with(Libraries::get);
     }
 
-    /// One of these libraries.
+    /// Returns the path of one of these libraries.
     pub fn library(&mut self, name: &str) -> PathBuf {
         self.libraries.get_or_insert_with(Libraries::get).folder().join(name)
     }
 
-    /// A stock program of this machine on uiw's libibverbs and librdmacm, where it reaches the
-    /// guest.
+    /// Returns the command of a stock program of this machine on uiw's libibverbs and librdmacm, in
+    /// the network of the guest.
     ///
     /// # Errors
-    /// [`Error::Missing`] if this machine does not have the program; `package` does.
+    /// [`Error::Missing`] with the name of the `package`, if this machine does not have the
+    /// program.
     pub fn stock(&mut self, program: &str, package: &str, setting: &Setting) -> Result<Command> {
         need(&[(program, package)])?;
         let libraries = self.libraries.get_or_insert_with(Libraries::get);
@@ -268,11 +270,11 @@ impl Bench {
         Ok(command)
     }
 
-    /// Starts a program on the host that listens on a port; `arguments` makes its arguments of the
-    /// port. Gives that.
+    /// Starts a program on the host that listens on a port, and returns the port. `arguments` makes
+    /// its arguments from the port.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If the program does not listen in time.
     pub fn serve_stock(
         &self,
         mut command: Command,
@@ -283,10 +285,10 @@ impl Bench {
         Ok((self.serve_stock_at(command, port)?, port))
     }
 
-    /// Starts a program on the host that listens on `port`, which its arguments have.
+    /// Starts a program on the host that listens on `port`, which its arguments contain.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If the program does not listen in time.
     pub fn serve_stock_at(&self, mut command: Command, port: u16) -> Result<Process> {
         let mut process = Process::start(&mut command)?;
         let deadline = Instant::now() + LISTENING;
@@ -300,11 +302,11 @@ impl Bench {
         Ok(process)
     }
 
-    /// Starts a uiw command that says "listening on ADDRESS"; gives the port. It listens on the
-    /// host's address for the guest.
+    /// Starts a command of uiw that prints "listening on ADDRESS", and returns the port. It listens
+    /// on the host's address for the guest.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If the program does not listen in time.
     pub fn serve_uiw(&self, args: &[&str], family: Family) -> Result<(Process, u16)> {
         let own = self.vm.net.own_tcp(self.tcp, family).map(|(_, own)| own);
         let address = own.or_else(|| self.vm.net.listen(family));
@@ -322,7 +324,7 @@ impl Bench {
     /// Starts a program in the guest that listens on `port`, and waits until it does.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If the program does not listen in time.
     pub fn serve_guest(&self, command: &str, port: u16, timeout: Duration) -> Result<Job> {
         let script = format!(
             "while ss -Hltn | grep -q ':{port} '; do usleep 20000; done\n\
@@ -336,7 +338,7 @@ impl Bench {
         Ok(job)
     }
 
-    /// After a row that failed: nothing of it stays. A guest whose driver is stuck is given up.
+    /// Cleans up after a row that has failed. Gives up a guest whose driver is stuck.
     pub fn renew(&mut self) {
         self.listener = None;
         if self.vm.guest.is_running() && self.stop_partner().is_err() {
@@ -345,17 +347,18 @@ impl Bench {
         }
     }
 
-    /// The programs in the guest that sleep so that nothing wakes them, each with the functions of
-    /// the kernel in which it does.
+    /// Returns the programs in the guest that sleep uninterruptibly, each with the functions of the
+    /// kernel in which it does.
     pub fn stuck(&self) -> String {
         let output = self.vm.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
         output.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// Number of times that the guest's TCP has reset a connection because its end was closed while
-    /// bytes had not been read, or when bytes came after the close.
+    /// Returns how often the guest's TCP has reset a connection because its end was closed while
+    /// bytes had not been read, or because bytes arrived after the close.
     ///
     /// # Errors
+    /// If the guest does not answer.
     /// When the guest does not answer.
     pub fn resets_by_close(&self) -> Result<u64> {
         let text = self.vm.guest.must("cat /proc/net/netstat")?;
@@ -366,23 +369,23 @@ impl Bench {
         Ok(of_close.filter_map(|(_, value)| value.parse::<u64>().ok()).sum())
     }
 
-    /// Ends the partner in the guest: it holds the driver.
+    /// Ends the partner in the guest, which uses the driver.
     fn stop_partner(&mut self) -> Result<()> {
         if let Some((_, job)) = self.partner.take() {
             job.kill();
         }
-        // Connections of programs that were killed take a moment to go.
+        // Connections of killed programs take a moment to end.
         let gone = "for i in $(seq 100); do [ -e /sys/module/siw ] || exit 0; \
                     [ \"$(cat /sys/module/siw/refcnt)\" = 0 ] && exit 0; usleep 50000; done; \
                     echo the driver is still in use; exit 1";
         self.vm.guest.must(gone).map(|_| ())
     }
 
-    /// `siwpeer serve` in the guest, with these keys: started if it does not run. Gives what it has
-    /// said since the last time.
+    /// Starts `siwpeer serve` in the guest with these arguments, unless it runs. Returns its output
+    /// since the last call.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not listen in time.
     pub fn partner(&mut self, family: Family, keys: &str) -> Result<String> {
         let command = format!("siwpeer serve {} {PARTNER} {keys}", self.guest_own(family)?);
         if let Some((running, job)) = &mut self.partner
@@ -399,20 +402,20 @@ impl Bench {
         Ok(String::new())
     }
 
-    /// Waits until the partner has said a line with `what` in it.
+    /// Waits until the partner has written a line that contains `what`.
     ///
     /// # Errors
-    /// If it does not.
+    /// If it does not in time.
     pub fn partner_line(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let (_, job) = self.partner.as_mut().ok_or_else(|| Error::Failed("no partner runs".to_owned()))?;
         job.wait_for(what, timeout)
     }
 
-    /// `uiw siwtest --listen` on the host, with these arguments: started if it does not run. Gives
-    /// its port.
+    /// Starts `uiw siwtest --listen` on the host with these arguments, unless it runs. Returns its
+    /// port.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not listen in time.
     pub fn listener(&mut self, args: &[&str], family: Family) -> Result<u16> {
         let mut wanted: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         wanted.push(format!("{family:?}"));
@@ -430,17 +433,17 @@ impl Bench {
         Ok(port)
     }
 
-    /// Waits until the listener on the host has said a line with `what` in it.
+    /// Waits until the listener on the host has written a line that contains `what`.
     ///
     /// # Errors
-    /// If it does not.
+    /// If it does not in time.
     pub fn listener_line(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let (_, process, _) =
             self.listener.as_mut().ok_or_else(|| Error::Failed("nothing listens".to_owned()))?;
         process.wait_for(what, timeout)
     }
 
-    /// The last line that the listener on the host has said.
+    /// Returns the last line of the listener on the host.
     pub fn listener_last(&mut self) -> String {
         let news = self.listener.as_mut().map(|(_, process, _)| process.news()).unwrap_or_default();
         news.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing").to_owned()
@@ -451,7 +454,7 @@ impl Bench {
         self.listener = None;
     }
 
-    /// The present run of a row is begun again.
+    /// Counts a repetition of the present row.
     pub fn retry(&mut self) {
         self.retries += 1;
     }
@@ -461,7 +464,7 @@ impl Bench {
         std::mem::take(&mut self.retries)
     }
 
-    /// The host's address for programs in the guest.
+    /// Returns the address of the host for programs in the guest.
     ///
     /// # Errors
     /// [`Error::Missing`] without IPv6.
@@ -471,7 +474,7 @@ impl Bench {
         Ok(host.ok_or_else(|| Error::Missing("IPv6".to_owned()))?.to_string())
     }
 
-    /// The guest's own address.
+    /// Returns the address of the guest.
     ///
     /// # Errors
     /// [`Error::Missing`] without IPv6.
@@ -480,7 +483,7 @@ impl Bench {
         Ok(own.to_string())
     }
 
-    /// A port of the guest's as the host reaches it.
+    /// Returns the address on which the host reaches a port of the guest.
     ///
     /// # Errors
     /// [`Error::Missing`] without IPv6.

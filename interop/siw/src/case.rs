@@ -6,7 +6,7 @@ pub use crate::setting::Setting;
 use crate::{Error, Result};
 use std::fmt;
 
-/// The sender of the MPA Request.
+/// End that sends the MPA Request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// uiw.
@@ -33,21 +33,22 @@ impl fmt::Display for Direction {
     }
 }
 
-/// In which settings a case runs.
+/// Settings in which a case runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axes {
-    /// Only in [`Setting::USUAL`].
+    /// Only [`Setting::USUAL`].
     Usual,
-    /// With CRCs and without.
+    /// With and without CRCs.
     Crc,
     /// Over IPv4 and IPv6, with both MTUs.
     Tcp,
-    /// In all sixteen.
+    /// All sixteen settings.
     All,
 }
 
 impl Axes {
-    /// The settings, so that neighbours differ in what costs little to change.
+    /// Returns the settings in an order in which neighbours differ in settings that are quick to
+    /// change.
     pub fn settings(self) -> Vec<Setting> {
         let mut settings = Vec::new();
         for gso in [false, true] {
@@ -74,19 +75,19 @@ pub enum Verdict {
     Pass(String),
     /// The outcome is wrong.
     Fail(String),
-    /// The case failed in the way that QUIRKS.md explains: the fault is siw's. At most
-    /// [`MOST_KNOWN`] of a run are taken as such.
+    /// The case has failed because of a fault of siw that QUIRKS.md explains. A run may have at
+    /// most [`MOST_KNOWN`] of them.
     Known {
-        /// What it is called in QUIRKS.md.
+        /// Name of the entry in QUIRKS.md.
         quirk: &'static str,
-        /// What was seen.
+        /// Description of the failure.
         seen: String,
     },
-    /// It cannot be: siw or this machine lacks something.
+    /// The case cannot run, because siw or this machine lacks something.
     NotApplicable(String),
 }
 
-/// Names of the entries in QUIRKS.md that rows may be known by.
+/// Names of the entries in QUIRKS.md that explain failures of rows.
 pub mod quirk {
     /// siw answers a Read of no bytes with those of the Send before.
     pub const READ_OF_NOTHING: &str = "Read of no bytes while siw is sending";
@@ -101,18 +102,18 @@ pub mod quirk {
     pub const RESET_BY_CLOSE: &str = "what was sent before a close";
 }
 
-/// Rows of one run that may be [`Verdict::Known`]; more are failures, as something has become
-/// worse.
+/// Maximum number of [`Verdict::Known`] in one run. If there are more, something has become worse,
+/// and they are failures.
 pub const MOST_KNOWN: usize = 3;
 
 impl Verdict {
-    /// [`Verdict::Known`]; `quirk` is the name of an entry in QUIRKS.md.
+    /// Creates [`Verdict::Known`]; `quirk` is the name of an entry in QUIRKS.md.
     pub fn known(quirk: &'static str, seen: impl Into<String>) -> Self {
         Self::Known { quirk, seen: seen.into() }
     }
 
-    /// Returns the verdict, but failed if it is [`Verdict::Known`] and `before` others of this run
-    /// were already.
+    /// Returns the verdict, but as a failure if it is [`Verdict::Known`] and this run already has
+    /// `before` others.
     #[must_use]
     pub fn limited(self, before: usize) -> Self {
         match self {
@@ -123,12 +124,12 @@ impl Verdict {
         }
     }
 
-    /// Passed, with nothing to add.
+    /// Creates [`Verdict::Pass`] without a text.
     pub fn pass() -> Self {
         Self::Pass(String::new())
     }
 
-    /// [`Verdict::Pass`] with `seen` if `right`, else [`Verdict::Fail`] with it.
+    /// Creates [`Verdict::Pass`] with `seen` if `right` is true, and [`Verdict::Fail`] otherwise.
     pub fn of(right: bool, seen: impl Into<String>) -> Self {
         if right { Self::Pass(seen.into()) } else { Self::Fail(seen.into()) }
     }
@@ -153,13 +154,14 @@ pub struct Case {
     pub directions: &'static [Direction],
     /// Settings in which it runs.
     pub axes: Axes,
-    /// Whether `cargo xtask test` runs it, in the usual setting.
+    /// True if `cargo xtask test` runs it, in the usual setting.
     pub short: bool,
     run: Box<Run>,
 }
 
 impl Case {
-    /// A case that only the whole matrix runs, both ways, in the usual setting.
+    /// Creates a case that only the complete matrix runs, in both directions and in the usual
+    /// setting.
     pub fn new(
         name: impl Into<String>,
         run: impl Fn(&mut Bench, &Setting, Direction) -> Result<Verdict> + 'static,
@@ -173,19 +175,19 @@ impl Case {
         }
     }
 
-    /// In these settings.
+    /// Sets the settings in which it runs.
     #[must_use]
     pub fn axes(self, axes: Axes) -> Self {
         Self { axes, ..self }
     }
 
-    /// Only in these directions.
+    /// Sets the directions in which it runs.
     #[must_use]
     pub fn directions(self, directions: &'static [Direction]) -> Self {
         Self { directions, ..self }
     }
 
-    /// Part of the short set, too.
+    /// Adds it to the short set.
     #[must_use]
     pub fn short(self) -> Self {
         Self { short: true, ..self }

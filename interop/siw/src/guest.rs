@@ -1,4 +1,4 @@
-//! A running guest, and commands in it over one virtio-serial channel (`guest/agent.c`).
+//! A running guest, and commands in it through a virtio-serial channel (`guest/agent.c`).
 
 use crate::kernel::Variant;
 use crate::net::Net;
@@ -19,22 +19,22 @@ use std::time::{Duration, Instant};
 const BOOT: Duration = Duration::from_secs(180);
 /// Delay of the channel that is allowed in addition to a command's own time limit.
 const GRACE: Duration = Duration::from_secs(20);
-/// Begins the name of a guest's folder in the system's temporary one; the process id follows.
+/// Prefix of the name of a guest's temporary folder. The process id follows.
 const FOLDER: &str = "uiw-siw-";
-/// Begins the name of a folder with our libraries for stock programs.
+/// Prefix of the name of a folder with our libraries for stock programs.
 const LIBRARIES: &str = "uiw-stock-";
-/// Memory of the guest, which is taken as it is used. The largest messages are of 256 MiB, and
-/// there are two buffers; half of it may be files, the largest of 1 GiB.
+/// Memory of the guest, which is allocated when used. The largest messages have 256 MiB, with two
+/// buffers, and half of the memory may be files, the largest of 1 GiB.
 const MEGABYTES: &str = "3072";
 
-/// A guest. Dropping it is pulling its plug.
+/// Guest, which is powered off when dropped.
 pub struct Guest {
     qemu: Process,
     port: UnixStream,
     jobs: Arc<Mutex<HashMap<u32, Sender<GuestEvent>>>>,
     next: AtomicU32,
     folder: PathBuf,
-    /// From start to the agent's first word.
+    /// Time from the start to the first message of the agent.
     pub boot_time: Duration,
 }
 
@@ -43,7 +43,7 @@ enum GuestEvent {
     End(i32),
 }
 
-/// A command that runs in the guest; killed there on drop.
+/// Command in the guest, which is killed when dropped.
 pub struct Job {
     id: u32,
     port: UnixStream,
@@ -105,7 +105,7 @@ impl Guest {
         }
     }
 
-    /// The last lines of its console.
+    /// Returns the last lines of its console.
     pub fn console(&self) -> String {
         let text = fs::read(self.folder.join("console")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -113,10 +113,10 @@ impl Guest {
         lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
     }
 
-    /// Starts a shell script in the guest, which may run for `timeout`.
+    /// Starts a shell script in the guest with the time limit `timeout`.
     ///
     /// # Errors
-    /// When the channel is gone.
+    /// If the channel is closed.
     pub fn start(&self, script: &str, timeout: Duration) -> Result<Job> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, events) = mpsc::channel();
@@ -132,23 +132,23 @@ impl Guest {
     /// Runs a shell script in the guest to its end.
     ///
     /// # Errors
-    /// When the channel is gone.
+    /// If the channel is closed.
     pub fn run(&self, script: &str, timeout: Duration) -> Result<Output> {
         Ok(self.start(script, timeout)?.finish())
     }
 
-    /// Runs a shell script that must succeed; gives what it wrote.
+    /// Runs a shell script that must succeed, and returns its output.
     ///
     /// # Errors
-    /// When it fails.
+    /// If it fails.
     pub fn must(&self, script: &str) -> Result<String> {
         self.must_within(script, Duration::from_secs(60))
     }
 
-    /// Like [`Guest::must`], for a script that may take longer.
+    /// Like [`Guest::must`], but with a time limit.
     ///
     /// # Errors
-    /// When it fails.
+    /// If it fails.
     pub fn must_within(&self, script: &str, timeout: Duration) -> Result<String> {
         let output = self.run(script, timeout)?;
         if output.is_ok() {
@@ -160,17 +160,17 @@ impl Guest {
     /// Loads a variant of the driver.
     ///
     /// # Errors
-    /// When it does not load.
+    /// If it does not load.
     pub fn load(&self, variant: Variant) -> Result<()> {
         self.must(&format!("siw {}", variant.name())).map(|_| ())
     }
 
-    /// Pulls the plug.
+    /// Powers off the guest.
     pub fn power_off(&mut self) {
         self.qemu.kill();
     }
 
-    /// Returns whether it runs.
+    /// Returns whether the guest is running.
     pub fn is_running(&mut self) -> bool {
         self.qemu.is_running()
     }
@@ -183,8 +183,7 @@ impl Drop for Guest {
     }
 }
 
-/// A folder of this process in the system's temporary one; removed on drop, and by [`sweep`] where
-/// that did not happen.
+/// Temporary folder of this process. It is removed when dropped, or later by [`sweep`].
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -201,20 +200,20 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What stays is swept next time.
+        // If this fails, the folder is removed by the next sweep.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Removes the folders of this process and of processes that are gone: guests' and those with
-/// libraries.
+/// Removes the folders of this process and of processes that have ended: those of guests and those
+/// with libraries.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = crate::shell::name(&path);
         let owned = [FOLDER, LIBRARIES].iter().find_map(|prefix| name.strip_prefix(prefix));
         if owned.is_some_and(crate::workspace::is_left_over) {
-            // A process of another owner stays.
+            // Processes of other users are skipped.
             let _ = fs::remove_dir_all(&path);
         }
     }
@@ -222,8 +221,8 @@ pub fn sweep() {
 
 fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Process> {
     let file = |name: &str| folder.join(name).display().to_string();
-    // At the usual priority: the guest is another host, which would starve beside busy processes of
-    // this one.
+    // At the usual priority, because the guest stands for another host, and would starve beside
+    // busy processes on this one.
     let mut qemu = net.command("qemu-system-x86_64");
     // A small processor model with crc32c: emulated, it is faster than "max".
     qemu.args(["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Nehalem", "-smp", "2", "-m", MEGABYTES]);
@@ -241,7 +240,7 @@ fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Pro
     Process::start(&mut qemu)
 }
 
-/// Sorts what the agent says by job.
+/// Distributes the messages of the agent to the jobs.
 fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<GuestEvent>>>) {
     let mut port = BufReader::new(port);
     let mut line = String::new();
@@ -276,19 +275,20 @@ fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<GuestEvent>>>) {
 }
 
 impl Job {
-    /// Takes what has come; false when nothing came in `timeout` or nothing will.
+    /// Takes the messages that have arrived. Returns false if none arrived within `timeout`, or
+    /// none will.
     fn step(&mut self, timeout: Duration) -> bool {
         match self.events.recv_timeout(timeout) {
             Ok(GuestEvent::Out(bytes)) => self.text.extend_from_slice(&bytes),
             Ok(GuestEvent::End(status)) => self.status = Some(status),
             Err(RecvTimeoutError::Timeout) => return false,
-            // The guest is gone.
+            // The guest has ended.
             Err(RecvTimeoutError::Disconnected) => self.status = self.status.or(Some(125)),
         }
         true
     }
 
-    /// Returns whether it still runs.
+    /// Returns whether the command is still running.
     pub fn is_running(&mut self) -> bool {
         while self.status.is_none() && self.step(Duration::ZERO) {}
         self.status.is_none()
@@ -300,10 +300,10 @@ impl Job {
         String::from_utf8_lossy(&std::mem::take(&mut self.text)).into_owned()
     }
 
-    /// Waits until it has written a line with `what` in it; gives that line.
+    /// Waits until the command has written a line that contains `what`, and returns the line.
     ///
     /// # Errors
-    /// If it ends, or the time is over, before.
+    /// If it ends or the time limit passes before.
     pub fn wait_for(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -319,8 +319,8 @@ impl Job {
         }
     }
 
-    /// Waits for its end, at most its own time and a little more. Status 125 where the guest is
-    /// gone.
+    /// Waits for the end of the command, for its own time limit and a little more. The status is
+    /// 125 if the guest has ended.
     pub fn finish(mut self) -> Output {
         self.end()
     }
@@ -337,14 +337,14 @@ impl Job {
         }
     }
 
-    /// Ends it now; gives what it wrote.
+    /// Kills the command, and returns its output.
     pub fn kill(mut self) -> Output {
         self.ask_to_end();
         self.end()
     }
 
     fn ask_to_end(&mut self) {
-        // A channel that is gone needs no asking.
+        // Fails if the channel is closed, and then there is nothing to kill.
         let _ = self.port.write_all(format!("KILL {}\n", self.id).as_bytes());
     }
 }

@@ -1,4 +1,5 @@
-//! Programs on this machine: run to their end, at most so long, or beside us until dropped.
+//! Programs on this machine, which run to their end with a time limit, or in the background until
+//! dropped.
 
 use crate::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -15,7 +16,7 @@ const TICK: Duration = Duration::from_millis(5);
 /// Result of a program.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// Exit code; 128 + signal; 124 when the time was over.
+    /// Exit code. 128 plus the signal for a killed program, 124 if the time limit has passed.
     pub status: i32,
     /// Standard output.
     pub out: String,
@@ -43,8 +44,8 @@ struct OutputStream {
     grown: Condvar,
 }
 
-/// A program beside us, with a process group of its own; killed with it on drop. It dies with us
-/// too.
+/// Background program in its own process group, which is killed when dropped, or when this process
+/// ends.
 pub struct Process {
     child: Child,
     out: Arc<OutputStream>,
@@ -54,7 +55,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -95,10 +96,10 @@ impl Process {
         std::mem::take(&mut *self.out.text.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits until standard output has a line with `what` in it; gives that line.
+    /// Waits until standard output has a line that contains `what`, and returns the line.
     ///
     /// # Errors
-    /// If it ends, or the time is over, before.
+    /// If it ends or the time limit passes before.
     pub fn wait_for(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         let out = Arc::clone(&self.out);
@@ -120,7 +121,7 @@ impl Process {
         }
     }
 
-    /// Waits for its end; kills it when the time is over.
+    /// Waits for its end, and kills it once the time limit has passed.
     pub fn finish(mut self, timeout: Duration) -> Output {
         let deadline = Instant::now() + timeout;
         let mut expired = false;
@@ -132,7 +133,7 @@ impl Process {
             }
             thread::sleep(TICK);
         }
-        // What it left running would keep the pipes open.
+        // Processes that it has left running would keep the pipes open.
         kill_group(self.child.id());
         for reader in self.readers.drain(..) {
             let _ = reader.join();
@@ -142,7 +143,7 @@ impl Process {
         output
     }
 
-    /// Kills it at once (SIGKILL), with what it started.
+    /// Kills it at once (SIGKILL), with the processes that it has started.
     pub fn kill(&mut self) {
         kill_group(self.child.id());
         if self.ended.is_none() {
@@ -169,7 +170,7 @@ fn code(status: ExitStatus) -> i32 {
 
 fn kill_group(id: u32) {
     if let Some(pid) = i32::try_from(id).ok().and_then(Pid::from_raw) {
-        // The only possible failure is that the group is already gone.
+        // The only possible failure is that the group has ended already.
         let _ = kill_process_group(pid, Signal::KILL);
     }
 }
@@ -194,7 +195,7 @@ pub fn run(command: &mut Command, timeout: Duration) -> Result<Output> {
     Ok(Process::start(command)?.finish(timeout))
 }
 
-/// Runs a program that must succeed; gives its standard output.
+/// Runs a program that must succeed, and returns its standard output.
 ///
 /// # Errors
 /// If it cannot be started, or fails.
@@ -214,10 +215,11 @@ pub fn find(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).chain(system).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Every one of `programs`, or the first that is missing and the Debian package that has it.
+/// Returns the paths of all `programs`.
 ///
 /// # Errors
-/// [`Error::Missing`].
+/// [`Error::Missing`] with the first program that is missing, and the Debian package that contains
+/// it.
 pub fn need(programs: &[(&str, &str)]) -> Result<()> {
     match programs.iter().find(|(program, _)| find(program).is_none()) {
         None => Ok(()),
@@ -227,7 +229,7 @@ pub fn need(programs: &[(&str, &str)]) -> Result<()> {
     }
 }
 
-/// A path as an argument in a message.
+/// Returns a path in the form in which a message shows an argument.
 pub fn name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }

@@ -1,4 +1,4 @@
-//! Several hosts on one switch: network namespaces whose only way to each other is a bridge.
+//! Several hosts on one switch: network namespaces that are connected only by a bridge.
 
 use super::network::{inside, ip};
 use std::fs;
@@ -7,18 +7,18 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Namespaces on a bridge, and one with the bridge, where commands for all of them run. Removed
-/// when dropped.
+/// Namespaces on a bridge, and one that contains the bridge, in which commands that concern all of
+/// them run. Removed when dropped.
 pub struct Hosts {
     ip: PathBuf,
-    /// Those of the hosts begin with it.
+    /// Prefix of the names of the hosts.
     prefix: String,
     count: u8,
 }
 
 impl Hosts {
-    /// Creates so many hosts, at most 200; `None` if that is not possible; the test is noted as
-    /// skipped then.
+    /// Creates this number of hosts, at most 200. Returns `None` if that is not possible; the test
+    /// is then counted as skipped.
     #[track_caller]
     pub fn new(count: u8) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -32,12 +32,12 @@ impl Hosts {
         Some(hosts)
     }
 
-    /// The hosts' addresses, with the names of their network namespaces.
+    /// Returns the addresses of the hosts with the names of their network namespaces.
     pub fn places(&self) -> impl Iterator<Item = (Ipv4Addr, String)> {
         self.addresses().map(|address| (address, self.name(address.octets()[3])))
     }
 
-    /// The interfaces at the switch, one to each host.
+    /// Returns the interfaces of the switch, one for each host.
     pub fn ports(&self) -> impl Iterator<Item = String> + use<> {
         self.addresses().map(|address| port(address.octets()[3]))
     }
@@ -46,25 +46,25 @@ impl Hosts {
         (1..=self.count).map(|last| Ipv4Addr::new(10, 77, 0, last))
     }
 
-    /// The address of the switch, which every host reaches.
+    /// Returns the address of the switch, which all hosts reach.
     pub fn switch_address(&self) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, 0, SWITCH)
     }
 
-    /// The command on the host that has this address.
+    /// Returns the command, to be run on the host with this address.
     pub fn at(&self, host: Ipv4Addr, command: Command) -> Command {
         inside(&self.ip, &self.name(host.octets()[3]), command)
     }
 
-    /// The command at the switch.
+    /// Returns the command, to be run on the switch.
     pub fn at_switch(&self, command: Command) -> Command {
         inside(&self.ip, &self.name(SWITCH), command)
     }
 
-    /// Processes in any of the hosts.
+    /// Returns the processes on all hosts.
     ///
     /// # Panics
-    /// When they cannot be listed.
+    /// If they cannot be listed.
     pub fn processes(&self) -> Vec<String> {
         let list = |last| ip(&self.ip, &["netns", "pids", &self.name(last)]).expect("its processes");
         (1..=self.count).flat_map(|last| list(last).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
@@ -94,8 +94,8 @@ impl Hosts {
             run(&["-n", &name, "link", "set", "veth0", "up"])?;
             run(&["-n", &name, "link", "set", "lo", "up"])?;
         }
-        // IPv6 addresses come a little later; a program that runs meanwhile would see one address
-        // and then two.
+        // IPv6 addresses appear a little later. A program that is started before would first see
+        // one address and then two.
         for last in 1..=self.count {
             while ip(
                 &self.ip,
@@ -110,12 +110,12 @@ impl Hosts {
     }
 }
 
-/// The interface at the switch to the host with this last number of its address.
+/// Returns the interface of the switch to the host whose address ends with this number.
 fn port(last: u8) -> String {
     format!("port{last}")
 }
 
-/// The last number of its address.
+/// Returns the last number of the address.
 const SWITCH: u8 = 254;
 
 impl Drop for Hosts {

@@ -1,6 +1,6 @@
-//! Stock RDMA programs on uiw's `libibverbs.so.1` and `librdmacm.so.1`: building the two libraries,
-//! running the programs of Debian's packages and C programs of our own with them, in network
-//! namespaces, as an ordinary user, for a bounded time.
+//! Stock RDMA programs on uiw's `libibverbs.so.1` and `librdmacm.so.1`: builds the two libraries,
+//! and runs programs of Debian's packages and C programs of our own with them, in network
+//! namespaces, as an ordinary user, with time limits.
 
 mod hosts;
 mod network;

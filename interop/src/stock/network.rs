@@ -10,35 +10,36 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// A place for a server and a client.
+/// Network for a server and a client.
 pub enum Network {
-    /// 127.0.0.1 of this machine.
+    /// Loopback of this machine, with the address 127.0.0.1.
     Loopback,
-    /// Two namespaces with a veth pair. Removed when dropped.
+    /// Two namespaces connected by a veth pair. Removed when dropped.
     Veth(Namespaces),
 }
 
 /// Two network namespaces, and perhaps one between them.
 pub struct Namespaces {
     ip: PathBuf,
-    /// The server's, the client's; then the one between them.
+    /// Namespace of the server, of the client, and the one between them.
     names: Vec<String>,
-    /// Queues in each direction of an interface.
+    /// Number of queues of an interface in each direction.
     queues: u32,
 }
 
-/// A TCP port that is unused at the moment, and that no connection will have either: the ports that
-/// a system chooses by itself are taken by thousands of connections of other tests, also for a
-/// minute after their end, and in each namespace by others.
+/// Returns a TCP port that is unused at the moment, and that no connection will use either.
+/// Thousands of connections of other tests use the ports that a system chooses itself, also for a
+/// minute after their end, and other ones in each namespace.
 ///
 /// # Panics
+/// If the system has no free port.
 /// When the system has none.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let chosen = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let end = chosen.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32768);
     let count = u32::max(end, FIRST_PORT + 1) - FIRST_PORT;
-    // Processes that run tests at the same time begin far from each other.
+    // Processes that run tests concurrently begin far from each other.
     let begin = std::process::id().wrapping_mul(0x9E37_79B9);
     for _ in 0..count {
         let number = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
@@ -50,25 +51,25 @@ pub fn free_port() -> u16 {
     panic!("no free port from {FIRST_PORT} to {end}");
 }
 
-/// Well above those of services.
+/// Well above the ports of services.
 const FIRST_PORT: u32 = 10_240;
 
 impl Network {
-    /// Two namespaces, or nothing where that is not possible; the test is noted as skipped then.
+    /// Creates two namespaces. Returns `None` if that is not possible; the test is then counted as
+    /// skipped.
     #[track_caller]
     pub fn veth() -> Option<Self> {
         Self::spaces(&["s", "c"], 1)
     }
 
-    /// Like [`Network::veth`], with `queues` queues at both ends and in both directions.
+    /// Like [`Network::veth`], but with `queues` queues at both ends in both directions.
     #[track_caller]
     pub fn veth_of(queues: u32) -> Option<Self> {
         Self::spaces(&["s", "c"], queues)
     }
 
-    /// Like [`Network::veth`], with a third namespace between the two: its interfaces `server` and
-    /// `client` have no addresses, and nothing passes unless a process there carries frames between
-    /// them.
+    /// Like [`Network::veth`], but with a third namespace between the two. Its interfaces `server`
+    /// and `client` have no addresses, and nothing passes unless a process there forwards frames.
     #[track_caller]
     pub fn path() -> Option<Self> {
         Self::spaces(&["s", "c", "m"], 1)
@@ -82,14 +83,14 @@ impl Network {
         let names = kinds.iter().map(|kind| format!("uiw-{kind}-{unique}")).collect();
         let space = Namespaces { ip, names, queues };
         if let Err(reason) = space.set_up() {
-            // What was made is removed with `space`.
+            // On an error, dropping `space` removes what was made.
             crate::skip(&format!("network namespaces: {reason}"));
             return None;
         }
         Some(Self::Veth(space))
     }
 
-    /// The server's address.
+    /// Returns the address of the server.
     pub fn server_address(&self) -> Ipv4Addr {
         match self {
             Self::Loopback => Ipv4Addr::LOCALHOST,
@@ -97,7 +98,7 @@ impl Network {
         }
     }
 
-    /// The client's address.
+    /// Returns the address of the client.
     pub fn client_address(&self) -> Ipv4Addr {
         match self {
             Self::Loopback => Ipv4Addr::LOCALHOST,
@@ -105,8 +106,8 @@ impl Network {
         }
     }
 
-    /// The addresses of server and client, with the names of their network namespaces. Nothing on
-    /// loopback.
+    /// Returns the addresses of server and client with the names of their network namespaces, or
+    /// `None` on loopback.
     pub fn places(&self) -> impl Iterator<Item = (Ipv4Addr, &str)> {
         let names = match self {
             Self::Loopback => &[][..],
@@ -115,36 +116,37 @@ impl Network {
         [self.server_address(), self.client_address()].into_iter().zip(names.iter().map(String::as_str))
     }
 
-    /// The command at the server's place.
+    /// Returns the command, to be run in the network of the server.
     pub fn server(&self, command: Command) -> Command {
         self.at(0, command)
     }
 
-    /// The command at the client's place.
+    /// Returns the command, to be run in the network of the client.
     pub fn client(&self, command: Command) -> Command {
         self.at(1, command)
     }
 
-    /// The command between the two.
+    /// Returns the command, to be run between the two.
     ///
     /// # Panics
-    /// When nothing is there.
+    /// If there is no namespace between them.
     pub fn middle(&self, command: Command) -> Command {
         self.at(2, command)
     }
 
-    /// Does `what` in a thread at the server's place: sockets that it opens stay there.
+    /// Calls `what` on a thread in the network of the server. Sockets that it opens stay in that
+    /// network.
     ///
     /// # Panics
-    /// When `what` does, or the place cannot be entered.
+    /// If `what` panics, or the namespace cannot be entered.
     pub fn inside_server<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         self.inside(0, what)
     }
 
-    /// Like [`Network::inside_server`], at the client's place.
+    /// Like [`Network::inside_server`], in the network of the client.
     ///
     /// # Panics
-    /// As there.
+    /// If `what` panics, or the namespace cannot be entered.
     pub fn inside_client<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         self.inside(1, what)
     }
@@ -154,7 +156,7 @@ impl Network {
         let file = fs::File::open(Path::new(NAMESPACES).join(&space.names[place])).expect("the namespace");
         let done = thread::scope(|scope| {
             let entered = scope.spawn(|| {
-                // Of this thread alone, which ends with `what`.
+                // Affects only this thread, which ends after `what`.
                 move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
                     .expect("entering it");
                 what()
@@ -173,7 +175,7 @@ impl Network {
 /// Folder in which `ip netns` keeps namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// No other process is in the namespaces, so every test may use the same addresses.
+/// No other process uses the namespaces, so every test may use the same addresses.
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
@@ -193,7 +195,7 @@ impl Namespaces {
         if let Some(middle) = self.names.get(2) {
             for (name, there) in [(server, "server"), (client, "client")] {
                 cable(name, middle, there)?;
-                // The kernel there has nothing to say.
+                // Disables messages of the kernel in the namespace.
                 self.ip(&["-n", middle, "link", "set", there, "addrgenmode", "none"])?;
                 self.ip(&["-n", middle, "link", "set", there, "up"])?;
             }
@@ -205,7 +207,8 @@ impl Namespaces {
             self.ip(&["-n", name, "link", "set", "veth0", "up"])?;
             self.ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
-        // Programs that look at their port want to see it up, and the carrier comes a little later.
+        // Programs that check their port expect it to be up, and the carrier appears a little
+        // later.
         for name in [server, client] {
             while !self.ip(&["-n", name, "link", "show", "dev", "veth0"])?.contains("LOWER_UP") {
                 thread::sleep(Duration::from_millis(2));
@@ -229,7 +232,7 @@ pub(super) fn ip(program: &Path, args: &[&str]) -> Result<String, String> {
     Err(format!("ip {}: {}", args.join(" "), said.trim()))
 }
 
-/// The command in a network namespace.
+/// Returns the command, to be run in a network namespace.
 pub(super) fn inside(ip: &Path, namespace: &str, command: Command) -> Command {
     let mut inside = Command::new(ip);
     inside.args(["netns", "exec", namespace]).arg(command.get_program()).args(command.get_args());

@@ -1,6 +1,6 @@
-//! Bytes to be compared.
+//! Test data.
 
-/// Bytes that look random, and are the same in every run.
+/// Returns bytes that look random, and are the same in every run.
 pub fn noise(len: usize) -> Vec<u8> {
     let mut state = 1u64;
     let next = || {

@@ -1,4 +1,4 @@
-//! Programs that run for a bounded time, and what they said.
+//! Programs with time limits, and their output.
 
 use super::wait_limit::WaitLimit;
 use std::fs;
@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The longest that a test waits for a program.
+/// Time limit of a program.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// The longest that a killed program takes to end.
+/// Time limit for a killed program to end.
 const KILLED: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// A program that runs. Killed when dropped.
+/// Running program, which is killed when dropped.
 pub struct Running {
     child: Child,
     name: String,
@@ -23,12 +23,12 @@ pub struct Running {
     limit: WaitLimit,
 }
 
-/// A program that has ended.
+/// Program that has ended.
 #[derive(Debug)]
 pub struct ProcessEnd {
-    /// Its exit code; of a killed one 128 and the signal's number, as a shell has it.
+    /// Exit code. For a killed program, 128 plus the number of the signal, as in a shell.
     pub code: i32,
-    /// Standard output and standard error, line by line as they came.
+    /// Standard output and standard error, in the order in which the lines arrived.
     pub said: String,
     name: String,
 }
@@ -37,7 +37,7 @@ impl Running {
     /// Starts a program.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// If it cannot be started.
     #[must_use]
     pub fn start(mut command: Command) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -54,26 +54,26 @@ impl Running {
         Self { child, name, said, readers, limit: WaitLimit::new(TIMEOUT) }
     }
 
-    /// Waits until it listens on TCP port `port`.
+    /// Waits until the program listens on TCP port `port`.
     ///
     /// # Panics
-    /// When it ends before that.
+    /// If it ends before that.
     pub fn wait_listening(&mut self, port: u16) {
         self.wait_until("listens", |this| listens(this.child.id(), port));
     }
 
-    /// Waits until it has a socket at UDP port `port`.
+    /// Waits until the program has a socket on UDP port `port`.
     ///
     /// # Panics
-    /// When it ends before that.
+    /// If it ends before that.
     pub fn wait_bound(&mut self, port: u16) {
         self.wait_until("has the UDP port", |this| binds(this.child.id(), port));
     }
 
-    /// Waits until it has said `text`.
+    /// Waits until the program has written `text`.
     ///
     /// # Panics
-    /// When it ends before that.
+    /// If it ends before that.
     pub fn wait_saying(&mut self, text: &str) {
         self.wait_until(text, |this| this.said().contains(text));
     }
@@ -81,7 +81,7 @@ impl Running {
     fn wait_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         while !done(self) {
             if let Some(status) = self.child.try_wait().expect("a child") {
-                // What it said last may be on its way.
+                // The last output may not have been read yet.
                 self.join();
                 assert!(done(self), "{}: {status} before `{what}`:\n{}", self.name, self.said());
                 return;
@@ -91,10 +91,10 @@ impl Running {
         }
     }
 
-    /// Returns whether it has ended.
+    /// Returns whether the program has ended.
     ///
     /// # Panics
-    /// When that cannot be asked.
+    /// If its state cannot be queried.
     #[must_use]
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("a child").is_some()
@@ -106,10 +106,10 @@ impl Running {
         self.said.lock().expect("no reader panics").clone()
     }
 
-    /// Returns the result of the process, or `None` while it runs.
+    /// Returns the result of the program, or `None` while it runs.
     ///
     /// # Panics
-    /// When that cannot be asked.
+    /// If its state cannot be queried.
     #[must_use]
     pub fn ended(&mut self) -> Option<ProcessEnd> {
         let status = self.child.try_wait().expect("a child")?;
@@ -117,10 +117,10 @@ impl Running {
         Some(ProcessEnd { code: code(status), said: self.said(), name: self.name.clone() })
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the program.
     ///
     /// # Panics
-    /// When it takes too long.
+    /// If it takes too long.
     #[must_use]
     pub fn end(mut self) -> ProcessEnd {
         let status = loop {
@@ -134,11 +134,11 @@ impl Running {
         ProcessEnd { code: code(status), said: self.said(), name: std::mem::take(&mut self.name) }
     }
 
-    /// Like [`Running::end`], for programs that may hang by themselves: nothing where it has not
-    /// ended within `time`, and then it is killed.
+    /// Like [`Running::end`], for programs that may hang. If the program has not ended within
+    /// `time`, kills it and returns `None`.
     ///
     /// # Panics
-    /// As there.
+    /// If the killed program does not end.
     #[must_use]
     pub fn end_within(mut self, time: Duration) -> Option<ProcessEnd> {
         let mut limit = WaitLimit::new(time);
@@ -151,10 +151,10 @@ impl Running {
         Some(self.end())
     }
 
-    /// Ends it from outside, for servers that never end by themselves.
+    /// Terminates a server that does not end by itself.
     ///
     /// # Panics
-    /// When it has ended by itself.
+    /// If it has ended already.
     #[must_use]
     pub fn stop(mut self) -> ProcessEnd {
         let early = self.child.try_wait().expect("a child");
@@ -164,7 +164,7 @@ impl Running {
         self.end()
     }
 
-    /// Like [`Running::stop`], for one that may end by itself as well.
+    /// Like [`Running::stop`], for programs that may have ended already.
     #[must_use]
     pub fn end_or_stop(mut self) -> ProcessEnd {
         let _ = self.child.kill();
@@ -178,11 +178,11 @@ impl Running {
         self.child.id()
     }
 
-    /// Processor time that it has used, in ticks of 10 ms (proc(5): utime and stime of
+    /// Returns the processor time of the program in ticks of 10 ms (proc(5): utime and stime of
     /// `/proc/PID/stat`).
     ///
     /// # Panics
-    /// When it has ended.
+    /// If it has ended.
     #[must_use]
     pub fn ticks(&self) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it runs");
@@ -191,19 +191,19 @@ impl Running {
         of_fields.map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
     }
 
-    /// Sends it a signal by name.
+    /// Sends a signal to the program.
     ///
     /// # Panics
-    /// When that is not possible.
+    /// If that is not possible.
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
         assert!(status.is_ok_and(|status| status.success()), "{} cannot be sent {name}", self.name);
     }
 
-    /// Interrupts the process like Ctrl-C, and waits for its end.
+    /// Interrupts the program like Ctrl-C, and waits for its end.
     ///
     /// # Panics
-    /// When it has ended by itself, or does not end.
+    /// If it has ended already, or does not end.
     #[must_use]
     pub fn interrupt(mut self) -> ProcessEnd {
         let early = self.child.try_wait().expect("a child");
@@ -227,30 +227,30 @@ impl Drop for Running {
 }
 
 impl ProcessEnd {
-    /// It ended with exit code 0.
+    /// Asserts that the program has ended with exit code 0.
     ///
     /// # Panics
-    /// With what it said, when it did not.
+    /// With its output, if it has not.
     #[track_caller]
     pub fn well(&self) -> &Self {
         assert_eq!(self.code, 0, "{}:\n{}", self.name, self.said);
         self
     }
 
-    /// Like [`ProcessEnd::well`], for lists of ends.
+    /// Like [`ProcessEnd::well`], for several programs.
     #[track_caller]
     pub fn is_well(&self) {
         self.well();
     }
 
-    /// Lines that contain `text`.
+    /// Returns the number of lines that contain `text`.
     #[must_use]
     pub fn count(&self, text: &str) -> usize {
         self.said.lines().filter(|line| line.contains(text)).count()
     }
 }
 
-/// The exit code; of a killed program 128 and the signal's number.
+/// Returns the exit code. For a killed program, 128 plus the number of the signal.
 fn code(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt as _;
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
@@ -287,7 +287,8 @@ pub fn binds(process: u32, port: u16) -> bool {
     })
 }
 
-/// A line of the table: number, local address and port in hexadecimal, peer, state; 0A is LISTEN.
+/// Parses a line of the table: number, local address and port in hexadecimal, peer, state; 0A is
+/// LISTEN.
 fn is_listener(line: &str, port: u16) -> bool {
     local_port(line) == Some(port) && line.split_whitespace().nth(3) == Some("0A")
 }

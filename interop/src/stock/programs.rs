@@ -1,4 +1,4 @@
-//! The two libraries, and commands that run with them.
+//! The two libraries, and commands that use them.
 
 use std::env;
 use std::ffi::OsStr;
@@ -9,33 +9,33 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The library that makes rsockets of sockets, in a folder of the libraries.
+/// Preload library that converts sockets to rsockets, in a folder of the libraries.
 const SOCKETS: &str = "rsocket/librspreload.so.1";
 
-/// Names the folder of a finished build that tests use. Without it they run `cargo build`
-/// themselves.
+/// Environment variable with the folder of a finished build for the tests. Without it, they run
+/// `cargo build`.
 pub const BUILT: &str = "INTEROP_BUILT";
 
-/// The user that runs a program.
+/// User that runs a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
-    /// The user that runs the tests.
+    /// User that runs the tests.
     Same,
-    /// The unprivileged user, with 64 KiB of memory that may be locked: what a program gets in a
-    /// container. Only root can become that.
+    /// Unprivileged user with a limit of 64 KiB for locked memory, as in a container. Only root can
+    /// become this user.
     Nobody,
 }
 
-/// Cargo's arguments for everything that is packaged. One command builds all of it, so that Cargo
-/// unites the same features whatever a test needs of it, and builds every crate once.
+/// Arguments of Cargo for everything that is packaged. A single command builds all of it, so that
+/// Cargo always uses the same features, and builds every crate once.
 pub const PACKAGES: [&str; 10] =
     ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload", "-p", "uiw-python"];
 
-/// The id of the unprivileged user on Debian.
+/// Id of the unprivileged user on Debian.
 const UNPRIVILEGED_UID: &str = "65534";
 
-/// An ordinary user to run programs as: root can become one, any other user is one already. Nothing
-/// where the programs for that are missing; the test is noted as skipped then.
+/// Returns an ordinary user for programs. Root can become one, and any other user is one already.
+/// Returns `None` if the programs for that are missing; the test is then counted as skipped.
 #[track_caller]
 pub fn ordinary() -> Option<User> {
     use std::os::unix::fs::MetadataExt as _;
@@ -48,16 +48,16 @@ pub fn ordinary() -> Option<User> {
     Some(User::Nobody)
 }
 
-/// The two libraries in a folder that all users may read. Removed when dropped.
+/// The two libraries, in a folder that all users may read. Removed when dropped.
 pub struct Libraries {
     folder: PathBuf,
 }
 
 impl Libraries {
-    /// The libraries under test, built if need be.
+    /// Returns the libraries to test, and builds them if necessary.
     ///
     /// # Panics
-    /// When they cannot be built or copied.
+    /// If they cannot be built or copied.
     pub fn get() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -73,7 +73,8 @@ impl Libraries {
         libraries
     }
 
-    /// A file of the folder: the same file where that is possible, as the libraries are large.
+    /// Links a file into the folder if possible, because the libraries are large; otherwise copies
+    /// it.
     fn place(&self, from: &Path, name: &str) {
         let to = self.folder.join(name);
         if fs::hard_link(from, &to).is_err() {
@@ -81,13 +82,13 @@ impl Libraries {
         }
     }
 
-    /// Folder that contains them.
+    /// Returns the folder that contains them.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A program that runs with them, as `user`, in English and without settings of the tests' own
-    /// environment.
+    /// Returns the command of a program that uses the libraries, as `user`, in English, and without
+    /// settings from the environment of the tests.
     pub fn command(&self, user: User, program: impl AsRef<OsStr>) -> Command {
         let mut command = match user {
             User::Same => Command::new(program),
@@ -110,7 +111,7 @@ impl Libraries {
                 command.env_remove(name);
             }
         }
-        // A test of counters names a place for them.
+        // Tests of counters set a directory for them.
         command.env("UIW_COUNTERS", "off");
         command.env("LC_ALL", "C").env("LD_LIBRARY_PATH", &self.folder).current_dir(env::temp_dir());
         command
@@ -123,7 +124,7 @@ impl Drop for Libraries {
     }
 }
 
-/// The uiw program.
+/// Returns the path of the program `uiw`.
 ///
 /// # Panics
 /// If it cannot be built.
@@ -132,9 +133,9 @@ pub fn uiw() -> &'static Path {
     PROGRAM.get_or_init(|| built().join("uiw"))
 }
 
-/// The folder with the program, the libraries and the Python module: the one that [`BUILT`] names,
-/// or the one in which they are built once in a process. Cargo's own lock orders the builds of
-/// parallel tests.
+/// Returns the folder with the program, the libraries and the Python module: the one that [`BUILT`]
+/// names, or the one in which a process builds them once. Cargo's own lock serializes the builds of
+/// concurrent tests.
 ///
 /// # Panics
 /// If they cannot be built.
@@ -157,18 +158,18 @@ fn build() -> PathBuf {
     text.lines().find_map(program_folder).expect("the program among the files that cargo made")
 }
 
-/// The folder of the program, if this line of Cargo's messages names the program.
+/// Returns the folder of the program, if this line of Cargo's messages contains its path.
 fn program_folder(line: &str) -> Option<PathBuf> {
     let message: serde_json::Value = serde_json::from_str(line).ok()?;
     let program = Path::new(message["executable"].as_str()?);
     (program.file_name()? == "uiw").then(|| program.parent().expect("the folder of a program").to_owned())
 }
 
-/// Compiles a C program against Debian's headers, and links it as any program is. Nothing without a
-/// compiler or the headers; the test is noted as skipped then.
+/// Compiles a C program against Debian's headers, and links it like any other program. Returns
+/// `None` without a compiler or the headers; the test is then counted as skipped.
 ///
 /// # Panics
-/// When the source does not compile.
+/// If the source does not compile.
 #[track_caller]
 pub fn compile(libraries: &Libraries, source: &Path, flags: &[&str]) -> Option<PathBuf> {
     let compiler = crate::require("cc")?;

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-/// Looks that are farther apart than this count as so far apart.
+/// Maximum time that counts between two checks.
 const LONGEST_STEP: Duration = Duration::from_secs(1);
 
-/// Time that a test may still wait. It shrinks by the time between looks, and by a second at most:
-/// a virtual machine may stand still for minutes, and what the test waits for has stood still with
-/// it.
+/// Time that a test may still wait. It decreases by the time between checks, at most by a second
+/// for each: a virtual machine may stand still for minutes, together with the program that the test
+/// waits for.
 #[derive(Debug)]
 pub struct WaitLimit {
     left: Duration,
@@ -15,12 +15,12 @@ pub struct WaitLimit {
 }
 
 impl WaitLimit {
-    /// `time`, from now on.
+    /// Creates a limit of `time`, from now on.
     pub fn new(time: Duration) -> Self {
         Self { left: time, looked: Instant::now() }
     }
 
-    /// Looks whether it is used up.
+    /// Returns whether the time is used up.
     pub fn is_over(&mut self) -> bool {
         let now = Instant::now();
         self.left = self.left.saturating_sub((now - self.looked).min(LONGEST_STEP));
