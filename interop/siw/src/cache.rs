@@ -6,10 +6,10 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// Names the cache's folder.
+/// Environment variable with the folder of the cache.
 pub const VARIABLE: &str = "UIW_SIW_CACHE";
 
-/// The cache, held by one process at a time while it fills it.
+/// The cache, which only one process at a time may fill.
 pub struct Cache {
     root: PathBuf,
     kernel: Option<String>,
@@ -18,10 +18,11 @@ pub struct Cache {
 
 impl Cache {
     /// Opens the cache: the folder that [`VARIABLE`] names, or `target/siw` of the workspace. Waits
-    /// while another fills it. What is made of a kernel that is not the release's own, as `6.12`,
-    /// has folders of its own.
+    /// while another process fills it. Files that are made for a kernel other than the release's
+    /// own, such as `6.12`, have separate folders.
     ///
     /// # Errors
+    /// If the folder cannot be made.
     /// If the folder cannot be made.
     pub fn open(kernel: Option<&str>) -> Result<Self> {
         let root = env::var_os(VARIABLE)
@@ -38,19 +39,19 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The version of a kernel that is not the release's own.
+    /// Version of the kernel, if it is not the one of the release.
     pub fn kernel(&self) -> Option<&str> {
         self.kernel.as_deref()
     }
 
-    /// Path of something that was made of one kernel.
+    /// Returns the path of something that was made for one kernel.
     pub fn made(&self, name: &str) -> PathBuf {
         let folder = self.kernel.as_ref().map_or("made".to_owned(), |kernel| format!("made-{kernel}"));
         self.root.join(folder).join(name)
     }
 }
 
-/// Returns whether `made` is there and no older than each of `from`.
+/// Returns whether `made` exists and is not older than any of `from`.
 pub fn is_fresh(made: &Path, from: &[PathBuf]) -> bool {
     let time = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
     match time(made) {

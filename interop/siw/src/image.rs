@@ -1,5 +1,5 @@
-//! The guest's initramfs: the extracted packages, kernel modules in the order they load, our own
-//! small programs.
+//! The guest's initramfs: the extracted packages, kernel modules in the order in which they load,
+//! and our own small programs.
 
 use crate::cache::{Cache, is_fresh};
 use crate::kernel::Modules;
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Longest that one step takes.
+/// Time limit of one step.
 const STEP: Duration = Duration::from_secs(300);
 
-/// Groups of kernel modules; `load NAME` inserts one.
+/// Groups of kernel modules, which `load NAME` inserts.
 const MODULES: &[(&str, &str)] = &[
     (
         "base",
@@ -29,16 +29,16 @@ const MODULES: &[(&str, &str)] = &[
     ("vgem", "vgem"),
 ];
 
-/// Appends the files below folder `$1` to the archive `$2`: all, or without what the guest does not
-/// need.
+/// Appends the files below folder `$1` to the archive `$2`: all of them, or without those that the
+/// guest does not need.
 const ALL: &str = "cd \"$1\" && find . | cpio --quiet -o -H newc -R 0:0 >> \"$2\"";
 const NEEDED: &str = "cd \"$1\" && find . \\( -path ./usr/src -o -path ./usr/include -o -path ./boot -o -path ./lib/modules \
     -o -name '*.a' \\) -prune -o -print | cpio --quiet -o -H newc -R 0:0 >> \"$2\"";
 
-/// Makes the initramfs of the packages in `root` if it is not there, or older than what is in it.
+/// Makes the initramfs of the packages in `root`, unless it exists and is newer than its contents.
 ///
 /// # Errors
-/// [`Error::Missing`] without a C compiler, cpio or kmod; [`Error::Failed`] when a part is absent.
+/// [`Error::Missing`] without a C compiler, cpio or kmod; [`Error::Failed`] if a part is missing.
 pub fn build(cache: &Cache, root: &Path, modules: &Modules) -> Result<PathBuf> {
     let image = cache.made("initramfs");
     let guest = folder().join("guest");
@@ -83,11 +83,11 @@ pub fn build(cache: &Cache, root: &Path, modules: &Modules) -> Result<PathBuf> {
     Ok(image)
 }
 
-/// Writes the initramfs with one more program of this machine in `bin` to `folder`: the kernel
-/// unpacks archives that stand one behind the other.
+/// Writes the initramfs to `folder`, with another program of this machine in `bin`. The kernel
+/// unpacks concatenated archives.
 ///
 /// # Errors
-/// [`Error::Failed`] when a file cannot be read or written.
+/// [`Error::Failed`] if a file cannot be read or written.
 pub fn with_program(image: &Path, program: &Path, folder: &Path) -> Result<PathBuf> {
     let (tree, to) = (folder.join("tree"), folder.join("initramfs"));
     fs::create_dir_all(tree.join("bin")).map_err(Error::io(tree.display()))?;
@@ -106,14 +106,14 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries.flatten().map(|entry| entry.path()).collect())
 }
 
-/// Copies a file that may be executed.
+/// Copies an executable file.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to)
         .and_then(|_| fs::set_permissions(to, fs::Permissions::from_mode(0o755)))
         .map_err(Error::io(from.display()))
 }
 
-/// Compiles one of our programs against the libraries that the guest has.
+/// Compiles one of our programs with the libraries of the guest.
 fn compile(root: &Path, source: &Path, made: &Path) -> Result<()> {
     let mut gcc = Command::new("gcc");
     gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(made).arg(source);
@@ -122,14 +122,14 @@ fn compile(root: &Path, source: &Path, made: &Path) -> Result<()> {
     must(&mut gcc, STEP).map(drop)
 }
 
-/// Copies modules and those that they depend on. Returns their paths in the guest, in the order in
-/// which they load.
+/// Copies modules and their dependencies. Returns their paths in the guest, in the order in which
+/// they load.
 fn kernel_modules(root: &Path, modules: &Modules, names: &str, tree: &Path) -> Result<String> {
     let modprobe =
         find("modprobe").ok_or_else(|| Error::Missing("modprobe (Debian package kmod)".to_owned()))?;
     let mut modprobe = Command::new(modprobe);
     modprobe.arg("--dirname").arg(root).args(["--set-version", &modules.abi, "--show-depends", "--all"]);
-    // Newer kernels have some built in.
+    // Newer kernels have some of them built in.
     let shown = must(modprobe.args(names.split(' ')), STEP)?;
     let mut list = String::new();
     for from in

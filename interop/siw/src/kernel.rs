@@ -1,5 +1,5 @@
-//! The siw module, built from the kernel's source: as it is (*stock*), and with its constants as
-//! module parameters (*tunable*). No Debian kernel ships it.
+//! The siw module, built from the kernel's source, without changes (*stock*) and with its constants
+//! as module parameters (*tunable*). No Debian kernel contains it.
 
 use crate::cache::{Cache, is_fresh};
 use crate::shell::{must, name, need, run};
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 const BUILD: Duration = Duration::from_secs(600);
 
-/// A variant of the driver.
+/// Variant of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Variant {
-    /// As the kernel's source has it.
+    /// The source of the kernel, unchanged.
     Stock,
     /// Compile-time constants are module parameters (`tunable.patch`).
     Tunable,
@@ -33,20 +33,20 @@ impl Variant {
 
 /// Result of a build.
 pub struct Modules {
-    /// The kernel to boot.
+    /// Kernel to boot.
     pub image: PathBuf,
-    /// The kernel's ABI, such as `6.1.0-56-amd64`.
+    /// ABI of the kernel, such as `6.1.0-56-amd64`.
     pub abi: String,
-    /// `siw.ko` as it is.
+    /// The stock `siw.ko`.
     pub stock: PathBuf,
-    /// `siw.ko` with parameters; absent where the patch does not fit the kernel's source.
+    /// The tunable `siw.ko`; `None` if the patch does not fit the source of the kernel.
     pub tunable: Option<PathBuf>,
 }
 
-/// Builds both variants of the kernel in `root` if they are not there yet.
+/// Builds both variants for the kernel in `root`, unless they exist.
 ///
 /// # Errors
-/// [`Error::Missing`] without compiler and make.
+/// [`Error::Missing`] without a compiler and make.
 pub fn build(cache: &Cache, root: &Path) -> Result<Modules> {
     let boot = root.join("boot");
     let entries = fs::read_dir(&boot).map_err(Error::io(boot.display()))?;
@@ -54,7 +54,7 @@ pub fn build(cache: &Cache, root: &Path) -> Result<Modules> {
     let image = image.ok_or_else(|| Error::Missing("a kernel among the packages".to_owned()))?;
     let abi = name(&image).trim_start_matches("vmlinuz-").to_owned();
     if !root.join(format!("lib/modules/{abi}/modules.dep.bin")).exists() {
-        // Newer kernels' packages have compressed modules.
+        // The packages of newer kernels have compressed modules.
         let script = "find \"$1/lib/modules\" -name '*.ko.xz' -exec xz -d {} + && PATH=$PATH:/sbin depmod -b \"$1\" \"$2\"";
         need(&[("xz", "xz-utils"), ("depmod", "kmod")])?;
         must(Command::new("sh").args(["-c", script, "sh"]).arg(root).arg(&abi), BUILD)?;
@@ -71,7 +71,7 @@ pub fn build(cache: &Cache, root: &Path) -> Result<Modules> {
     Ok(Modules { image, abi, stock, tunable })
 }
 
-/// The driver's source, taken out of the kernel's.
+/// Extracts the source of the driver from that of the kernel.
 fn source(cache: &Cache, root: &Path) -> Result<PathBuf> {
     const SCRIPT: &str = "tar -xJf \"$1\"/usr/src/linux-source-*.tar.xz -C \"$2\" --strip-components=5 \
         --wildcards '*/drivers/infiniband/sw/siw'";
@@ -110,14 +110,14 @@ fn variant(cache: &Cache, root: &Path, abi: &str, source: &Path, variant: Varian
     if variant == Variant::Tunable {
         must(Command::new("patch").args(["-s", "-p1", "-d"]).arg(&work).arg("-i").arg(&patch), BUILD)?;
     }
-    // The package's Makefile includes the common one by its absolute path.
+    // The Makefile of the package includes the common one by its absolute path.
     let plain = abi.strip_suffix("-amd64").unwrap_or(abi);
     let common = headers.join(format!("linux-headers-{plain}-common/Makefile"));
     fs::write(ours.join("Makefile"), format!("include {}\n", common.display()))
         .map_err(Error::io("the headers' Makefile"))?;
     let mut make = Command::new("make");
     make.arg("-s").arg("-C").arg(&ours).arg(format!("M={}", work.display()));
-    // Without type information for BPF, which needs pahole.
+    // Without type information for BPF, which would need pahole.
     make.args(["CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", &format!("CC={compiler}"), "modules"]);
     let made = run(&mut make, BUILD)?;
     if !made.is_ok() || !module.exists() {
@@ -131,12 +131,12 @@ fn variant(cache: &Cache, root: &Path, abi: &str, source: &Path, variant: Varian
     Ok(module)
 }
 
-/// The compiler that the kernel was built with: `gcc-12`.
+/// Returns the compiler that the kernel was built with, such as `gcc-12`.
 fn compiler(headers: &Path) -> Result<String> {
     let config =
         fs::read_to_string(headers.join(".config")).map_err(Error::io("the kernel's configuration"))?;
     let text = config.lines().find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT=\""));
     let name = text.and_then(|text| text.split([' ', '"']).next()).unwrap_or("gcc");
-    // Debian's kernels name it with its architecture.
+    // Debian's kernels prefix its name with the architecture.
     Ok(name.strip_prefix("x86_64-linux-gnu-").unwrap_or(name).to_owned())
 }

@@ -1,5 +1,6 @@
-//! The Linux kernel's siw driver as an oracle: Debian packages in a cache, a guest under QEMU,
-//! commands in it over one channel, and the table of cases that it and uiw go through together.
+//! The Linux kernel's siw driver as an oracle: Debian packages in a cache, a guest in QEMU,
+//! commands in the guest through one channel, and the matrix of cases that siw and uiw run
+//! together.
 //!
 //! How to use it and what it needs: `interop/siw/README.md`.
 
@@ -21,13 +22,13 @@ pub mod shell;
 pub mod test_vm;
 pub mod workspace;
 
-/// Reason why a run cannot go on.
+/// Reason why a run cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// This machine lacks something: what needs the guest is skipped.
+    /// This machine lacks something. What needs the guest is skipped.
     #[error("{0}")]
     Missing(String),
-    /// Something went wrong that should not.
+    /// An unexpected failure.
     #[error("{0}")]
     Failed(String),
 }

@@ -5,7 +5,7 @@ use crate::shell::Process;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::process::Command;
 
-/// Processes that do nothing but take their core; they end with this value, and with this process.
+/// Processes that only keep their core busy. They end when this is dropped, and with this process.
 pub struct Load {
     processes: Vec<Process>,
 }

@@ -12,13 +12,13 @@ const HOST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
 const GUEST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 2);
 const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 1);
 const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 2);
-/// The host's addresses where it has a TCP of its own on the tap.
+/// Addresses of the host if it has its own TCP on the tap.
 const OWN4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 11);
 const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 11);
-/// Brings the guest's interface up and waits for the other end of its cable.
+/// Shell command that brings the interface of the guest up and waits for its carrier.
 const CARRIER: &str =
     "ip link set eth0 up; until [ \"$(cat /sys/class/net/eth0/carrier)\" = 1 ]; do usleep 20000; done";
-/// Begins the name of every namespace of ours; the process id follows.
+/// Prefix of the names of our namespaces. The process id follows.
 const PREFIX: &str = "uiw-siw-";
 
 /// IPv4 or IPv6.
@@ -37,33 +37,34 @@ pub enum Tcp {
     Kernel,
     /// smoltcp over AF_PACKET on the tap.
     Packet,
-    /// smoltcp over AF_XDP on the tap, in front of the kernel's stack (generic mode, frames are
+    /// smoltcp over AF_XDP on the tap, before the kernel's stack (generic mode, in which frames are
     /// copied).
     Xdp,
 }
 
-/// The way between host and guest.
+/// Network between host and guest.
 pub enum Net {
-    /// A tap interface in a network namespace: TCP end to end.
+    /// Tap interface in a network namespace, with TCP from end to end.
     Tap(Namespace),
-    /// QEMU's user-mode network: no root needed, but QEMU ends TCP in between, and there is no IPv6
-    /// and no other MTU.
+    /// QEMU's user-mode network. It needs no root, but QEMU terminates TCP in between, and there is
+    /// neither IPv6 nor another MTU.
     User {
-        /// Ports of the guest, and where they are reached on this machine's loopback.
+        /// Ports of the guest, and the loopback addresses on which this machine reaches them.
         forwards: Vec<(u16, u16)>,
     },
 }
 
-/// A network namespace that is gone with this value.
+/// Network namespace, which is removed when dropped.
 pub struct Namespace {
     name: String,
 }
 
 impl Net {
-    /// A tap where we are root, else user-mode networking with `ports` of the guest forwarded.
+    /// Creates a tap if this process is root, and otherwise user-mode networking with `ports` of
+    /// the guest forwarded.
     ///
     /// # Errors
-    /// When the namespace cannot be made.
+    /// If the namespace cannot be made.
     pub fn open(ports: &[u16]) -> Result<Self> {
         let tap = rustix::process::geteuid().is_root()
             && find("ip").is_some()
@@ -71,7 +72,7 @@ impl Net {
         if tap {
             match Namespace::create() {
                 Ok(namespace) => return Ok(Self::Tap(namespace)),
-                // Containers often may not; user-mode networking remains.
+                // Many containers may not create namespaces. Then user-mode networking is used.
                 Err(error) => eprintln!("siw: no network namespace, so user-mode networking: {error}"),
             }
         }
@@ -82,7 +83,8 @@ impl Net {
         Ok(Self::User { forwards: ports.iter().map(free).collect::<Result<_>>()? })
     }
 
-    /// A program to be run where the guest can be reached; it dies with the thread that starts it.
+    /// Returns the command of a program in the network of the guest. It dies with the thread that
+    /// starts it.
     pub fn command(&self, program: &str) -> Command {
         let mut command;
         let inner: &[&str] = &["setpriv", "--pdeathsig", "KILL", "--", program];
@@ -99,7 +101,7 @@ impl Net {
         command
     }
 
-    /// The name of the device that C programs have here for the way to the guest.
+    /// Returns the name of the device that C programs use to reach the guest.
     pub fn device(&self) -> &'static str {
         match self {
             Self::Tap(_) => "uiw_tap0",
@@ -107,7 +109,7 @@ impl Net {
         }
     }
 
-    /// QEMU's arguments.
+    /// Returns the arguments of QEMU.
     pub fn qemu(&self) -> Vec<String> {
         let device = "virtio-net-pci,netdev=n0,romfile=,mac=52:54:00:66:00:02";
         let netdev = match self {
@@ -120,7 +122,7 @@ impl Net {
         ["-netdev", &netdev, "-device", device].map(str::to_owned).to_vec()
     }
 
-    /// The shell commands that set up the guest's end.
+    /// Returns the shell commands that set up the end of the guest.
     pub fn guest_setup(&self) -> String {
         match self {
             Self::Tap(_) => format!(
@@ -133,7 +135,7 @@ impl Net {
         }
     }
 
-    /// The host as the guest sees it; `None` where it does not.
+    /// Returns the address of the host for the guest, or `None` if there is none.
     pub fn host(&self, family: Family) -> Option<IpAddr> {
         match (self, family) {
             (Self::Tap(_), Family::V4) => Some(HOST4.into()),
@@ -143,8 +145,8 @@ impl Net {
         }
     }
 
-    /// The value of `uiw --llp`, and the address that the guest then sees in the host's place;
-    /// `None` where uiw cannot have a TCP of its own.
+    /// Returns the value of `uiw --llp`, and the address that the guest then sees instead of the
+    /// host's. Returns `None` if uiw cannot have its own TCP.
     pub fn own_tcp(&self, tcp: Tcp, family: Family) -> Option<(String, IpAddr)> {
         let options = match (self, tcp) {
             (Self::Tap(_), Tcp::Packet) => ("packet", ""),
@@ -164,7 +166,7 @@ impl Net {
         }
     }
 
-    /// The guest's own address.
+    /// Returns the address of the guest.
     pub fn guest_own(&self, family: Family) -> Option<IpAddr> {
         match (self, family) {
             (Self::Tap(_), Family::V4) => Some(GUEST4.into()),
@@ -174,7 +176,7 @@ impl Net {
         }
     }
 
-    /// A port of the guest as the host reaches it.
+    /// Returns the address on which the host reaches a port of the guest.
     pub fn guest(&self, family: Family, port: u16) -> Option<SocketAddr> {
         match self {
             Self::Tap(_) => Some(SocketAddr::new(self.guest_own(family)?, port)),
@@ -186,17 +188,17 @@ impl Net {
         }
     }
 
-    /// Sets the host's MTU. False where that cannot be done.
+    /// Sets the MTU of the host. Returns false if that is not possible.
     ///
     /// # Errors
-    /// When the interface refuses.
+    /// If the interface refuses it.
     pub fn set_mtu(&self, mtu: u32) -> Result<bool> {
         let Self::Tap(namespace) = self else { return Ok(mtu == 1500) };
         namespace.ip(&["link", "set", "tap0", "mtu", &mtu.to_string()])?;
         Ok(true)
     }
 
-    /// Returns whether TCP goes end to end.
+    /// Returns whether TCP goes from end to end.
     pub fn is_whole(&self) -> bool {
         matches!(self, Self::Tap(_))
     }
@@ -213,7 +215,7 @@ impl Namespace {
         namespace.ip(&["link", "set", "lo", "up"])?;
         namespace.ip(&["tuntap", "add", "dev", "tap0", "mode", "tap"])?;
         namespace.ip(&["addr", "add", &v4, "dev", "tap0"])?;
-        // Without IPv6 on this machine those rows say so.
+        // Without IPv6 on this machine, those rows report that it is missing.
         if let Err(error) = namespace.ip(&["addr", "add", &v6, "dev", "tap0", "nodad"]) {
             eprintln!("siw: no IPv6 in the namespace: {error}");
         }
@@ -233,7 +235,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // It may have gone with an interrupt already.
+        // It may have been removed by an interrupt already.
         let _: Result<Output> = run(Command::new("ip").args(["netns", "del", &self.name]), TIMEOUT);
     }
 }
@@ -242,7 +244,7 @@ fn ip(args: &[&str]) -> Result<()> {
     must(Command::new("ip").args(args), TIMEOUT).map(|_| ())
 }
 
-/// Removes the namespaces of this process and of processes that are gone.
+/// Removes the namespaces of this process and of processes that have ended.
 pub fn sweep() {
     let Ok(list) = must(Command::new("ip").args(["netns", "list"]), TIMEOUT) else { return };
     for name in list.lines().filter_map(|line| line.split_whitespace().next()) {

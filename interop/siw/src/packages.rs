@@ -1,4 +1,4 @@
-//! Debian packages of the guest, extracted by mmdebstrap beside the system, never into it.
+//! Debian packages of the guest, which mmdebstrap extracts to a folder, without installing them.
 
 use crate::cache::Cache;
 use crate::shell::{need, run};
@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// Longest download and extraction: about 350 MB.
+/// Time limit for downloading and extracting about 350 MB.
 const PROVIDE: Duration = Duration::from_secs(1500);
 
-/// Programs of the guest, and what its own programs are compiled against. apt adds the packages
-/// that these depend on.
+/// Programs of the guest, and packages that its own programs are compiled with. apt adds their
+/// dependencies.
 const USERLAND: [&str; 15] = [
     "busybox-static",
     "dash",
@@ -31,14 +31,14 @@ const USERLAND: [&str; 15] = [
     "e2fsprogs",
 ];
 
-/// Extracts the kernel with its headers and source, and the guest's programs, unless that was done.
-/// Returns the folder.
+/// Extracts the kernel with its headers and source, and the programs of the guest, unless that was
+/// done. Returns the folder.
 ///
-/// The archive goes through tar, so that the files belong to this user. Documents and the packages'
-/// compiler are left out.
+/// The archive goes through tar, so that the files belong to this user. Documents and the compiler
+/// of the packages are left out.
 ///
 /// # Errors
-/// [`Error::Missing`] without mmdebstrap, or where it cannot get the packages.
+/// [`Error::Missing`] without mmdebstrap, or if it cannot download the packages.
 pub fn provide(cache: &Cache) -> Result<PathBuf> {
     const SCRIPT: &str = "mmdebstrap --quiet --variant=extract --format=tar \"--include=$1\" \"$2\" - $3 \
         | tar -x -C \"$4\" --exclude=./dev --exclude=./usr/share --exclude=./usr/lib/gcc --exclude=./usr/libexec";

@@ -1,4 +1,4 @@
-//! RESULTS.md.
+//! Writes RESULTS.md.
 
 use crate::Result;
 use crate::bench::Bench;
@@ -6,7 +6,7 @@ use crate::case::{Case, Direction, MOST_KNOWN, Setting, Verdict};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Rows and how they came out, in the order in which cases were first seen.
+/// Rows and their results, in the order in which cases were first run.
 #[derive(Default)]
 pub struct Results {
     rows: Vec<ResultRow>,
@@ -20,10 +20,10 @@ struct ResultRow {
     retries: u32,
 }
 
-/// On what the rows were run.
+/// System on which the rows were run.
 pub struct Environment {
     kernel: String,
-    /// The kernel's version, if it is not the release's own.
+    /// Version of the kernel, if it is not the one of the release.
     version: Option<String>,
     library: String,
     uiw: String,
@@ -65,7 +65,7 @@ impl Environment {
 }
 
 impl Results {
-    /// Adds a run of a row, which was begun again `retries` times.
+    /// Adds a run of a row, which was repeated `retries` times.
     pub fn add(
         &mut self,
         case: &Case,
@@ -101,7 +101,7 @@ impl Results {
         counts
     }
 
-    /// The file.
+    /// Returns the contents of the file.
     pub fn markdown(&self, environment: &Environment) -> String {
         let Environment { kernel, version, library, uiw, date, took, boots, network, busy } = environment;
         let (of, options) = match version {
@@ -158,7 +158,7 @@ impl Results {
         text
     }
 
-    /// Names of the cases, each once, in the order in which they were first seen.
+    /// Returns the names of the cases, each once, in the order in which they were first run.
     fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for row in &self.rows {
@@ -169,7 +169,7 @@ impl Results {
         names
     }
 
-    /// Rows of the case `name`, first the one in which uiw connects.
+    /// Returns the rows of the case `name`, beginning with the one in which uiw connects.
     fn of_case(&self, name: &str) -> Vec<&ResultRow> {
         let of = |way| self.rows.iter().find(move |row| row.name == name && row.direction == way);
         [Direction::Ours, Direction::Theirs].into_iter().filter_map(of).collect()
@@ -183,7 +183,7 @@ pub struct Counts {
     pub passed: usize,
     /// Failed.
     pub failed: usize,
-    /// Failed as QUIRKS.md explains, by what the guest shows.
+    /// Failed because of a fault of siw that QUIRKS.md explains.
     pub known: usize,
     /// Not applicable.
     pub not_applicable: usize,
@@ -236,7 +236,7 @@ impl ResultRow {
                 seen.push(remark);
             }
         }
-        // Figures differ from setting to setting: a few are enough.
+        // Figures differ between settings, so only a few are listed.
         let more = seen.len().saturating_sub(3);
         seen.truncate(3);
         if more > 0 {

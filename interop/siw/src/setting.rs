@@ -6,18 +6,19 @@ use std::fmt;
 /// Settings of the wire and the driver for a run of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Setting {
-    /// CRCs: siw never asks for them, so our frame does.
+    /// True if CRCs are used. siw never requests them, so uiw does.
     pub crc: bool,
     /// IPv4 or IPv6.
     pub family: Family,
-    /// The interfaces' MTU.
+    /// MTU of the interfaces.
     pub mtu: u32,
-    /// The tunable variant with `try_gso`, against our profile `siw-gso`; else the stock driver.
+    /// True for the tunable driver with `try_gso` and the profile `siw-gso` of uiw; otherwise the
+    /// stock driver is used.
     pub gso: bool,
 }
 
 impl Setting {
-    /// The usual one.
+    /// The usual setting.
     pub const USUAL: Self = Self { crc: true, family: Family::V4, mtu: 1500, gso: false };
 }
 

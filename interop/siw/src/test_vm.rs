@@ -1,5 +1,4 @@
-//! The virtual machine with the siw driver, from the packages to the running guest and the network
-//! to it.
+//! Virtual machine with the siw driver, from the packages to the running guest and its network.
 
 use crate::cache::Cache;
 use crate::guest::{Folder, Guest};
@@ -9,11 +8,11 @@ use crate::{Error, Result, image, kernel, packages};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// rping's port in the guest.
+/// Port of rping in the guest.
 pub const RPING: u16 = 7174;
-/// The partner program's port.
+/// Port of the partner program.
 pub const PARTNER: u16 = 7471;
-/// A port of the guest's at which tests listen for a moment.
+/// Port of the guest on which tests listen for a short time.
 pub const SPARE: u16 = 7472;
 
 /// Parts of a guest.
@@ -22,15 +21,15 @@ pub struct Parts {
     pub modules: Modules,
     /// The initramfs.
     pub initramfs: PathBuf,
-    /// The kernel's version, if it is not the release's own.
+    /// Version of the kernel, if it is not the one of the release.
     pub kernel: Option<String>,
-    /// The guest's libibverbs, whose file name has its version.
+    /// libibverbs of the guest, whose file name contains its version.
     pub library: String,
     /// Folder of the initramfs, if only this process uses it.
     folder: Option<Folder>,
 }
 
-/// A guest and the network to it. The guest is dropped first.
+/// A guest and its network. The guest is dropped first.
 pub struct TestVm {
     /// The guest.
     pub guest: Guest,
@@ -40,11 +39,11 @@ pub struct TestVm {
     pub parts: Parts,
 }
 
-/// Fetches and builds what a guest is made of, as far as it is not there yet: with the release's
-/// own kernel, or another version that it has.
+/// Downloads and builds the parts of a guest that do not exist yet, with the release's own kernel
+/// or another version of it.
 ///
 /// # Errors
-/// [`crate::Error::Missing`] where packages or tools cannot be had.
+/// [`crate::Error::Missing`] if packages or tools are not available.
 pub fn provide(kernel: Option<&str>) -> Result<Parts> {
     let cache = Cache::open(kernel)?;
     let root = packages::provide(&cache)?;
@@ -55,7 +54,7 @@ pub fn provide(kernel: Option<&str>) -> Result<Parts> {
     Ok(Parts { modules, initramfs, kernel: cache.kernel().map(str::to_owned), library, folder: None })
 }
 
-/// Removes what this process has, and what processes that are gone had: namespaces and folders.
+/// Removes the namespaces and folders of this process, and of processes that have ended.
 pub fn sweep() {
     crate::net::sweep();
     crate::guest::sweep();
@@ -65,17 +64,17 @@ impl TestVm {
     /// Provides the parts, then boots a guest with the release's kernel or this version.
     ///
     /// # Errors
-    /// [`crate::Error::Missing`] where something of this machine is absent.
+    /// [`crate::Error::Missing`] if this machine lacks something.
     pub fn boot(kernel: Option<&str>) -> Result<Self> {
         let parts = provide(kernel)?;
         sweep();
         Self::boot_parts(parts)
     }
 
-    /// Like [`TestVm::boot`], with a program of this machine in the guest, too.
+    /// Like [`TestVm::boot`], with another program of this machine in the guest.
     ///
     /// # Errors
-    /// As [`TestVm::boot`].
+    /// The errors of [`TestVm::boot`].
     pub fn boot_with(program: &Path) -> Result<Self> {
         let mut parts = provide(None)?;
         sweep();
