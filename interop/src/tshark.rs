@@ -16,11 +16,11 @@ use quick_xml::events::{BytesStart, Event};
 /// Result of tshark's check of a CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Crc {
-    /// Checked and correct.
+    /// The CRC is correct.
     Good,
-    /// Checked and wrong.
+    /// The CRC is wrong.
     Bad,
-    /// Not checked, because the start-up frames have disabled CRCs.
+    /// The CRC was not checked, because the start-up frames have disabled CRCs.
     Unchecked,
 }
 

@@ -58,7 +58,7 @@ fn is_aliased(dst: *const u8, src: *const u8) -> bool {
 /// in parts that are too short for the C library to use that instruction.
 ///
 /// # Safety
-/// As for [`core::ptr::copy_nonoverlapping`].
+/// The requirements of [`core::ptr::copy_nonoverlapping`] apply.
 #[inline]
 pub(crate) unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -166,7 +166,7 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
 }
 
 /// # Safety
-/// As for [`store`].
+/// The requirements of [`store`] apply.
 #[inline]
 unsafe fn store_any(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
@@ -217,7 +217,7 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
 }
 
 /// # Safety
-/// As for [`load`].
+/// The requirements of [`load`] apply.
 #[inline]
 unsafe fn load_any(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
@@ -243,7 +243,8 @@ unsafe fn load_any(dst: *mut u8, src: *const u8, len: usize) {
 /// Copies whole words into shared memory, in any order.
 ///
 /// # Safety
-/// As for [`store`]; `len` is a multiple of eight, and `dst` is aligned to eight bytes.
+/// The requirements of [`store`] apply. `len` is a multiple of eight, and `dst` is aligned to eight
+/// bytes.
 #[inline(always)]
 unsafe fn store_words(dst: *mut u8, src: *const u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -258,7 +259,8 @@ unsafe fn store_words(dst: *mut u8, src: *const u8, len: usize) {
 /// Copies whole words out of shared memory.
 ///
 /// # Safety
-/// As for [`load`]; `len` is a multiple of eight, and `src` is aligned to eight bytes.
+/// The requirements of [`load`] apply. `len` is a multiple of eight, and `src` is aligned to eight
+/// bytes.
 #[inline(always)]
 unsafe fn load_words(dst: *mut u8, src: *const u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -271,7 +273,7 @@ unsafe fn load_words(dst: *mut u8, src: *const u8, len: usize) {
 }
 
 /// # Safety
-/// As for [`store_words`].
+/// The requirements of [`store_words`] apply.
 #[inline(always)]
 unsafe fn store_loop(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
@@ -293,7 +295,7 @@ unsafe fn store_loop(dst: *mut u8, src: *const u8, len: usize) {
 }
 
 /// # Safety
-/// As for [`load_words`].
+/// The requirements of [`load_words`] apply.
 #[inline(always)]
 unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
@@ -321,7 +323,7 @@ unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
 /// volume 1, 7.3.9.3).
 ///
 /// # Safety
-/// As for [`store`] or [`load`].
+/// The requirements of [`store`] apply or [`load`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 unsafe fn string_move(dst: *mut u8, src: *const u8, len: usize) {

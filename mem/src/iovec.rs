@@ -181,7 +181,7 @@ pub(crate) fn check(range: &Range<usize>, len: usize) {
 /// Appends `len` shared bytes to a vector.
 ///
 /// # Safety
-/// As for [`copy::load`], regarding `from`.
+/// The requirements of [`copy::load`] apply to `from`.
 pub(crate) unsafe fn append(to: &mut Vec<u8>, from: *const u8, len: usize) {
     to.reserve(len);
     let spare = to.spare_capacity_mut().as_mut_ptr();

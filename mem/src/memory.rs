@@ -24,7 +24,7 @@ pub struct Memory {
     _keep: MemoryOwner,
 }
 
-/// Whether the bytes stay mapped while a region covers them.
+/// Guarantee that the bytes stay mapped while a region covers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// Rust's ownership, or the caller of an `unsafe` function, guarantees it.
@@ -91,8 +91,9 @@ impl Memory {
     /// [`crate::Table::discard`].
     ///
     /// # Safety
-    /// As for [`Memory::borrowed`], except that the bytes need not stay mapped. If other memory is
-    /// mapped at the same address without a call of [`crate::Table::discard`], peers can access it.
+    /// The requirements of [`Memory::borrowed`] apply, except that the bytes need not stay mapped.
+    /// If other memory is mapped at the same address without a call of [`crate::Table::discard`],
+    /// peers can access it.
     pub unsafe fn foreign(at: *mut u8, len: usize) -> Self {
         // SAFETY: the caller guarantees all but that the bytes stay mapped. `Presence::Foreign` makes
         // every access check that.
@@ -105,7 +106,7 @@ impl Memory {
     /// (on-demand paging).
     ///
     /// # Safety
-    /// As for [`Memory::foreign`].
+    /// The requirements of [`Memory::foreign`] apply.
     pub unsafe fn on_demand(at: *mut u8, len: usize) -> Self {
         // SAFETY: the caller guarantees all but that the bytes stay mapped. `Presence::OnDemand`
         // makes every access check that.
@@ -122,7 +123,7 @@ impl Memory {
     /// `keep` is dropped.
     ///
     /// # Safety
-    /// As for [`Memory::borrowed`], as long as `keep` lives.
+    /// The requirements of [`Memory::borrowed`] apply, as long as `keep` lives.
     pub unsafe fn buffer(keep: Box<dyn Any + Send>, at: *mut u8, len: usize) -> Self {
         Self::guaranteed(at, len, MemoryOwner::Buffer(keep))
     }
@@ -131,7 +132,8 @@ impl Memory {
     /// file that is truncated. An access fails then, as with [`Memory::foreign`].
     ///
     /// # Safety
-    /// As for [`Memory::buffer`], except that the bytes need not stay accessible.
+    /// The requirements of [`Memory::buffer`] apply, except that the bytes need not stay
+    /// accessible.
     pub unsafe fn mapped(keep: Box<dyn Any + Send>, at: *mut u8, len: usize) -> Self {
         // SAFETY: the caller guarantees all but that the bytes stay accessible. `Presence::OnDemand`
         // makes every access check that.

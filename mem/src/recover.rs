@@ -22,7 +22,7 @@ enum ExchangeResult {
 /// before it may have been written.
 ///
 /// # Safety
-/// As for [`crate::copy::store`], except that `dst` need not be accessible.
+/// The requirements of [`crate::copy::store`] apply, except that `dst` need not be accessible.
 #[inline(always)]
 pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) -> bool {
     // SAFETY: the caller guarantees `src`; a fault on `dst` makes the routine return.
@@ -32,7 +32,7 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) -> bool {
 /// Like [`crate::copy::load`], but returns false if a byte of `src` is not accessible.
 ///
 /// # Safety
-/// As for [`crate::copy::load`], except that `src` need not be accessible.
+/// The requirements of [`crate::copy::load`] apply, except that `src` need not be accessible.
 #[inline(always)]
 pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> bool {
     // SAFETY: the caller guarantees `dst`; a fault on `src` makes the routine return.
@@ -80,7 +80,7 @@ pub(crate) unsafe fn update(
 /// Stores `new` in `cell` if its value is `old`. Returns `None` if `cell` is not accessible.
 ///
 /// # Safety
-/// As for [`update`].
+/// The requirements of [`update`] apply.
 unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<ExchangeResult> {
     let mut found = old;
     // SAFETY: `found` is a local variable; the caller guarantees that `cell` is aligned and

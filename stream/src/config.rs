@@ -58,7 +58,7 @@ pub struct FpduSizeError;
 /// with a CRC error (RFC 5044 section 8). Memory that peers can access is always copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StableTx {
-    /// None. No source may change before its request completes.
+    /// No request. Sources may not change before their requests complete.
     #[default]
     Off,
     /// Writes, for programs that replicate memory while it is in use. The message of a Send is

@@ -63,30 +63,29 @@ macro_rules! connection_options {
         $callback! { $($before)* {
             /// Highest MPA revision to use. Default: 2.
             revision: $crate::Revision = $crate::Revision::Two,
-            /// Whether CRC32C is requested. Default: true. It is used if either end requests
+            /// True if CRC32C is requested. Default: true. It is used if either end requests
             /// it; neither end can refuse (RFC 5044 section 7.1).
             crc: bool = true,
-            /// Whether the peer is asked to send Markers. Default: false.
+            /// True if the peer is asked to send Markers. Default: false.
             markers: bool = false,
-            /// Whether the peer-to-peer model (RFC 6581 section 9.2) is used, in which either
+            /// True if the peer-to-peer model (RFC 6581 section 9.2) is used, in which either
             /// end may send first. Revision 1 cannot negotiate it. There, an initiator first sends
             /// a zero-length Read, or a zero-length Write if `rtr` has no Read, as some adapters
             /// require. Default: true.
             peer_to_peer: bool = true,
             /// Kinds of RTR to offer. Default: all.
             rtr: $crate::RtrKinds = $crate::RtrKinds::ALL,
-            /// How many Reads and atomics the peer may have outstanding (IRD). Default: 1,024;
-            /// at most [`Limits::max_rd_atomic`]. Memory is allocated when they arrive, and
+            /// Number of Reads and atomics that the peer may have outstanding (IRD). Default:
+            /// 1,024; at most [`Limits::max_rd_atomic`]. Memory is allocated when they arrive, and
             /// released after a burst.
             ird: u16 = 1024,
-            /// How many Reads and atomics this end may have outstanding (ORD). Default: 1,024;
-            /// at most [`Limits::max_rd_atomic`], and never more than the peer's IRD, or 128 if the
-            /// peer announces none.
+            /// Number of Reads and atomics that this end may have outstanding (ORD). Default:
+            /// 1,024; at most [`Limits::max_rd_atomic`], and never more than the peer's IRD, or 128
+            /// if the peer announces none.
             ord: u16 = 1024,
             /// Size of FPDUs. Default: [`FpduSize::Auto`](crate::FpduSize::Auto).
             fpdu: $crate::FpduSize = $crate::FpduSize::Auto,
-            /// Whether capabilities are exchanged with uiw peers (`docs/wire-extensions.md`).
-            /// Default: true.
+            /// Exchange of capabilities with uiw peers (`docs/wire-extensions.md`). Default: on.
             capabilities: $crate::CapabilityExchange = $crate::CapabilityExchange::On,
             /// Deviation from the RFCs for one kind of peer. Default: none.
             profile: $crate::PeerProfile = $crate::PeerProfile::Rfc,
@@ -94,13 +93,13 @@ macro_rules! connection_options {
             /// programs that modify buffers in flight. Default:
             /// [`StableTx::Off`](crate::StableTx::Off).
             stable_tx: $crate::StableTx = $crate::StableTx::Off,
-            /// Whether completions are acknowledged. A Write or Send then completes when a
+            /// True if completions are acknowledged. A Write or Send then completes when a
             /// zero-length Read after it has returned, or with the status of the peer's Terminate,
             /// instead of when TCP has accepted its bytes. So success means that the peer has
             /// placed the data, and an error is reported for the request that has caused it, at the
             /// cost of a round trip. It requires an ORD of at least 1. Default: false.
             acknowledged: bool = false,
-            /// Whether the queue pair survives its peer. If the peer closes in order while
+            /// True if the queue pair survives its peer. If the peer closes in order while
             /// nothing of this end is in progress, or if the peer's queue pair enters the error
             /// state (Terminate: local catastrophic error), the queue pair then stays in RTS with
             /// its receives posted, and waits for another connection. InfiniBand behaves like this,
@@ -108,11 +107,11 @@ macro_rules! connection_options {
             outlives_peer: bool = false,
             /// Time limit for the setup of TCP and MPA together. Default: 10 s.
             startup_timeout: std::time::Duration = std::time::Duration::from_secs(10),
-            /// How long a refused TCP connection is retried, from the first refusal on,
+            /// Time during which a refused TCP connection is retried, from the first refusal on,
             /// because a program may announce its port before it listens. Default: zero, which
             /// means one attempt.
             refused_retry_time: std::time::Duration = std::time::Duration::ZERO,
-            /// How long an incoming Send may wait for a receive before the stream is
+            /// Time that an incoming Send may wait for a receive before the stream is
             /// terminated. Zero does not wait, and [`Duration::MAX`](std::time::Duration::MAX)
             /// waits for ever. While it waits nothing is read, so that the sender has to wait as
             /// well, as on TCP. Default: 1 s with [`ConnConfig`], for ever with
@@ -121,7 +120,7 @@ macro_rules! connection_options {
             /// Maximum duration of an orderly close, after which the connection is
             /// aborted. Default: 5 s with [`ConnConfig`], 60 s with `uiw::ConnectionConfig`.
             close_timeout: std::time::Duration = std::time::Duration::from_secs(5),
-            /// Whether MPA revision 1 is tried when a peer closes or resets the connection on
+            /// True if MPA revision 1 is tried when a peer closes or resets the connection on
             /// revision 2 before it sends a byte of the Reply. Default: true.
             fallback: bool = true,
             /// Options of the TCP connection. An accepted connection has those of the

@@ -56,7 +56,7 @@ pub(crate) struct UdDestination {
     pub(crate) ah: ibv_ah_attr,
     pub(crate) qp_num: u32,
     pub(crate) qkey: u32,
-    /// For a group: the program's pointer, which takes the place of private data.
+    /// Pointer that the program has passed for a group, instead of private data.
     pub(crate) context: u64,
 }
 

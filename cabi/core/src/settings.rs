@@ -214,7 +214,7 @@ pub struct Settings {
     pub ord: Option<u16>,
     /// IRD, if set.
     pub ird: Option<u16>,
-    /// Whether requests complete only after the peer has placed their data, if set.
+    /// True if requests complete only after the peer has placed their data, if set.
     pub acknowledged: Option<bool>,
     /// Requests whose payload is copied before its CRC is computed, if set.
     pub stable_tx: Option<StableTx>,

@@ -337,7 +337,7 @@ pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result
     sys::ppoll(fds, left, limit.mask)
 }
 
-/// How a call on a socket is tried again.
+/// Mode in which a call on a socket is repeated.
 pub(crate) enum RetryMode<'a, 'b> {
     /// Arrivals are processed before the call.
     Processed,

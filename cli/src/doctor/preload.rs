@@ -65,7 +65,7 @@ fn is_glibc(loader: &Path) -> bool {
     name.starts_with("ld-linux") || name.starts_with("ld64.so")
 }
 
-/// How the system starts a program file.
+/// Kind of a program file, which determines how the system starts it.
 #[derive(Debug, PartialEq, Eq)]
 enum FileKind {
     /// A program that this loader starts.

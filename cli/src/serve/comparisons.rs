@@ -76,7 +76,7 @@ struct ComparedStreams {
     /// One entry for each connection that may be admitted. The inner option is `None` until the
     /// admitted connection has a socket.
     sockets: [Option<Option<TcpStream>>; AT_ONCE],
-    /// When the most recent connection ended, or the comparison began.
+    /// Time when the most recent connection ended, or the comparison began.
     last_ended: Instant,
     is_over: bool,
 }

@@ -53,7 +53,7 @@ pub(crate) struct PerfOrder {
     pub(crate) depth: u32,
     /// Ping-pong: every message is answered by one of its kind.
     pub(crate) latency: bool,
-    /// How the server waits for completions of a ping-pong.
+    /// Mode in which the server waits for completions of a ping-pong.
     pub(crate) wait: WaitMode,
     pub(crate) validate: bool,
     /// Tagged offset and STag of the client's memory, for the answers to Writes or for the messages

@@ -103,7 +103,7 @@ pub const CALLS: &[Call] = {
 /// The calls that are refused. The process must have one thread.
 ///
 /// # Errors
-/// As [`split`](crate::split::split).
+/// The errors are those of [`split`](crate::split::split).
 pub fn refused() -> io::Result<Vec<(&'static Call, Refusal)>> {
     let mut refused = Vec::new();
     for call in CALLS {
@@ -117,7 +117,7 @@ pub fn refused() -> io::Result<Vec<(&'static Call, Refusal)>> {
 /// Returns whether bpf(2), which AF_XDP needs, ends the process. The process must have one thread.
 ///
 /// # Errors
-/// As [`refused`].
+/// The errors are those of [`refused`].
 pub fn is_bpf_fatal() -> io::Result<bool> {
     let bpf = call(Purpose::Everything, "bpf", libc::SYS_bpf, NONE);
     Ok(bpf.refusal()? == Some(Refusal::Kills))

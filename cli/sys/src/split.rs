@@ -42,7 +42,7 @@ pub enum Outcome {
 /// 0 to 255, is that of the copy, which ends with it.
 ///
 /// # Errors
-/// As [`split`].
+/// The errors are those of [`split`].
 pub fn in_child(what: impl FnOnce() -> i32) -> io::Result<Outcome> {
     match split()? {
         ProcessSide::Parent(child) => {

@@ -43,7 +43,7 @@ pub fn enter(persona: Persona, others: SystemDevices) -> io::Result<()> {
 /// with it. The process must have one thread.
 ///
 /// # Errors
-/// As [`enter`]; those of another process.
+/// The errors are those of [`enter`]; those of another process.
 pub fn permitted() -> io::Result<()> {
     let (mut answer, mut question) = io::pipe()?;
     let outcome = in_child(|| match enter(Persona::default(), SystemDevices::Shown) {

@@ -18,9 +18,9 @@ pub enum Direction {
 impl Direction {
     /// Both directions.
     pub const BOTH: &[Self] = &[Self::Ours, Self::Theirs];
-    /// For cases in which only uiw can begin.
+    /// The direction of cases in which only uiw can begin.
     pub const OURS: &[Self] = &[Self::Ours];
-    /// For cases in which only siw can begin.
+    /// The direction of cases in which only siw can begin.
     pub const THEIRS: &[Self] = &[Self::Theirs];
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Direction {
 pub enum Axes {
     /// Only [`Setting::USUAL`].
     Usual,
-    /// With and without CRCs.
+    /// Settings with and without CRCs.
     Crc,
     /// Over IPv4 and IPv6, with both MTUs.
     Tcp,

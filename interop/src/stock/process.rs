@@ -230,7 +230,7 @@ impl ProcessEnd {
     /// Asserts that the program has ended with exit code 0.
     ///
     /// # Panics
-    /// With its output, if it has not.
+    /// If it has not; the message contains its output.
     #[track_caller]
     pub fn well(&self) -> &Self {
         assert_eq!(self.code, 0, "{}:\n{}", self.name, self.said);

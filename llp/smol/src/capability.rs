@@ -6,13 +6,13 @@ use std::fs;
 /// Capability that a stack needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
-    /// For XDP programs on interfaces.
+    /// CAP_NET_ADMIN, for XDP programs on interfaces.
     NetAdmin,
-    /// For sockets of AF_PACKET and AF_XDP.
+    /// CAP_NET_RAW, for sockets of AF_PACKET and AF_XDP.
     NetRaw,
-    /// For memory beyond the limit of locked memory.
+    /// CAP_IPC_LOCK, for memory beyond the limit of locked memory.
     IpcLock,
-    /// For BPF maps and programs.
+    /// CAP_BPF, for BPF maps and programs.
     Bpf,
 }
 

@@ -40,7 +40,7 @@ pub(super) enum FrameClass {
     Other,
 }
 
-/// How the checksum of a TCP segment is verified.
+/// Verification that the checksum of a TCP segment needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
     /// It is not verified, because the link guarantees that it is correct.

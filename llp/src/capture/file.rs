@@ -14,7 +14,7 @@ const MAX_FILES: u32 = 1000;
 
 /// Capture file.
 ///
-/// Its text form is `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`.
+/// The text form is `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcapFile {
     pub(super) path: PathBuf,

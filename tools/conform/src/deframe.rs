@@ -38,7 +38,7 @@ pub(super) enum DeframeResult {
     Fpdu(WholeFpdu),
     /// More bytes are due.
     Incomplete,
-    /// Not a valid FPDU. The reason was added to the judgements.
+    /// The bytes are not a valid FPDU. The reason was added to the judgements.
     Broken(String),
 }
 

@@ -18,7 +18,7 @@ pub enum ConformError {
     /// The listener cannot be reached, or does not speak iWARP.
     #[error("{what}: {why}")]
     Unreachable {
-        /// What was attempted, with the address of the listener.
+        /// Description of the attempt, with the address of the listener.
         what: String,
         /// Error of the last attempt.
         why: String,

@@ -24,7 +24,7 @@ pub struct Listener {
     partner: bool,
     /// Description of NIC, driver, firmware and kernel by the partner.
     pub(super) about: Option<String>,
-    /// Its usual Reply, described in one line.
+    /// Description of the usual Reply, in one line.
     reply: String,
     /// Kinds of peers that the listener may be, judging from the Requests that it ended or
     /// rejected.

@@ -77,7 +77,7 @@ pub fn connect(
 /// ```
 ///
 /// # Errors
-/// As for [`connect`].
+/// The errors are those of [`connect`].
 pub fn connect_in_two_steps(
     qp: &Qp,
     local: Option<SocketAddr>,

@@ -47,7 +47,7 @@ impl UnreadSocket {
     }
 }
 
-/// How much to read.
+/// Amount of bytes to read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadAmount {
     /// All bytes that the socket has.

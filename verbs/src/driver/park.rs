@@ -23,10 +23,10 @@ pub(super) struct Parker {
     sleeps_in: Mutex<SleepsIn>,
 }
 
-/// Where the thread sleeps.
+/// Object in which the thread sleeps.
 enum SleepsIn {
     Nothing,
-    /// In poll(2), with the parker's own descriptor.
+    /// The thread sleeps in poll(2), with the parker's own descriptor.
     Poll,
     Epoll(Arc<EpollWaiter>),
 }

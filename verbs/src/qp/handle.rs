@@ -161,7 +161,7 @@ impl Qp {
     /// Like [`Qp::post_send`], but posts nothing if one of the requests is refused.
     ///
     /// # Safety
-    /// As for [`Qp::post_send`].
+    /// The requirements of [`Qp::post_send`] apply.
     ///
     /// # Errors
     /// [`PostError`] names the first refused request.

@@ -11,7 +11,7 @@ use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{SendFlags, SendOp, SendWr, Sge, Sges, store};
 use uiw_ddp::STag;
 
-/// How the queue treats requests.
+/// Treatment of posted requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SqMode {
     /// Posting is an error (RESET, INIT, RTR).

@@ -14,14 +14,13 @@ pub(super) const MAX_GROUPS: usize = 64;
 /// One socket of a port.
 pub(super) struct PortSocket {
     pub(super) socket: Box<dyn DatagramSocket>,
-    /// Its address, or that of its group.
+    /// Address of the socket, or of its group.
     pub(super) local: SocketAddr,
     /// Token of its events.
     pub(super) token: Token,
     /// True if the last receive call has filled its buffers, so that the next one gets more.
     pub(super) takes_many: bool,
-    /// For the socket of a group: address of the interface, and indices of the attached queue
-    /// pairs.
+    /// Interface and attached queue pairs, if this is the socket of a group.
     pub(super) group: Option<Group>,
 }
 

@@ -98,7 +98,7 @@ pub(crate) struct Staging {
     /// Number of consecutive datagrams that have the same header except for the MSN, and their
     /// length.
     alike: Vec<(usize, usize)>,
-    /// For each item, whether it goes to a queue pair of the same device, or to a group.
+    /// Flags of the items: true if an item goes to a queue pair of the same device, or to a group.
     same_device: Vec<bool>,
     /// Number of datagrams that were built.
     pub(super) built: usize,

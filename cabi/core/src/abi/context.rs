@@ -49,7 +49,8 @@ pub struct ibv_values_ex {
 }
 layout!(ibv_values_ex: 24 { comp_mask: 0, raw_clock: 8 });
 
-/// For an empty slot, the inline functions of the header return EOPNOTSUPP.
+/// Extended context with its table of functions. If a slot is empty, the inline functions of the
+/// header return EOPNOTSUPP.
 #[repr(C)]
 pub struct verbs_context {
     pub query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,

@@ -118,7 +118,7 @@ impl Epoll {
     /// Performs epoll_ctl(2).
     ///
     /// # Errors
-    /// Those of epoll_ctl(2).
+    /// The errors of epoll_ctl(2).
     pub(crate) fn control(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
         loop {
             if let Some(done) = self.control_member(op, fd, event) {

@@ -114,7 +114,7 @@ pub(crate) fn must_encrypt() -> bool {
 /// invalid port.
 ///
 /// # Errors
-/// With TLS, EADDRNOTAVAIL if the offset leads to an invalid port.
+/// EADDRNOTAVAIL with TLS, if the offset leads to an invalid port.
 pub(crate) fn on_rsockets(addr: SocketAddr) -> Result<Option<SocketAddr>> {
     if Settings::get()?.stays_on_tcp(&addr.port().to_string()) {
         return Ok(None);

@@ -16,7 +16,7 @@ pub(crate) struct Sandboxes<'a> {
     calls: BTreeMap<String, u32>,
 }
 
-/// Where `uiw run` is started.
+/// Order in which the sandbox and `uiw run` are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The sandbox is made, and then `uiw run` is started in it.

@@ -108,7 +108,7 @@ fn other_traffic_before_the_startup_frames() {
     assert_eq!(found(&segments), expected);
 }
 
-/// As in a ring of capture files, of which the first ones were overwritten.
+/// The beginning is missing, as if the first files of a ring of captures were overwritten.
 #[test]
 fn connection_followed_from_fpdu() {
     for name in ["siw/rping-4k-crc-on.pcap", "siw/rping-crc-on.pcap", "siw/uiw-all-to-siw.pcapng"] {

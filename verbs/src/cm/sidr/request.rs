@@ -70,7 +70,7 @@ impl SidrRequest {
     /// Replies without a queue pair.
     ///
     /// # Errors
-    /// As [`SidrRequest::accept`].
+    /// The errors are those of [`SidrRequest::accept`].
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         self.reply(Status::Rejected, Qpn::from_raw(0), 0, private_data)
     }

@@ -39,7 +39,7 @@ struct SentReply {
     reply: Box<[u8; LEN]>,
 }
 
-/// How a request is handled.
+/// Action for a received request.
 pub(super) enum Outcome {
     /// Dropped, because it is malformed, exceeds a limit, or repeats an undecided request.
     Nothing,

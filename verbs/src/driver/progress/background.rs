@@ -50,7 +50,7 @@ struct BackgroundThread<'a, D> {
     memory_polls: MemoryPolls,
 }
 
-/// What the background thread has observed while it was on standby.
+/// Observations of the background thread while it was on standby.
 #[derive(Default)]
 struct StandbyState {
     seen: TurnObservations,

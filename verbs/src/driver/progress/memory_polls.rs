@@ -35,7 +35,7 @@ const ARRIVALS_PER_CHECK: u32 = 512;
 const OTHERS_PER_CHECK: u32 = 16;
 const MAX_OTHERS_PER_CHECK: u32 = 1 << 14;
 
-/// What the background thread has observed about the programs of its shard.
+/// Observations of the background thread about the programs of its shard.
 pub(super) struct MemoryPolls {
     /// Number of consecutive checks that found an unserved arrival.
     unserved: u8,

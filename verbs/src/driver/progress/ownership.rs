@@ -73,7 +73,7 @@ pub(super) struct Ownership {
     background: Arc<Parker>,
 }
 
-/// What the background thread does in a turn.
+/// Action of the background thread in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BackgroundAction {
     /// Drives as the owner.
@@ -87,7 +87,7 @@ pub(super) enum BackgroundAction {
     Parked,
 }
 
-/// What the background thread has observed about the owner at its turns.
+/// Observations of the background thread about the owner at its turns.
 #[derive(Default)]
 pub(super) struct TurnObservations {
     epoch: u32,
@@ -380,7 +380,7 @@ impl Ownership {
 
 /// Functions by which a turn of the background thread observes the shard, called only when needed.
 pub(super) struct TurnProbes<'a> {
-    /// Whether the stack has events.
+    /// Returns whether the stack has events.
     pub(super) readable: &'a dyn Fn() -> bool,
     /// Current time.
     pub(super) now: &'a dyn Fn() -> Nanos,
