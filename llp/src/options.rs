@@ -31,9 +31,9 @@ pub struct TransportConfig {
     /// Name for which the peer's certificate must be valid, if the stack verifies certificates;
     /// `None` means the name with which the stack is configured.
     pub peer_name: Option<String>,
-    /// Whether several listeners on one port share its connections (SO_REUSEPORT).
+    /// True if several listeners on one port share its connections (SO_REUSEPORT).
     pub reuse_port: bool,
-    /// Whether a listener on `[::]` refuses IPv4 connections.
+    /// True if a listener on `[::]` refuses IPv4 connections.
     pub v6_only: bool,
 }
 

@@ -13,7 +13,7 @@ fn main() {
 /// Lengths of ULPDUs in bytes: a small Write, the payload of an Ethernet frame, the maximum of MPA.
 const SIZES: [usize; 3] = [78, 1418, 64_768];
 
-/// Whether CRCs are used, and whether Markers are.
+/// Modes of FPDUs: the use of CRCs, and of Markers.
 const MODES: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
 
 fn built(tx: &mut FpduTx, buffer: &mut Vec<u8>, size: usize) {

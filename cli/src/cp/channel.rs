@@ -83,7 +83,7 @@ pub(crate) struct Channel {
     /// Slots of the peer, `None` if it receives no bytes.
     remote: Option<RemoteMr>,
     free: Vec<u32>,
-    /// Whether a Write from each slot is under way.
+    /// Flags of the slots: true while a Write from the slot is in progress.
     busy: Vec<bool>,
     arrived: VecDeque<Vec<u8>>,
     /// True for the client, which receives heartbeats. They are not replies.

@@ -88,8 +88,8 @@ fn exit_code(status: WaitStatus) -> u8 {
     u8::try_from(code.unwrap_or(0)).unwrap_or(u8::MAX)
 }
 
-/// Waits for a process and passes on to it the signals that this process gets. A guard is created
-/// before the process, so that no signal is lost.
+/// Guard of a process: it waits for the process, and passes the signals of this process on to it.
+/// It is created before the process, so that no signal is lost.
 pub(super) struct Guard {
     first: FirstProcess,
     signals: Signals,

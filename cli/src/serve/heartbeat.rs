@@ -16,7 +16,7 @@ const TICK: Duration = Duration::from_millis(450);
 /// Request number of a heartbeat, which is not signaled.
 const WORKING: u64 = 1 << 33;
 
-/// Sends heartbeats on the connections whose clients ask for them.
+/// Sender of heartbeats on the connections whose clients have asked for them.
 #[derive(Debug, Default)]
 pub(super) struct HeartbeatSender(Mutex<Vec<WatchedSession>>);
 

@@ -98,7 +98,7 @@ impl Global {
     }
 }
 
-/// Opens devices with the global options.
+/// Opener of devices with the global options.
 #[derive(Clone)]
 pub(crate) struct Opener {
     llp: Spec,

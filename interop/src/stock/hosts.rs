@@ -115,7 +115,7 @@ fn port(last: u8) -> String {
     format!("port{last}")
 }
 
-/// Returns the last number of the address.
+/// Last number of the address of the switch.
 const SWITCH: u8 = 254;
 
 impl Drop for Hosts {

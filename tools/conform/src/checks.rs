@@ -155,7 +155,7 @@ impl Message {
     }
 }
 
-/// Checks the segments of the listener, in their order.
+/// Checker of the segments of the listener, in their order.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     /// Expected MSN of each queue.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use uiw_requirements::TABLE;
 
-/// Whether a requirement can be judged from outside.
+/// Possibility of judging a requirement from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visibility {
     Alone,

@@ -49,8 +49,8 @@ pub struct Handler {
     sources: Vec<(RelPath, File)>,
     /// Position in the last directory that was not listed completely.
     listing: Option<Listing>,
-    /// Returns whether the client still waits for the reply. Long operations stop if it returns
-    /// false.
+    /// Function that returns whether the client still waits for the reply. Long operations stop if
+    /// it returns false.
     should_continue: Box<dyn Fn() -> bool>,
     /// Entries that failed in the last request.
     failures: Vec<(RelPath, Error)>,

@@ -302,7 +302,7 @@ impl Root {
     }
 }
 
-/// Runs one operation at a time, on behalf of all threads that have asked for it before it began.
+/// Operation that runs once on behalf of all threads that have requested it before it began.
 /// Many small requests thus cause few system calls, and an error that the kernel reports only once
 /// reaches all threads that it concerns.
 #[derive(Debug, Default)]

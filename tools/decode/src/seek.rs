@@ -27,7 +27,7 @@ const RDMAP_CONTROL: (u8, u8) = (0xf0, 0x40);
 /// Search for the next FPDU.
 #[derive(Debug)]
 pub(super) struct FpduSearch {
-    /// Whether FPDUs have CRCs; `None` if that is not known.
+    /// True if FPDUs have CRCs; `None` if that is not known.
     crc: Option<bool>,
     /// True if positions count from the beginning of Full Operation.
     aligned: bool,

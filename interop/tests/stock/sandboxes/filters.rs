@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, User, uiw};
 
-/// Makes sandboxes for programs.
+/// Maker of sandboxes for programs.
 pub(crate) struct Sandboxes<'a> {
     pub(crate) libraries: &'a Libraries,
     program: PathBuf,
