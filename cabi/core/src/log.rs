@@ -4,6 +4,9 @@ use crate::environment::{self, PrivilegePolicy};
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Environment variable with the filter of the log.
 pub const VARIABLE: &str = "UIW_LOG";
@@ -82,16 +85,18 @@ pub(crate) fn start(filter: &str) {
 }
 
 fn start_now(filter: &str) {
-    match tracing_subscriber::EnvFilter::try_new(filter) {
+    match filter.parse::<Targets>() {
         Ok(filter) => {
             let stderr = std::io::stderr;
             let log = tracing_subscriber::fmt()
-                .with_env_filter(filter)
+                .with_max_level(LevelFilter::TRACE)
                 .with_ansi(stderr().is_terminal())
                 // Internal errors would be reported with `eprintln!`, which panics if the write
                 // fails.
                 .log_internal_errors(false)
-                .with_writer(stderr);
+                .with_writer(stderr)
+                .finish()
+                .with(filter);
             ON.store(true, Ordering::Relaxed);
             let _ = log.try_init();
         }

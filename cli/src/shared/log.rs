@@ -12,10 +12,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::{Format, FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use uiw_cabi_core::log::{MAX_LINE, clip};
@@ -26,17 +27,17 @@ const BURST: u32 = 1000;
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts the log of the process. A second call keeps the first log.
-pub(super) fn start(filter: EnvFilter) {
+pub(super) fn start(filter: Targets) {
     let _ = subscriber(filter, std::io::stderr().is_terminal(), std::io::stderr).try_init();
 }
 
 fn subscriber(
-    filter: EnvFilter,
+    filter: Targets,
     has_colors: bool,
     writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static,
 ) -> impl Subscriber + Send + Sync {
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         // The format adds the colors after escaping the line, because the crate does not escape the
         // fields.
         .with_ansi(false)
@@ -49,6 +50,7 @@ fn subscriber(
         })
         .with_writer(writer)
         .finish()
+        .with(filter)
 }
 
 /// Format of log lines, which limits their length and number.
@@ -201,7 +203,7 @@ mod tests {
 
     fn logged(has_colors: bool, events: impl FnOnce()) -> String {
         let memory = Memory::default();
-        let log = subscriber(EnvFilter::new("trace"), has_colors, memory.clone());
+        let log = subscriber(Targets::new().with_default(LevelFilter::TRACE), has_colors, memory.clone());
         tracing::subscriber::with_default(log, events);
         let bytes = memory.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()

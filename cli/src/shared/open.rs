@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
 use uiw::counters::Publish;
 use uiw::raw::{Device, DeviceConfig, Limits};
 use uiw_cabi_core::counters::{self, CounterDestination};
@@ -282,17 +282,16 @@ fn publish() -> Result<Option<Publish>> {
 }
 
 fn log(verbose: u8, default: &str) -> Result<()> {
-    let filter = match std::env::var("UIW_LOG") {
-        Ok(text) => EnvFilter::try_new(&text).map_err(|error| {
-            Failure::usage(format!("UIW_LOG={text}"), error, "use for instance `debug` or `uiw_verbs=trace`")
-        })?,
-        Err(_) => EnvFilter::new(match verbose {
-            0 => default,
-            1 => "info",
-            2 => "debug",
-            _ => "trace",
-        }),
-    };
+    let variable = std::env::var("UIW_LOG").ok().filter(|text| !text.is_empty());
+    let text = variable.as_deref().unwrap_or(match verbose {
+        0 => default,
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    });
+    let filter = text.parse().map_err(|error: ParseError| {
+        Failure::usage(format!("UIW_LOG={text}"), error, "use for instance `debug` or `uiw_verbs=trace`")
+    })?;
     super::log::start(filter);
     Ok(())
 }
