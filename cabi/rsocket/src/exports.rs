@@ -203,7 +203,7 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     })
 }
 
-/// `rclose`. Data that was sent is still transmitted.
+/// `rclose`. Data that was sent is still transmitted after the descriptor is closed.
 pub extern "C" fn rclose(fd: c_int) -> c_int {
     boundary::minus_one(|| table::close(fd))
 }

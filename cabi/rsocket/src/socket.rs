@@ -303,8 +303,8 @@ impl Socket {
         state.process(take) || any
     }
 
-    /// Like [`Socket::update_then`], but does not drive the engine, because the waiting thread or task
-    /// does. If the answer is pending, registers the task, which the next change wakes.
+    /// Like [`Socket::update_then`], but does not drive the engine, because the waiting thread or
+    /// task does. If the answer is pending, registers the task, which the next change wakes.
     pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
         self.poll_as(WakerPolicy::Pending, cx, ask)
     }

@@ -309,7 +309,7 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Publishes mappings as far as there is room.
+    /// Publishes the mappings that are not published yet, as far as there is room.
     pub(crate) fn publish_mappings(&mut self) -> Result<()> {
         while let Some((index, mapping, to)) = self.mappings.unpublished() {
             self.check_slot()?;
