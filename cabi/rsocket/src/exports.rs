@@ -197,7 +197,7 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
         // Threads may be waiting for something that will not arrive.
         socket.wake(None);
         if needs_task {
-            socket.spawn_early()?;
+            socket.spawn_early_task()?;
         }
         done
     })

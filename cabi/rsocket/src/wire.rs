@@ -1,5 +1,6 @@
 //! Wire format of rsockets, as in `rsocket.c` of rdma-core: private data of the connection,
-//! messages of 32 bits, and the two kinds of entries that one end writes to the memory of the other.
+//! messages of 32 bits, and the two kinds of entries that one end writes to the memory of the
+//! other.
 //!
 //! ```text
 //!   private data, big-endian                      a message: 3 bits of type, 29 bits of value
