@@ -200,8 +200,8 @@ extern "C" fn replace_mappings_in_child() {
             // it unmaps.
             if map(Some(at), count, flags, -1).is_err() {
                 // The child must not write to the parent's blocks. Once they are unmapped, a write
-                // kills the child instead. SAFETY: a mapping of `Blocks` is at this address, as
-                // explained above.
+                // kills the child instead.
+                // SAFETY: a mapping of `Blocks` is at this address, as explained above.
                 unsafe { libc::munmap(at.as_ptr().cast(), count * BLOCK_BYTES) };
             }
         }

@@ -454,7 +454,7 @@ impl Cq {
         if fires {
             channel.push(self.this.clone(), wakes);
         } else {
-            channel.note_completion(wakes);
+            channel.note_unarmed_completion(wakes);
         }
     }
 

@@ -33,7 +33,7 @@ impl Wake {
             Self::Waker(waker) => waker.wake(),
             Self::Fd(tokens) => tokens.give(),
             Self::Due(withheld) => withheld.give(),
-            Self::Completed(withheld) => withheld.complete(),
+            Self::Completed(withheld) => withheld.release_for_completion(),
         }
     }
 }

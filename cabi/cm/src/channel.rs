@@ -23,7 +23,7 @@ pub(crate) struct Channel {
     unrouted_calls: Mutex<u32>,
     /// Notified when one of these calls ends.
     call_ended: Condvar,
-    /// The last ids that accepted a connection, in order.
+    /// The last [`ACCEPTED`] ids that accepted a connection, oldest first.
     accepted: Mutex<VecDeque<Weak<Id>>>,
 }
 

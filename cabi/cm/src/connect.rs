@@ -336,8 +336,8 @@ fn disconnect(id: &Id) -> Result<bool> {
         }
         (established && !state.awaits_establish, state.handle.clone())
     };
-    // If the connection has ended, its event is already in the channel. A connection that is not
-    // established at either end is aborted, with an event too.
+    // If the connection has ended, its event is already in the channel. A connection that one of
+    // the two ends does not regard as established yet is aborted, with an event too.
     let _ = handle.map(|handle| if in_order { handle.disconnect() } else { handle.abort() });
     Ok(true)
 }

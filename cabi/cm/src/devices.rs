@@ -61,7 +61,8 @@ fn shared_context(device: &'static Device) -> Result<SharedContext> {
     let new = SharedContext { context, domain };
     let kept = *OPENED.write().0.entry(name.to_owned()).or_insert(new);
     if kept.context != new.context {
-        // Another thread was faster. SAFETY: the domain is new, and no other thread uses it.
+        // Another thread was faster.
+        // SAFETY: the domain is new, and no other thread uses it.
         pd::ibv_dealloc_pd(unsafe { argument(new.domain) });
         close(new.context);
     }

@@ -146,9 +146,9 @@ fn allocate_event(
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
     if len > 0 {
-        // Pointer and length have the same offsets in both structures of the union. SAFETY: the box
-        // is new and nothing else refers to it. Its bytes do not move until the event is
-        // acknowledged.
+        // Pointer and length have the same offsets in both structures of the union.
+        // SAFETY: the box is new and nothing else refers to it. Its bytes do not move until the
+        // event is acknowledged.
         unsafe {
             (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
             (*event).abi.param.conn.private_data_len = len as u8;
@@ -171,8 +171,8 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
             Err(Errno::INVAL.because("not an event, or already acknowledged"))
         };
     }
-    // SAFETY: `allocate_event` made the event from a box, and it was in the registry until just now, so
-    // no other thread takes it back.
+    // SAFETY: `allocate_event` created the event from a box, and it was in the registry until this
+    // call removed it, so no other thread frees it.
     let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
     event.owner.note_acknowledged();
     Ok(())

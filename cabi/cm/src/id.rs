@@ -110,8 +110,9 @@ pub(crate) struct State {
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) options: IdOptions,
-    /// Responder resources of a request, limited to one byte.
+    /// Number of outstanding Reads that the peer of a request asks for, limited to one byte.
     pub(crate) responder_resources: u8,
+    /// Number of Reads that the peer of a request offers to serve at once, limited to one byte.
     pub(crate) initiator_depth: u8,
     /// Attributes for the queue pairs of the requests of a listening endpoint.
     pub(crate) endpoint: Option<EndpointAttributes>,

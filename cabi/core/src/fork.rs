@@ -28,7 +28,7 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// State of a subsystem that survives forks.
+/// State of a subsystem, with the actions that a fork requires.
 pub trait ForkState: Send + Sync + 'static {
     /// The state of a process that has not used the subsystem.
     const NEW: Self;

@@ -117,8 +117,9 @@ extern "C" fn mremap<'a>(
     let is_chosen = flags.get() & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     if flags.get() & libc::MREMAP_MAYMOVE != 0 {
         if !is_chosen {
-            // What can stay where it is stays registered. SAFETY: the program permits that its
-            // mapping moves, so it permits as well that it changes where it is.
+            // A mapping that can be resized in place stays registered.
+            // SAFETY: the program permits the mapping to move, so it also permits it to be resized
+            // in place.
             let (in_place, nowhere) = unsafe { (PassedValue::new(0), PassedValue::new(ptr::null_mut())) };
             let stayed = next(old, old_len, new_len, in_place, nowhere);
             if stayed != libc::MAP_FAILED {

@@ -110,7 +110,7 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     let (Some(local), Phase::New(Some(_))) = (state.local, &state.phase) else {
         return Err(Errno::INVAL.because("another thread is changing the rsocket"));
     };
-    let options = connect::options(&state.set)?;
+    let options = connect::conn_config(&state.set)?;
     let Phase::New(Some(mut port)) = std::mem::replace(&mut state.phase, Phase::New(None)) else {
         return Err(Errno::IO);
     };

@@ -38,7 +38,7 @@ impl PendingConnection {
 ///
 /// # Errors
 /// EINVAL if an environment variable has an invalid value.
-pub(crate) fn options(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
+pub(crate) fn conn_config(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
     let settings = Settings::get()?;
     // rsockets have no Reads. rdma-core requests one on iWARP.
     let mut options = settings.conn_config(1, 1, None);
@@ -104,7 +104,7 @@ pub(crate) fn start(socket: &Socket, state: &mut State, to: SocketAddr) -> Resul
     let sizes = state.set.sizes.bounded();
     let link = Link::new(&device, &sizes, settings::variant(Settings::get()?.persona))?;
     let data = link.conn_data().to_bytes();
-    let options = options(&state.set)?;
+    let options = conn_config(&state.set)?;
     cm::connect(link.qp(), Some(local), peer, &options, &data, socket.channel())?;
     let mut port = match std::mem::replace(&mut state.phase, Phase::Closed) {
         Phase::New(port) => port,

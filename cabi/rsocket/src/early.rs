@@ -37,8 +37,8 @@ impl State {
         self.is_beginning() && self.opened.as_ref().is_some_and(|opened| opened.early.len() < room)
     }
 
-    /// Returns whether data is stored.
-    pub(super) fn has_early(&self) -> bool {
+    /// Returns whether data is stored that was sent before the connection was established.
+    pub(super) fn has_early_data(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| !opened.early.is_empty())
     }
 
@@ -46,21 +46,21 @@ impl State {
     ///
     /// # Errors
     /// EAGAIN if some of it is left; the errors of a connection that has failed.
-    pub(super) fn flush_early(&mut self) -> Result<()> {
-        if !self.has_early() {
+    pub(super) fn flush_early_data(&mut self) -> Result<()> {
+        if !self.has_early_data() {
             return Ok(());
         }
-        let flushed = self.send_kept();
+        let flushed = self.send_stored();
         if !matches!(flushed, Err(Errno::AGAIN)) {
             if let Some(opened) = &mut self.opened {
                 opened.early = VecDeque::new();
             }
-            self.shut_early();
+            self.apply_early_shutdown();
         }
         flushed
     }
 
-    fn send_kept(&mut self) -> Result<()> {
+    fn send_stored(&mut self) -> Result<()> {
         let is_beginning = self.is_beginning();
         let (Phase::Connected(stream, _), Some(opened)) = (&mut self.phase, &mut self.opened) else {
             return Err(if is_beginning { Errno::AGAIN } else { Errno(libc::ECONNRESET) });
@@ -76,9 +76,9 @@ impl State {
     /// Handles that the program closes the socket. Returns `Some` if the socket stays until the
     /// connection is established and the stored data is sent; the value tells whether a task has to
     /// be started for that.
-    pub(super) fn close_early(&mut self) -> Option<bool> {
+    pub(super) fn defer_close(&mut self) -> Option<bool> {
         // SO_LINGER with a time of 0 aborts the connection.
-        if self.set.linger == Some(0) || !self.is_beginning() && !self.has_early() {
+        if self.set.linger == Some(0) || !self.is_beginning() && !self.has_early_data() {
             return None;
         }
         self.opened.as_mut().map(|opened| !std::mem::replace(&mut opened.has_task, true))
@@ -101,7 +101,10 @@ impl Socket {
     ///
     /// # Errors
     /// EAGAIN if there is no room, or the connection is not being established.
-    pub(super) fn send_early<'a>(self: &Arc<Self>, mut parts: impl Iterator<Item = &'a [u8]>) -> Result<u64> {
+    pub(super) fn store_early_data<'a>(
+        self: &Arc<Self>,
+        mut parts: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<u64> {
         let mut state = self.lock();
         let room = state.set.sizes.bounded().sent as usize;
         if !state.is_beginning() {
@@ -122,7 +125,7 @@ impl Socket {
         let needs_task = kept > 0 && !std::mem::replace(&mut opened.has_task, true);
         drop(state);
         if needs_task {
-            self.spawn_early()?;
+            self.spawn_early_task()?;
         }
         if kept == 0 { Err(Errno::AGAIN) } else { Ok(kept as u64) }
     }
@@ -137,12 +140,12 @@ impl Socket {
     }
 
     /// Starts a task that sends the stored data when the peer answers.
-    pub(super) fn spawn_early(self: &Arc<Self>) -> Result<()> {
+    pub(super) fn spawn_early_task(self: &Arc<Self>) -> Result<()> {
         let (socket, closing) = (Arc::clone(self), ClosingToken::new());
         service::spawn(async move {
             let mut limit = None;
             std::future::poll_fn(|cx| {
-                let flushed = socket.poll(cx, |state| match state.flush_early() {
+                let flushed = socket.poll(cx, |state| match state.flush_early_data() {
                     Err(Errno::AGAIN) => Poll::Pending,
                     _ if state.is_beginning() => Poll::Pending,
                     _ => {

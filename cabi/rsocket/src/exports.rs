@@ -197,13 +197,13 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
         // Threads may be waiting for something that will not arrive.
         socket.wake(None);
         if needs_task {
-            socket.spawn_early()?;
+            socket.spawn_early_task()?;
         }
         done
     })
 }
 
-/// `rclose`. Data that was sent is still transmitted.
+/// `rclose`. Data that was sent is still transmitted after the descriptor is closed.
 pub extern "C" fn rclose(fd: c_int) -> c_int {
     boundary::minus_one(|| table::close(fd))
 }

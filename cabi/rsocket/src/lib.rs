@@ -93,11 +93,11 @@ pub(crate) fn at_exit(mut deadline: Instant) {
     }
     let begun = Instant::now();
     let (quiet, longest) = (deadline.saturating_duration_since(begun), begun + LONGEST_EXIT);
-    let mut before = service::progress();
+    let mut before = service::acknowledgement_count();
     while service::is_closing() && Instant::now() < deadline.min(longest) {
         thread::sleep(Duration::from_micros(50));
-        if service::progress() != before {
-            before = service::progress();
+        if service::acknowledgement_count() != before {
+            before = service::acknowledgement_count();
             deadline = Instant::now() + quiet;
         }
     }

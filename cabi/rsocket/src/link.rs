@@ -206,7 +206,7 @@ impl Link {
     }
 
     /// Returns the number of entries in the list of targets.
-    pub(crate) const fn targets() -> usize {
+    pub(crate) const fn target_count() -> usize {
         TARGETS
     }
 
@@ -275,7 +275,7 @@ impl Link {
     }
 
     /// Posts a message.
-    pub(crate) fn message(&self, message: Message) -> Result<()> {
+    pub(crate) fn post_message(&self, message: Message) -> Result<()> {
         let bytes = message.to_word().to_ne_bytes();
         let words = [Sge { addr: bytes.as_ptr() as u64, length: WORD, lkey: STag(0) }];
         let (op, sges, inline) = match self.variant {
@@ -442,7 +442,7 @@ pub(crate) mod tests {
     fn carry(links: &mut [Link; 2], count: usize) -> usize {
         let [from, to] = links;
         let (mut sent, mut received, mut most) = (0, 0, 0);
-        (0..count).for_each(|_| from.message(Message::Credits { limit: 1 }).unwrap());
+        (0..count).for_each(|_| from.post_message(Message::Credits { limit: 1 }).unwrap());
         wait_for(|| {
             to.poll(PollMode::Driving, |completed| match completed {
                 LinkCompletion::Received(_) => received += 1,

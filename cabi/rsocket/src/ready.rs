@@ -43,7 +43,7 @@ fn ready(state: &State) -> c_short {
             if stream.is_readable() {
                 ready |= READ;
             }
-            if stream.is_write_closed() || stream.sender.has_room() && !state.has_early() {
+            if stream.is_write_closed() || stream.sender.has_room() && !state.has_early_data() {
                 ready |= WRITE;
             }
             if stream.at_end() {

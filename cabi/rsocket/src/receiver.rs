@@ -1,5 +1,5 @@
-//! The receiving half of a connection: a ring of two halves that the peer writes, the messages that
-//! say how much of it is written, and what the peer is to be granted.
+//! Bookkeeping of the receiving half of a connection: a ring of two halves that the peer writes,
+//! the messages that report how much was written, and the credits and targets to grant to the peer.
 //!
 //! ```text
 //!   published to the peer        written, and not read by the program      read: free, and not published again

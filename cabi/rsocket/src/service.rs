@@ -135,17 +135,17 @@ static SERVICE: ForkSafe<TaskService> = ForkSafe::new();
 /// Number of connections that are being closed.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// Counter for [`progress`].
-static PROGRESS: AtomicUsize = AtomicUsize::new(0);
+/// Counter for [`acknowledgement_count`].
+static ACKNOWLEDGEMENTS: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns a counter that changes while peers of closed connections acknowledge data.
-pub(crate) fn progress() -> usize {
-    PROGRESS.load(Ordering::Acquire)
+pub(crate) fn acknowledgement_count() -> usize {
+    ACKNOWLEDGEMENTS.load(Ordering::Acquire)
 }
 
 /// Records that the peer of a closed connection has acknowledged data.
-pub(crate) fn note_progress() {
-    PROGRESS.fetch_add(1, Ordering::AcqRel);
+pub(crate) fn note_acknowledgement() {
+    ACKNOWLEDGEMENTS.fetch_add(1, Ordering::AcqRel);
 }
 
 /// Token that counts a connection which is being closed, until it is dropped.

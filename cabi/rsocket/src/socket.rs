@@ -303,8 +303,8 @@ impl Socket {
         state.process(take) || any
     }
 
-    /// Like [`Socket::update_then`], but does not drive the engine, because the waiting thread or task
-    /// does. If the answer is pending, registers the task, which the next change wakes.
+    /// Like [`Socket::update_then`], but does not drive the engine, because the waiting thread or
+    /// task does. If the answer is pending, registers the task, which the next change wakes.
     pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
         self.poll_as(WakerPolicy::Pending, cx, ask)
     }
@@ -395,13 +395,13 @@ impl Socket {
     /// Closes the socket, after the program has closed its last descriptor.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
-        if let Some(needs_task) = state.close_early() {
+        if let Some(needs_task) = state.defer_close() {
             drop(state);
             // The socket's task closes it.
             if !needs_task {
                 // The socket has a task, which detects that the program has closed the socket.
                 self.wake(None);
-            } else if let Err(error) = self.spawn_early() {
+            } else if let Err(error) = self.spawn_early_task() {
                 tracing::warn!(%error, "a closed rsocket does not wait for its connection");
             }
             return;
@@ -439,7 +439,7 @@ impl Socket {
     }
 
     /// Keeps a closed connection until the peer has received all data. While the peer acknowledges
-    /// data, the end of the process waits: see [`service::progress`].
+    /// data, the end of the process waits: see [`service::acknowledgement_count`].
     fn linger(self: &Arc<Self>, stream: Box<Stream>) {
         let (socket, closing) = (Arc::clone(self), ClosingToken::new());
         let ended = async move {
@@ -461,7 +461,7 @@ impl Socket {
                     None => {
                         let before = std::mem::replace(&mut acknowledged, stream.link.acknowledged());
                         if acknowledged != before {
-                            service::note_progress();
+                            service::note_acknowledgement();
                         }
                         let goes_on = acknowledged != before || stream.link.is_unacknowledged();
                         check = goes_on.then(|| Timer::after(PROGRESS_CHECK).ok()).flatten();
@@ -558,7 +558,7 @@ impl State {
                     Phase::Accepting(stream) => Phase::Connected(stream, None),
                     other => other,
                 };
-                self.shut_early();
+                self.apply_early_shutdown();
             }
             CmEventKind::Posted(TCP_CONNECTED) => {
                 if let Some(opened) = &mut self.opened {
@@ -625,7 +625,7 @@ impl State {
 
     /// Shuts down the directions that were shut down while the connection was being established,
     /// when all stored data was sent.
-    pub(super) fn shut_early(&mut self) {
+    pub(super) fn apply_early_shutdown(&mut self) {
         let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else { return };
         let shut = std::mem::take(&mut opened.shut);
         if let Phase::Connected(stream, _) = &mut self.phase
@@ -681,7 +681,7 @@ impl State {
     /// # Errors
     /// ENOTCONN.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
-        let waits = self.is_beginning() || self.flush_early().is_err();
+        let waits = self.is_beginning() || self.flush_early_data().is_err();
         if !waits && let Ok(stream) = self.connected() {
             return stream.shutdown(read, write);
         }

@@ -131,7 +131,7 @@ impl Stream {
         if self.sender.needs_target()
             && let Ok(Some(target)) = self.link.take_target(self.next_target)
         {
-            self.next_target = (self.next_target + 1) % Link::targets();
+            self.next_target = (self.next_target + 1) % Link::target_count();
             self.sender.set_target(target);
         }
     }
@@ -153,7 +153,7 @@ impl Stream {
         let message = Message::Credits { limit: grant.limit };
         // This fails if the connection has ended, which its event reports.
         let _ = match &grant.target {
-            None => self.link.message(message),
+            None => self.link.post_message(message),
             Some(target) => {
                 let entry = self.link.target(target.clone()).to_bytes(self.order);
                 let at = self.lists.addr.wrapping_add(u64::from(self.entry) * Target::LEN as u64);
@@ -309,7 +309,7 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Publishes mappings as far as there is room.
+    /// Publishes the mappings that are not published yet, as far as there is room.
     pub(crate) fn publish_mappings(&mut self) -> Result<()> {
         while let Some((index, mapping, to)) = self.mappings.unpublished() {
             self.check_slot()?;
@@ -359,7 +359,7 @@ impl Stream {
     }
 
     fn notify(&mut self, message: Message) -> Result<()> {
-        if self.sender.take_control_slot() { self.link.message(message) } else { Err(Errno::IO) }
+        if self.sender.take_control_slot() { self.link.post_message(message) } else { Err(Errno::IO) }
     }
 
     /// Closes the connection: transmits all data, then DISCONNECT, and then ends the stream.

@@ -249,7 +249,8 @@ pub(crate) fn close(fd: RawFd) -> Result<()> {
     let entry = removed.ok_or_else(|| Errno(libc::EBADF).because("the descriptor is not an rsocket"))?;
     uncount_number(entry);
     // The number is closed after the connection, so that it is not reused while the connection
-    // ends. SAFETY: the descriptor belonged to the entry, which was removed from the table.
+    // ends.
+    // SAFETY: the descriptor belonged to the entry, which was removed from the table.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }

@@ -233,7 +233,7 @@ fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Res
             if state.is_write_shut_early() {
                 return Err(Errno(libc::EPIPE));
             }
-            state.flush_early()?;
+            state.flush_early_data()?;
             if state.loses_send() {
                 return Ok((total - done) as u64);
             }
@@ -248,7 +248,7 @@ fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Res
             stream.send(RemainingParts { parts: parts.clone(), skip: done }, (total - done) as u64)
         });
         if early == Some(true) && matches!(sent, Err(Errno::AGAIN)) {
-            sent = socket.send_early(RemainingParts { parts, skip: done });
+            sent = socket.store_early_data(RemainingParts { parts, skip: done });
             // There is no room left. From here on the call waits.
             early = Some(sent.is_ok());
             if matches!(sent, Err(Errno::AGAIN)) {

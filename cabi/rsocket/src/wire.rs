@@ -1,5 +1,6 @@
-//! What two rsockets exchange, as rdma-core's `rsocket.c` has it: private data of the connection,
-//! messages of 32 bits, and the two kinds of entry that one end writes to the memory of the other.
+//! Wire format of rsockets, as in `rsocket.c` of rdma-core: private data of the connection,
+//! messages of 32 bits, and the two kinds of entries that one end writes to the memory of the
+//! other.
 //!
 //! ```text
 //!   private data, big-endian                      a message: 3 bits of type, 29 bits of value
@@ -11,8 +12,9 @@
 //! ```
 //!
 //! A *target* is a part of a receive buffer that the peer may write. Targets and mappings in memory
-//! have the byte order of the host that reads them, which its flags state. Messages by Send have
-//! the sender's own: hosts of different order cannot exchange them.
+//! have the byte order of the host that reads them, which states its order in its flags. Messages
+//! that are transmitted with Sends have the byte order of the sender, so hosts with different byte
+//! orders cannot exchange them.
 
 use std::fmt;
 

@@ -113,8 +113,8 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
     };
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
     // The DMA-buf is mapped from its beginning, because some drivers (Linux's DRM shmem helper)
-    // ignore the offset of a mapping. SAFETY: the kernel chooses an address where nothing is
-    // mapped.
+    // ignore the offset of a mapping.
+    // SAFETY: the kernel chooses an address where nothing is mapped.
     let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if at == libc::MAP_FAILED {
         return Err(not_mapped(fd, Errno::last()));

@@ -177,8 +177,8 @@ pub(crate) fn install() {
 }
 
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // A signal that was sent has a code that is not positive. SAFETY: the system passes the
-    // information of the signal to a handler with SA_SIGINFO.
+    // A signal that was sent has a code that is not positive.
+    // SAFETY: the system passes the information of the signal to a handler with SA_SIGINFO.
     let sent = unsafe { (*info).si_code } <= 0;
     // SAFETY: the system passes the interrupted context to a handler with SA_SIGINFO.
     if !sent && unsafe { recover::recover(context) } {

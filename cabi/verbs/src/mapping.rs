@@ -125,7 +125,8 @@ impl Drop for LockOwner {
 impl RangeTable {
     /// Locks the table. Returns `None` if this thread already has the lock.
     fn lock(&'static self) -> Option<LockedTable> {
-        // No thread has the number 0. SAFETY: the function has no arguments, and reads a register.
+        // No thread has the number 0.
+        // SAFETY: the function has no arguments, and reads a register.
         let this = unsafe { libc::pthread_self() } as usize;
         loop {
             match self.owner.compare_exchange(0, this, Ordering::Acquire, Ordering::Relaxed) {
@@ -328,7 +329,8 @@ pub(crate) fn check(start: usize, len: usize, write: bool) -> Result<()> {
 fn populate(start: usize, len: usize, advice: i32) -> bool {
     debug_assert!(matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE));
     // The C library's function may be the one that this library exports, so the system call is made
-    // directly. SAFETY: the advice changes no content; addresses that are not mapped give an error.
+    // directly.
+    // SAFETY: the advice changes no content; addresses that are not mapped give an error.
     unsafe { libc::syscall(libc::SYS_madvise, start, len, advice) == 0 }
 }
 
@@ -345,8 +347,9 @@ fn has_populate(page: usize) -> bool {
 /// Returns whether all of the range is mapped. This uses msync(2), because seccomp filters permit
 /// it (systemd's `@system-service`), unlike mincore(2).
 fn is_mapped(range: Range<usize>) -> bool {
-    // The direct system call is not a cancellation point. SAFETY: on Linux the call changes
-    // nothing, and only checks whether all of the range is mapped.
+    // The direct system call is not a cancellation point.
+    // SAFETY: on Linux the call changes nothing, and only checks whether all of the range is
+    // mapped.
     unsafe { libc::syscall(libc::SYS_msync, range.start, range.len(), libc::MS_ASYNC) == 0 }
 }
 

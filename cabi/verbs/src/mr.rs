@@ -102,7 +102,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
         let memory = unsafe { Memory::on_demand(addr.cast(), length) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: start as u64 });
     }
-    // The kernel pins pages for writing if there is any of these rights.
+    // Like the kernel, which pins pages for writing if there is any of these rights.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
     // SAFETY: the program does not access the bytes that its requests refer to until they complete

@@ -237,8 +237,9 @@ pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
         return false;
     }
     // An event of a port has a number in this field, and needs no acknowledgement in either
-    // library. SAFETY: the variants of the union are pointers and an integer, and the library that
-    // filled the event has initialized all bytes.
+    // library.
+    // SAFETY: the variants of the union are pointers and an integer, and the library that filled
+    // the event has initialized all bytes.
     let element = unsafe { event.element.cq };
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {

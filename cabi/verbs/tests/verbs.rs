@@ -559,8 +559,8 @@ fn source_rewritten_during_write() {
             assert_eq!(posted, 0);
             a.done(id);
         }
-        // The response to the Read arrives after all Writes. SAFETY: the addresses are inside the
-        // regions.
+        // The response to the Read arrives after all Writes.
+        // SAFETY: the addresses are inside the regions.
         let posted = a.build(WRITES, |qp| unsafe {
             (*qp).wr_rdma_read.unwrap()(qp, b.rkey(), b.address(0));
             (*qp).wr_set_sge.unwrap()(qp, (*a.mr).lkey, a.address(0), 8);

@@ -132,8 +132,8 @@ impl InterfaceAddresses {
             // SAFETY: SIOCGIFCONF fills this member.
             let address = unsafe { v4_of(&entry.ifr_ifru.ifru_addr) };
             // The request still contains the address, which identifies one of several addresses of
-            // an interface. SAFETY: the request is readable and writable, and its name ends with a
-            // zero.
+            // an interface.
+            // SAFETY: the request is readable and writable, and its name ends with a zero.
             let is_known =
                 unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFNETMASK, &raw mut entry) } == 0;
             // SAFETY: SIOCGIFNETMASK fills this member.

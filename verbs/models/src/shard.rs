@@ -301,7 +301,7 @@ impl Drive for Shard {
         self.try_pump()
     }
 
-    fn try_answer(self: &Arc<Self>) -> bool {
+    fn try_handle_stack_event(self: &Arc<Self>) -> bool {
         self.try_pump().is_some()
     }
 }

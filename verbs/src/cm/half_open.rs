@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_llp::Token;
 
 /// Guard that counts one connection in setup.
-pub(crate) struct HalfOpen {
+pub(crate) struct HalfOpenGuard {
     count: Arc<AtomicU32>,
     /// Slot of the listener.
     pub(super) listener: Token,
 }
 
-impl HalfOpen {
+impl HalfOpenGuard {
     pub(super) fn new(count: &Arc<AtomicU32>, listener: Token) -> Self {
         count.fetch_add(1, Ordering::AcqRel);
         Self { count: Arc::clone(count), listener }
@@ -22,7 +22,7 @@ impl HalfOpen {
     }
 }
 
-impl Drop for HalfOpen {
+impl Drop for HalfOpenGuard {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::AcqRel);
     }

@@ -1,6 +1,6 @@
 //! Listeners, and the connections that they accept.
 
-use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId, HalfOpen, ListenerId};
+use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId, HalfOpenGuard, ListenerId};
 use crate::conn::Conn;
 use crate::driver::{Core, Driver, Slot};
 use crate::error::{Error, Result};
@@ -174,7 +174,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         let limit = shared.limits.max_half_open;
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
-        let half_open = HalfOpen::new(&slot.half_open, token);
+        let half_open = HalfOpenGuard::new(&slot.half_open, token);
         // The oldest connection without a Request is evicted for a new one, so that idle
         // connections lock out no peer.
         let oldest = if half_open.count() > limit { oldest_without_request(core, token) } else { None };
@@ -289,7 +289,7 @@ fn accept_one(
     sink: uiw_ddp::STag,
     options: Arc<ConnConfig>,
     channel: Arc<CmChannel>,
-    half_open: HalfOpen,
+    half_open: HalfOpenGuard,
 ) -> io::Result<Token> {
     let token = core.next_token();
     let socket = match core.listener(listener) {

@@ -14,7 +14,7 @@ mod sidr;
 pub use crate::close_reason::CloseReason;
 pub use accept_open::{AwaitedRequest, accept_open};
 pub use connect::{abandon, connect, connect_in_two_steps, connect_open, connect_self};
-pub(crate) use half_open::HalfOpen;
+pub(crate) use half_open::HalfOpenGuard;
 pub use handle::ConnHandle;
 pub use id::{ConnId, ListenerId};
 pub use listener::Listener;

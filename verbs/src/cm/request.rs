@@ -1,6 +1,6 @@
 //! Requests of peers, for the application to accept or reject.
 
-use crate::cm::{CmChannel, ConnId, HalfOpen, ListenerId};
+use crate::cm::{CmChannel, ConnId, HalfOpenGuard, ListenerId};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::options::ConnConfig;
@@ -50,7 +50,7 @@ pub struct ConnRequest {
 impl ConnRequest {
     pub(crate) fn new(
         driver: Arc<Driver>,
-        (token, half_open): (Token, Option<&HalfOpen>),
+        (token, half_open): (Token, Option<&HalfOpenGuard>),
         id: ConnId,
         socket: &dyn TransportStream,
         request: &Request,

@@ -155,8 +155,8 @@ impl CompChannel {
 
     /// Reports a completion of a queue that is not armed.
     #[inline]
-    pub(crate) fn note_completion(&self, wakes: &mut Wakes) {
-        self.withheld.note_completion(wakes);
+    pub(crate) fn note_unarmed_completion(&self, wakes: &mut Wakes) {
+        self.withheld.note_unarmed_completion(wakes);
     }
 
     /// Records that `queue` was armed. Returns whether its shards are to be watched, because the

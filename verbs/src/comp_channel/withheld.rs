@@ -29,7 +29,7 @@ const MORE_NEEDED: u32 = 8;
 pub(crate) struct WithheldToken {
     tokens: Arc<Tokens>,
     /// True if a token may be withheld.
-    any: AtomicBool,
+    may_be_withheld: AtomicBool,
     /// True if a post has raised an event, and only posts have completed anything since.
     by_post: AtomicBool,
     /// Number of consecutive events of posts that were polled before they were taken.
@@ -42,7 +42,7 @@ impl WithheldToken {
     pub(super) fn new(tokens: &Arc<Tokens>) -> Self {
         Self {
             tokens: Arc::clone(tokens),
-            any: AtomicBool::new(false),
+            may_be_withheld: AtomicBool::new(false),
             by_post: AtomicBool::new(false),
             polled: AtomicU32::new(0),
             needed: AtomicU32::new(FIRST_NEEDED),
@@ -52,8 +52,8 @@ impl WithheldToken {
     /// Reports a completion of a queue that is not armed. If a post withholds its token at the same
     /// moment, the background thread's turn writes it.
     #[inline]
-    pub(super) fn note_completion(self: &Arc<Self>, wakes: &mut Wakes) {
-        if self.any.load(Ordering::Relaxed) {
+    pub(super) fn note_unarmed_completion(self: &Arc<Self>, wakes: &mut Wakes) {
+        if self.may_be_withheld.load(Ordering::Relaxed) {
             wakes.push(Wake::Completed(Arc::clone(self)));
         }
     }
@@ -66,7 +66,7 @@ impl WithheldToken {
             return self.tokens.give();
         }
         self.tokens.withhold();
-        self.any.store(true, Ordering::Relaxed);
+        self.may_be_withheld.store(true, Ordering::Relaxed);
         if !may_withhold(self) {
             self.release();
         }
@@ -78,16 +78,16 @@ impl WithheldToken {
     }
 
     /// Reports that a thread has completed something without posting for the program.
-    pub(crate) fn complete(&self) {
+    pub(crate) fn release_for_completion(&self) {
         self.by_post.store(false, Ordering::Relaxed);
         self.release();
     }
 
     /// Returns and clears whether a token may be withheld, because the caller takes the event.
     pub(super) fn take(&self) -> bool {
-        let any = self.any.load(Ordering::Relaxed);
+        let any = self.may_be_withheld.load(Ordering::Relaxed);
         if any {
-            self.any.store(false, Ordering::Relaxed);
+            self.may_be_withheld.store(false, Ordering::Relaxed);
             self.by_post.store(false, Ordering::Relaxed);
         }
         any
@@ -112,7 +112,7 @@ impl WithheldToken {
     }
 
     fn release(&self) {
-        self.any.store(false, Ordering::Relaxed);
+        self.may_be_withheld.store(false, Ordering::Relaxed);
         self.tokens.release();
     }
 }
@@ -206,7 +206,7 @@ mod tests {
         let f = WithheldFixture::withholding();
         let completed = || {
             let mut wakes = Wakes::default();
-            f.withheld.note_completion(&mut wakes);
+            f.withheld.note_unarmed_completion(&mut wakes);
             wakes
         };
         let by_post = completed();

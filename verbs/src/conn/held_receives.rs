@@ -20,13 +20,13 @@ const KEPT: usize = 256;
 impl Conn {
     /// Reports the receives whose acknowledgement TCP has accepted.
     #[inline]
-    pub(super) fn report_receives(&mut self, services: &mut Services) {
+    pub(super) fn report_acknowledged_receives(&mut self, services: &mut Services) {
         if !self.state.held.is_empty() {
-            self.report_acknowledged(services);
+            self.report_held_acknowledged(services);
         }
     }
 
-    fn report_acknowledged(&mut self, services: &mut Services) {
+    fn report_held_acknowledged(&mut self, services: &mut Services) {
         // A stalled stream does not read until the program posts a receive, for which it may need
         // these completions. If the peer is in the same state, neither end reads, and neither
         // acknowledgement leaves. A peer that does not read delays the receives of one time-out

@@ -228,7 +228,7 @@ impl<'a> QpHost<'a> {
     #[cold]
     fn place_long(&mut self, qp: &QpInner, offset: u32, bytes: &[u8]) -> Result<(), LocalError> {
         let state = &mut *self.state;
-        let limit = qp.long.as_ref().map_or(u32::MAX, LongMessages::limit);
+        let limit = qp.long.as_ref().map_or(u32::MAX, LongMessages::max_len);
         state.reserve(&qp.driver.shared, offset as usize + bytes.len(), limit as usize)?;
         let mut from = state.long.len() as u32;
         for sge in &state.receive.sges {
@@ -338,7 +338,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             }
             RecvSource::Shared(srq) => srq.take(&mut state.receive, state.token, self.wakes),
         };
-        let room = qp.long.as_ref().map_or(state.receive.len, LongMessages::limit);
+        let room = qp.long.as_ref().map_or(state.receive.len, LongMessages::max_len);
         state.receiving.then_some(room)
     }
 
@@ -361,7 +361,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         if let Some(messages) = &qp.long
             && !self.state.long.is_empty()
         {
-            messages.received(wr_id, std::mem::take(&mut self.state.long));
+            messages.add(wr_id, std::mem::take(&mut self.state.long));
             self.state.charge = None;
         }
         if let Some(faults) = &qp.faults
@@ -388,7 +388,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             let receive = &self.state.receive;
             let detail = match error {
                 ReceiveError::TooLong { message } => {
-                    let room = qp.long.as_ref().map_or(receive.len, LongMessages::limit);
+                    let room = qp.long.as_ref().map_or(receive.len, LongMessages::max_len);
                     let text =
                         format_args!("a message of at least {message} bytes, and there is room for {room}");
                     LocalDetail::of_receive(receive, LocalCause::Length, text)

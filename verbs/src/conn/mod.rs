@@ -12,7 +12,7 @@ mod transmit;
 
 pub(crate) use host::{HostState, QpHost};
 
-use crate::cm::{CmSide, HalfOpen};
+use crate::cm::{CmSide, HalfOpenGuard};
 use crate::driver::{AddressEntry, HeldBytes, Services, Shared};
 use crate::options::ConnConfig;
 use crate::qp::{ConnLocation, QpInner, RecvSource};
@@ -110,7 +110,7 @@ pub(crate) struct Conn {
     /// TLS error that ended the transport.
     tls_error: Option<(io::ErrorKind, String)>,
     /// Entry among the half-open connections of the listener, during start-up.
-    pub(crate) half_open: Option<HalfOpen>,
+    pub(crate) half_open: Option<HalfOpenGuard>,
     /// Entry in the device's set of connection addresses, from the time when TCP is connected.
     address_entry: Option<AddressEntry>,
     /// True if Full Operation has begun.

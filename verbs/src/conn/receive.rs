@@ -101,7 +101,7 @@ impl Conn {
     fn end_short(&mut self, services: &mut Services) {
         self.starved = None;
         self.reads_whole = false;
-        self.count_held(services);
+        self.update_held_bytes(services);
         // An error is ignored, because the next read returns it again.
         let _ = self.socket.readable(1);
     }
@@ -145,7 +145,7 @@ impl Conn {
     /// Returns the length up to which the staging buffer may be filled, if it has `have` bytes of
     /// an FPDU, so that less than two [`FRONT`]s are left after the stream has taken its bytes.
     /// Returns `None` to wait until more bytes have arrived.
-    fn end_of_whole(&mut self, have: usize) -> io::Result<Option<usize>> {
+    fn whole_fill_limit(&mut self, have: usize) -> io::Result<Option<usize>> {
         let needed = self.stream.needed().max(have + 1);
         let available = match self.socket.readable(needed - have)? {
             // The stack keeps no bytes that would have to be left in the socket.
@@ -180,7 +180,7 @@ impl Conn {
     fn unpark(&mut self, services: &mut Services) -> bool {
         let goes_on = self.with_stream(services, |stream, host, now| stream.receive_posted(host, now));
         // The bytes of the parked segment, which is placed now, no longer count against the budget.
-        self.count_held(services);
+        self.update_held_bytes(services);
         goes_on && self.stream.is_open()
     }
 
@@ -196,13 +196,13 @@ impl Conn {
                 return ControlFlow::Break(moved);
             }
             if !self.takes_bytes() {
-                self.count_held(services);
+                self.update_held_bytes(services);
                 return ControlFlow::Break(moved);
             }
         }
         if self.eof {
             self.on_eof(self.partial.len(), services);
-            self.count_held(services);
+            self.update_held_bytes(services);
             return ControlFlow::Break(true);
         }
         ControlFlow::Continue(moved)
@@ -225,7 +225,7 @@ impl Conn {
         for _ in 0..turn {
             let mut end = RX_STAGING;
             match self.peek(have, services) {
-                PeekResult::Elsewhere if reads == ReadAmount::Whole => match self.end_of_whole(have) {
+                PeekResult::Elsewhere if reads == ReadAmount::Whole => match self.whole_fill_limit(have) {
                     Ok(Some(until)) => end = until,
                     Ok(None) => break,
                     Err(error) => {
@@ -278,7 +278,7 @@ impl Conn {
         }
         if reads == ReadAmount::Whole && self.starved.is_none() && self.takes_bytes() {
             // Requests an event for the next FPDU, which may be shorter than the last one.
-            if let Err(error) = self.end_of_whole(have) {
+            if let Err(error) = self.whole_fill_limit(have) {
                 self.on_lost(&error, services);
             }
         }
@@ -394,7 +394,7 @@ impl Conn {
             }
             Ok(got) => {
                 self.partial.extend(&staging[..got]);
-                self.count_held(services);
+                self.update_held_bytes(services);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => self.on_lost(&error, services),
@@ -414,11 +414,11 @@ impl Conn {
             }
             self.partial.extend(rest);
         }
-        self.count_held(services);
+        self.update_held_bytes(services);
     }
 
     /// Updates the bytes of this connection that count against the receive memory budget.
-    fn count_held(&mut self, services: &mut Services) {
+    fn update_held_bytes(&mut self, services: &mut Services) {
         let (partial, parked) = (self.partial.len(), self.stream.parked_len());
         let held = if self.reads_whole {
             // The first bytes of an FPDU do not count, because every connection may keep them.

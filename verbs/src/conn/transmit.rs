@@ -41,7 +41,7 @@ impl Conn {
     /// receives whose acknowledgement TCP has accepted.
     pub(super) fn transmit(&mut self, services: &mut Services) {
         self.transmit_batches(services);
-        self.report_receives(services);
+        self.report_acknowledged_receives(services);
     }
 
     #[inline(always)]

@@ -36,8 +36,8 @@ impl Drive for Shard {
         self.try_lock().map(|mut busy| busy.poll_stack())
     }
 
-    fn try_answer(self: &Arc<Self>) -> bool {
-        self.try_lock().map(|mut busy| busy.answer()).is_some()
+    fn try_handle_stack_event(self: &Arc<Self>) -> bool {
+        self.try_lock().map(|mut busy| busy.handle_stack_event()).is_some()
     }
 }
 

@@ -108,7 +108,7 @@ impl ChannelSet {
         Ok(Self(set))
     }
 
-    /// Duplicates the descriptor of the set.
+    /// Replaces the descriptor of the set by the result of `map`.
     pub(crate) fn map_fd(self, map: impl FnOnce(OwnedFd) -> OwnedFd) -> Self {
         Self(map(self.0))
     }

@@ -299,7 +299,7 @@ impl<'a> Busy<'a> {
 
     /// Makes a round after an event of the stack has ended a sleep. If it finds nothing, polls the
     /// stack.
-    pub(super) fn answer(&mut self) {
+    pub(super) fn handle_stack_event(&mut self) {
         if self.pump() == 0 {
             self.poll_stack();
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Between two lines of one queue pair about one cause.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The cause of a local error.
+/// Cause of a local error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalCause {
     /// Memory is not registered for the use.

@@ -19,11 +19,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Long messages of a queue pair that were received. The next message begins only if those that
-/// were not released take at most [`LongMessages::limit`] bytes together; it may have that length
+/// were not released take at most [`LongMessages::max_len`] bytes together. It may have that length
 /// again.
 pub(crate) struct LongMessages {
     /// Maximum length of a message.
-    limit: u32,
+    max_len: u32,
     /// Number of bytes of messages that were received and not released.
     held: AtomicUsize,
     /// Messages that were received and not taken, by the `wr_id` of their receive.
@@ -31,23 +31,23 @@ pub(crate) struct LongMessages {
 }
 
 impl LongMessages {
-    pub(crate) fn new(limit: u32) -> Self {
-        Self { limit, held: AtomicUsize::new(0), received: Mutex::default() }
+    pub(crate) fn new(max_len: u32) -> Self {
+        Self { max_len, held: AtomicUsize::new(0), received: Mutex::default() }
     }
 
-    pub(crate) fn limit(&self) -> u32 {
-        self.limit
+    pub(crate) fn max_len(&self) -> u32 {
+        self.max_len
     }
 
     /// Returns whether another message may begin. The caller has locked the receive queue. After
     /// every [`LongMessages::release`] a receive is posted, which resumes a stream that was
     /// refused.
     pub(crate) fn has_room(&self) -> bool {
-        self.held.load(Ordering::Relaxed) < self.limit as usize
+        self.held.load(Ordering::Relaxed) < self.max_len as usize
     }
 
     /// Adds a complete message.
-    pub(crate) fn received(&self, wr_id: u64, message: Vec<u8>) {
+    pub(crate) fn add(&self, wr_id: u64, message: Vec<u8>) {
         self.held.fetch_add(message.len(), Ordering::Relaxed);
         self.received.lock().insert(wr_id, message);
     }
@@ -72,9 +72,9 @@ mod tests {
     fn held_messages_delay_next() {
         let long = LongMessages::new(10);
         assert!(long.has_room());
-        long.received(1, vec![0; 9]);
+        long.add(1, vec![0; 9]);
         assert!(long.has_room());
-        long.received(2, vec![0; 10]);
+        long.add(2, vec![0; 10]);
         assert!(!long.has_room());
         assert_eq!(long.take(2).map(|message| message.len()), Some(10));
         assert!(long.take(2).is_none());

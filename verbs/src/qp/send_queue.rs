@@ -306,7 +306,7 @@ impl SendQueue {
     }
 
     /// Reverts the last request that was built, so that it is built again.
-    pub(crate) fn unbuild(&mut self) {
+    pub(crate) fn unbuild_last(&mut self) {
         self.next = self.next.saturating_sub(1);
         if let Some(wqe) = self.ring.get_mut(self.next) {
             wqe.state = WqeState::Posted;
@@ -631,7 +631,7 @@ mod tests {
         assert_eq!(unbuilt(&mut queue), (5, vec![8]), "SQD");
         queue.advance(1);
         assert_eq!(unbuilt(&mut queue), (6, vec![]));
-        queue.unbuild();
+        queue.unbuild_last();
         assert_eq!(unbuilt(&mut queue), (5, vec![8]));
         queue.resume();
         assert_eq!(unbuilt(&mut queue), (5, (8..12).collect()));

@@ -113,7 +113,7 @@ impl CheckedDatagram {
     /// Returns whether another datagram of the same sender is valid, and has the same header except
     /// for the MSN.
     #[inline(always)]
-    fn is_like(&mut self, datagram: &[u8]) -> bool {
+    fn is_valid_next(&mut self, datagram: &[u8]) -> bool {
         let is_like = datagram.len() == self.len
             && datagram.first_chunk().is_some_and(|header| Header::is_equal_but_msn(header, &self.bytes));
         let Some((bytes, field)) = datagram.split_last_chunk().filter(|_| is_like) else { return false };
@@ -207,7 +207,8 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
         && arrived.peer == peer
     {
         // All are checked before the first is placed, so that the processor can overlap the CRCs.
-        let count = arrived.count(std::mem::take(&mut known), |datagram| last.is_like(datagram));
+        let count =
+            arrived.count_similar(std::mem::take(&mut known), |datagram| last.is_valid_next(datagram));
         let is_end = count == arrived.all();
         if count > 0 {
             services.moved += arrived.bytes(count);

@@ -55,7 +55,7 @@ impl ReceivedRun<'_> {
     /// Returns how many datagrams, from the first one on, have the common length and satisfy
     /// `is_like`. The first `known` ones are not checked again.
     #[inline(always)]
-    pub(super) fn count(&self, known: usize, mut is_like: impl FnMut(&[u8]) -> bool) -> usize {
+    pub(super) fn count_similar(&self, known: usize, mut is_like: impl FnMut(&[u8]) -> bool) -> usize {
         let unknown = self.bytes[HEADROOM..].chunks_exact(self.len.max(1)).skip(known);
         known + unknown.take_while(|datagram| is_like(datagram)).count()
     }
@@ -68,7 +68,7 @@ impl ReceivedRun<'_> {
     }
 }
 
-/// Space for datagrams that are being built.
+/// Remaining space for the batch of datagrams that is being built.
 pub(super) struct BatchRoom<'a> {
     /// Number of requests that may still be added.
     pub(super) requests: usize,
@@ -161,12 +161,12 @@ impl Staging {
     }
 
     /// Begins a turn in which a queue pair sends at most this number of requests.
-    pub(super) fn begin(&mut self, requests: u32) {
+    pub(super) fn begin_turn(&mut self, requests: u32) {
         self.turn = requests as usize;
     }
 
-    /// Removes requests that were sent from the remaining ones.
-    pub(super) fn count(&mut self, sent: usize) {
+    /// Deducts requests that were sent from those that the turn may still send.
+    pub(super) fn deduct_sent(&mut self, sent: usize) {
         self.turn -= sent;
     }
 
@@ -175,7 +175,8 @@ impl Staging {
         self.turn > 0
     }
 
-    pub(super) fn prepare_send(&mut self) {
+    /// Discards the previous batch of built datagrams.
+    pub(super) fn begin_batch(&mut self) {
         if self.out.is_empty() {
             self.out = vec![0; SEND_BYTES];
         }

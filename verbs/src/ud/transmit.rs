@@ -151,7 +151,7 @@ impl Endpoint {
         staging: &mut Staging,
         is_first: bool,
     ) -> bool {
-        staging.prepare_send();
+        staging.begin_batch();
         let (socket, failed) = self.builder().build(port, services, staging, is_first);
         staging.fill_crcs();
         self.cache.let_go();
@@ -166,9 +166,9 @@ impl Endpoint {
         let qp = &*self.qp;
         let mut sq = qp.sq.lock();
         let unsent = staging.built - done;
-        staging.count(done);
+        staging.deduct_sent(done);
         self.count(&sent);
-        sq.take_back(unsent);
+        sq.unbuild_many(unsent);
         self.msn = self.msn.wrapping_sub(unsent as u32);
         let room = qp.retire_sent(&mut sq, (staging.first, done), &staging.reported, &mut services.wakes);
         let failed = failed.filter(|_| unsent == 0);
@@ -238,7 +238,7 @@ impl DatagramBuilder<'_> {
         if is_first {
             // Another post rings the doorbell again.
             sq.note_read();
-            staging.begin(sq.len());
+            staging.begin_turn(sq.len());
         }
         let (signal_all, mut socket) = (sq.limits().signal_all, None);
         while sq.mode == SqMode::Running {
@@ -477,10 +477,10 @@ fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> SendOutcome {
 }
 
 impl SendQueue {
-    /// Returns the last `count` requests that were built to the send queue, to be built again.
-    fn take_back(&mut self, count: usize) {
+    /// Reverts the last `count` requests that were built, so that they are built again.
+    fn unbuild_many(&mut self, count: usize) {
         for _ in 0..count {
-            self.unbuild();
+            self.unbuild_last();
         }
     }
 }

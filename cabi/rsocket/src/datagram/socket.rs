@@ -175,8 +175,8 @@ impl Datagram {
         answer
     }
 
-    /// Like [`Datagram::update_then`], but if the answer is pending, registers the task, which the next
-    /// change wakes.
+    /// Like [`Datagram::update_then`], but if the answer is pending, registers the task, which the
+    /// next change wakes.
     fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
         self.poll_as(WakerPolicy::Pending, cx, ask)
     }

@@ -381,7 +381,8 @@ impl Epoll {
         }
     }
 
-    fn ordinary(&self, events: &mut [epoll_event]) -> Result<usize> {
+    /// Takes the events of ordinary descriptors, without the marker of [`WAITING`]. Does not wait.
+    fn poll_ordinary(&self, events: &mut [epoll_event]) -> Result<usize> {
         if events.is_empty() {
             return Ok(0);
         }
@@ -439,7 +440,7 @@ impl Epoll {
                 if found == 0 {
                     found = self.collect(events);
                 }
-                found += self.ordinary(&mut events[found..])?;
+                found += self.poll_ordinary(&mut events[found..])?;
                 return Ok(found);
             }
             // The marker makes the set always ready.
@@ -469,7 +470,7 @@ impl Epoll {
             if woken.is_none() {
                 // The system's set is ready, or the time has passed.
                 found = self.collect(events);
-                found += self.ordinary(&mut events[found..])?;
+                found += self.poll_ordinary(&mut events[found..])?;
                 if found > 0 || limit.has_passed() {
                     return Ok(found);
                 }

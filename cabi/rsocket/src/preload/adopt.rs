@@ -94,9 +94,9 @@ fn set_of(fd: RawFd) -> SocketOptions {
     }
 }
 
-fn options(set: &SocketOptions) -> Result<ConnConfig> {
+fn conn_config(set: &SocketOptions) -> Result<ConnConfig> {
     engine::before_exit(at_exit);
-    Ok(ConnConfig::clone(&*connect::options(set)?))
+    Ok(ConnConfig::clone(&*connect::conn_config(set)?))
 }
 
 /// Creates a socket that replaces the program's, with its options and flags.
@@ -155,7 +155,7 @@ pub(super) fn replace_by_failed(fd: RawFd, plain: &Arc<PlainSocket>, errno: Errn
 /// ENOMEM, EMFILE and other errors of the engine.
 pub(super) fn convert_accepted(fd: RawFd, plain: &Arc<PlainSocket>) -> Result<()> {
     let set = set_of(fd);
-    let options = Arc::new(options(&set)?);
+    let options = Arc::new(conn_config(&set)?);
     let device = engine::get()?;
     let socket = socket(fd, plain.ipv6(), set)?;
     let awaited = cm::accept_open(&device, sys::duplicate(fd)?, &options, socket.channel())?;
@@ -173,7 +173,7 @@ pub(super) fn convert_accepted(fd: RawFd, plain: &Arc<PlainSocket>) -> Result<()
 /// ENOMEM, EMFILE and other errors of the engine.
 pub(super) fn convert_connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: AdoptionState) -> Result<()> {
     let set = set_of(fd);
-    let mut options = options(&set)?;
+    let mut options = conn_config(&set)?;
     options.startup_timeout = STARTUP_TIMEOUT;
     let device = engine::get()?;
     let socket = socket(fd, plain.ipv6(), set)?;

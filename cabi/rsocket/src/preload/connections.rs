@@ -1,5 +1,6 @@
-//! Which connections of the preload library went over rsockets and which over TCP, for `uiw run`: a
-//! line for each, in a file of the process in the directory that `UIW_COUNTERS` names.
+//! List of the connections of the preload library, which `uiw run` uses to report the connections
+//! that used rsockets and those that used TCP. Each process has a file with one line for each
+//! connection, in the directory that `UIW_COUNTERS` names.
 //!
 //! ```text
 //!   rsocket connected 192.0.2.1:6379
@@ -7,8 +8,8 @@
 //!   rsocket accepted 0.0.0.0:6379
 //! ```
 //!
-//! Each line is one write to a file that is opened for it: a process that is killed leaves no half
-//! of a line, and a fork copies nothing.
+//! Each line is written with one call to a file that is opened for the line. A process that is
+//! killed therefore leaves no partial line, and a fork copies no buffered data.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;

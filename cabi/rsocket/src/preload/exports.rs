@@ -208,8 +208,9 @@ pub extern "C" fn uiw_sockets_listening(fd: c_int) {
     });
 }
 
-/// Called after the system has accepted `fd`. Replaces the peer's address by the one that the
-/// program sees. Returns -1 with `errno` if the program must not have the connection.
+/// Called after the system has accepted `fd`. Registers the connection, which becomes an rsocket
+/// when it is used for the first time, and replaces the peer's address by the one that the program
+/// sees. Returns -1 with `errno` if the program must not have the connection.
 pub extern "C" fn uiw_sockets_accepted<'a>(
     listening: c_int,
     fd: c_int,

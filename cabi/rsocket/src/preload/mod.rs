@@ -1,4 +1,4 @@
-//! What `librspreload.so` needs beyond the API of rsockets: TCP sockets of a program that become
+//! Support for `librspreload.so` beyond the API of rsockets: TCP sockets of a program become
 //! rsockets.
 //!
 //! ```text
@@ -7,30 +7,31 @@
 //!                          └──────► adopt: MPA over the TCP connection that is there ◄──┘
 //! ```
 //!
-//! A UDP socket that `preload_config` names is a datagram rsocket at once (`datagrams`).
+//! A UDP socket that `preload_config` selects becomes a datagram rsocket immediately (`datagrams`).
 //!
-//! The number that the program has stays the same. Before a connection is used nothing but a socket
-//! of the kernel is behind it, which a fork gives to the child: listeners work in children, and an
-//! accepted connection becomes an rsocket in the process that uses it first.
+//! The program's descriptor number stays the same. Until a connection is used, only a socket of the
+//! kernel is behind the number, and a fork passes it to the child. Listeners therefore work in
+//! children, and an accepted connection becomes an rsocket in the process that uses it first.
 //!
-//! * While a socket is an rsocket, a placeholder that reads as closed is behind its number: a call
-//!   that is not replaced finds no bytes of MPA. Each look-up compares the cookie of the socket
-//!   that the system has behind the number (`descriptor_sockets`), because a program can close a number by a
-//!   call that is not seen.
-//! * The initiator begins when TCP is connected; the acceptor answers when its program uses the
-//!   connection. Until then the program's bytes are kept, as the kernel's send buffer keeps them.
-//!   The initiator's start-up has no time-out, as a TCP connection that no process accepts has
-//!   none.
-//! * An epoll set is the system's until a socket enters it that is or may become an rsocket.
-//!   Threads that are in the system's wait then are brought out by a descriptor that is always
-//!   ready (`waiting`).
-//! * A connection that fails to become an rsocket gets one in `Phase::Failed`, never the kernel's
-//!   socket back. A refusal after a non-blocking call ends in `Phase::Refused`: the next call or
-//!   wait connects the kernel's socket by TCP and gives the number back to it.
-//! * Descriptors of this library have numbers from 512 on where there is room: programs use
-//!   select(2), and close numbers twice.
-//! * A child of `vfork` has the parent's memory and closes descriptors of its own: calls that
-//!   change the table compare the process first.
+//! * While a socket is an rsocket, a placeholder that reads as closed is behind its number, so a
+//!   call that is not replaced reads no bytes of MPA. Each look-up checks that the placeholder or
+//!   the program's socket is still behind the number (`descriptor_sockets`), because a program can
+//!   close a number with a call that this library does not see.
+//! * The initiator starts when TCP is connected. The acceptor answers when its program uses the
+//!   connection. Until then the program's bytes are stored, like those in the kernel's send buffer.
+//!   The startup of the initiator has no time-out, because a TCP connection that no process accepts
+//!   has none either.
+//! * An epoll set belongs to the system until a socket that is or may become an rsocket is added.
+//!   A descriptor that is always ready then makes all threads return from the system's wait
+//!   (`waiting`).
+//! * If a connection fails to become an rsocket, the program gets an rsocket in `Phase::Failed`,
+//!   and never gets the kernel's socket back. A refusal after a non-blocking call leads to
+//!   `Phase::Refused`: the next call or wait connects the kernel's socket by TCP and gives the
+//!   number back to it.
+//! * Descriptors of this library have numbers from 512 on if there is room, because some programs
+//!   use select(2), and some close a number twice.
+//! * A child of `vfork` shares the parent's memory, but closes its own descriptors. Calls that
+//!   change the table therefore compare the process first.
 
 mod adopt;
 mod bitmap;

@@ -13,8 +13,9 @@ use uiw_cabi_core::errno::Errno;
 pub(crate) struct Target {
     pub(super) own: PairEnd,
     pub(super) peer: PairEnd,
-    /// Local address and port.
+    /// Local address. The port is 0, so a connection is made from any free port.
     pub(super) local: SocketAddr,
+    /// Address of the peer, with the port on which it listens.
     pub(super) remote: SocketAddr,
     /// True if the queue pair is connected to itself.
     pub(super) is_self: bool,

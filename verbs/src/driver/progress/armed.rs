@@ -18,7 +18,7 @@ pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch
     if !watched {
         return watch.is_taken();
     }
-    if !drive.try_answer() {
+    if !drive.try_handle_stack_event() {
         // The thread that holds the core may be serving the arrival that woke the program.
         yield_now();
         return true;

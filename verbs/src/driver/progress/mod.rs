@@ -141,7 +141,7 @@ pub(super) trait Drive: Send + Sync + 'static {
     fn try_poll_stack(self: &Arc<Self>) -> Option<usize>;
     /// Makes a round after an event has ended a sleep. Polls the stack only if the round finds
     /// nothing. Returns false if another thread holds the core.
-    fn try_answer(self: &Arc<Self>) -> bool;
+    fn try_handle_stack_event(self: &Arc<Self>) -> bool;
 }
 
 /// Part of a shard that decides which thread drives it.

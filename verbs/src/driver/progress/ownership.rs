@@ -123,7 +123,7 @@ impl OwnershipState {
         true
     }
 
-    fn wake_parked(&mut self, background: &Parker) {
+    fn wake_parked_background(&mut self, background: &Parker) {
         if std::mem::take(&mut self.background_parked) && !is_mutant(Mutant::ParkedStaysAsleep) {
             background.notify();
         }
@@ -173,7 +173,7 @@ impl Ownership {
             ShardOwner::Asleep(waker) => ShardOwner::Awake(waker),
             other => other,
         };
-        inner.wake_parked(&self.background);
+        inner.wake_parked_background(&self.background);
     }
 
     /// Ends the role of the active poller. A thread on standby takes over, or the background thread
@@ -184,7 +184,7 @@ impl Ownership {
         if let Some(next) = inner.standby.pop() {
             next.notify();
         }
-        inner.wake_parked(&self.background);
+        inner.wake_parked_background(&self.background);
     }
 
     /// Makes the program of `watch`, which has armed a queue, the owner, unless there is an active

@@ -145,7 +145,7 @@ fn sleep<'a, D: Drive>(
         None => parker.sleep(None, until),
     };
     state.ownership.wake_up();
-    if readable && !drive.try_answer() {
+    if readable && !drive.try_handle_stack_event() {
         parker.sleep(None, Some(Instant::now() + CORE_HELD));
     }
     false
