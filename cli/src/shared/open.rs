@@ -160,7 +160,7 @@ impl TlsFile {
 
 impl Opener {
     /// Returns the default address to listen on: the loopback address with the kernel's TCP,
-    /// otherwise the first address of the stack.
+    /// otherwise the first address of the stack, which has no loopback address.
     pub(crate) fn own_address(&self) -> IpAddr {
         let first = self.llp.own().and_then(|(_, config)| config.addresses.first());
         first.map_or(Ipv4Addr::LOCALHOST.into(), |(address, _)| *address)
