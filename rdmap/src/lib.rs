@@ -2,10 +2,10 @@
 //! of [RFC 7306]. **No I/O, no clock, no unsafe code**; `no_std` + `alloc`.
 //!
 //! ```text
-//!   uiw_ddp::Header ──▶ StreamRx::admit ──▶ Opcode: the segment may be here; DeliveryEffects of a Send
+//!   uiw_ddp::Header ──▶ StreamRx::admit ──▶ Opcode of the segment; DeliveryEffects of a Send
 //!                          │
 //!                          └▶ RdmapError ─┐
-//!   ddp errors, mpa errors, protection ───┴▶ Fault ──▶ Terminate ──▶ the one message that may still be sent
+//!   ddp errors, mpa errors, protection ───┴▶ Fault ──▶ Terminate, the last message to be sent
 //!
 //!   Opcode ──▶ untagged_header / tagged_header ──▶ uiw_ddp::Header
 //! ```
