@@ -165,7 +165,7 @@ fn prepare_command(args: &Args, global: &Global) -> Result<Command> {
     if let Some(file) = &global.pcap {
         let path = std::path::absolute(file.path())
             .map_err(|error| Failure::usage(file, error, "choose a file that can be written"))?;
-        command.env("UIW_PCAP", file.clone().at(path).to_string());
+        command.env("UIW_PCAP", file.clone().with_path(path).to_string());
     }
     if let Some(llp) = &global.llp {
         command.env("UIW_LLP", &llp.text);

@@ -24,7 +24,7 @@ impl RunCrc {
     /// Prepares the CRCs of datagrams that have the same length and header as `bytes`, a datagram
     /// without its CRC field.
     #[must_use]
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn new(bytes: &[u8]) -> Self {
         let rest = bytes.get(MSN..).filter(|_| bytes.len() <= LONGEST);
         let number = |field| u32::from_le_bytes(field);
         Self { difference: rest.map(|rest| number(crc(bytes)) ^ number(crc(rest))) }

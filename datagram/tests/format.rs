@@ -212,7 +212,7 @@ proptest! {
         let datagram = |msn, payload: &Vec<u8>| {
             [&Header { msn, solicited, immediate, ..send() }.emit()[..], payload].concat()
         };
-        let run = RunCrc::of(&datagram(msn, &payloads[0]));
+        let run = RunCrc::new(&datagram(msn, &payloads[0]));
         for (at, payload) in payloads.iter().enumerate() {
             let mut bytes = datagram(msn.wrapping_add(at as u32), payload);
             let field = run.crc(&bytes);

@@ -6,7 +6,7 @@ use uiw_ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
 use uiw_mpa::MAX_ULPDU;
 use uiw_rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Opcode,
-    Quoted, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header, tagged_header,
+    QuotedHeaders, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header, tagged_header,
     untagged_header,
 };
 
@@ -254,11 +254,11 @@ fn atomic(request: AtomicRequest, bytes: &[u8]) {
 
 fn terminate(message: &[u8]) {
     for at_start in [false, true] {
-        let Ok((terminate, origin)) = Terminate::parse_at(message, at_start) else {
+        let Ok((terminate, encoding)) = Terminate::parse_at(message, at_start) else {
             assert!(message.len() < 4);
             return;
         };
-        let _ = (terminate.to_string(), origin, Terminate::looks_like_siw(message));
+        let _ = (terminate.to_string(), encoding, Terminate::looks_like_siw(message));
         assert_eq!(Terminate::parse(&terminate.emit()), Ok(terminate), "what was understood can be said");
         if let Some(header) = terminate.ddp_header {
             let _ = (header.header(), format!("{header:?}"));
@@ -269,8 +269,11 @@ fn terminate(message: &[u8]) {
 /// Checks that the Terminate of a fault has known codes, and that it can be decoded.
 fn report(fault: &Fault, ulpdu: &[u8]) {
     let _ = fault.to_string();
-    let quoted =
-        Quoted { segment_len: ulpdu.len() as u16, header: ulpdu, read_request: ulpdu.get(Untagged::LEN..) };
+    let quoted = QuotedHeaders {
+        segment_len: ulpdu.len() as u16,
+        header: ulpdu,
+        read_request: ulpdu.get(Untagged::LEN..),
+    };
     let terminate = fault.terminate(Some(quoted));
     assert!(terminate.reason().is_known() && TerminateReason::ALL.contains(&terminate.reason()));
     assert_eq!((terminate.layer, terminate.etype, terminate.code), fault.codes());

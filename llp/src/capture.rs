@@ -39,7 +39,7 @@ use crate::{
     DatagramSocket, Event, Token, TransportStack, TransportStream,
     wrap::{Origin, StackHooks, WrappedStack, WrappedStream},
 };
-pub use file::{PcapFile, PcapFileError};
+pub use file::{PcapConfig, PcapConfigError};
 use stream::CaptureStream;
 
 /// Maximum time for which a packet stays in memory, so that several are written together.
@@ -50,13 +50,13 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 ///
 /// ```
 /// # mod uiw { pub mod llp { pub use uiw_llp::*; pub use uiw_mem::{IoVec, IoVecMut}; } }
-/// use uiw::llp::capture::{CaptureStack, PcapFile, PcapSink};
+/// use uiw::llp::capture::{CaptureStack, PcapConfig, PcapSink};
 /// use uiw::llp::tcp::TcpStack;
 /// use uiw::llp::{StackExtensions, TransportConfig, Token};
 /// use std::sync::Arc;
 ///
 /// let path = std::env::temp_dir().join(format!("uiw-sink-{}.pcapng", std::process::id()));
-/// let sink = PcapSink::create(PcapFile::new(&path))?;
+/// let sink = PcapSink::create(PcapConfig::new(&path))?;
 /// let mut stack = CaptureStack::new(Box::new(TcpStack::new()?), Arc::clone(&sink), "client");
 /// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 /// while !stream.connect_result()? {}
@@ -85,7 +85,7 @@ const CLEAN: u64 = u64::MAX;
 struct CaptureOutput {
     writer: BufWriter<Box<dyn Write + Send>>,
     /// The file, or `None` for another writer.
-    file: Option<PcapFile>,
+    file: Option<PcapConfig>,
     /// Size of the current file in bytes.
     written: u64,
     /// Names of the interfaces, with which each file begins.
@@ -112,7 +112,7 @@ impl PcapSink {
     ///
     /// # Errors
     /// Returns errors of the system.
-    pub fn create(file: impl Into<PcapFile>) -> io::Result<Arc<Self>> {
+    pub fn create(file: impl Into<PcapConfig>) -> io::Result<Arc<Self>> {
         let file = file.into();
         let opened =
             if file.append { open(&file.path, File::options().append(true))? } else { create(&file.path)? };
@@ -128,7 +128,7 @@ impl PcapSink {
         Self::with(writer, None, 0)
     }
 
-    fn with(writer: Box<dyn Write + Send>, file: Option<PcapFile>, written: u64) -> io::Result<Arc<Self>> {
+    fn with(writer: Box<dyn Write + Send>, file: Option<PcapConfig>, written: u64) -> io::Result<Arc<Self>> {
         let mut output = CaptureOutput {
             writer: BufWriter::with_capacity(BUFFER, writer),
             file,
@@ -218,7 +218,7 @@ impl CaptureOutput {
         if self.failure.is_some() || file.rotate.is_none_or(|rotate| self.written < rotate.bytes) {
             return;
         }
-        let next = |file: &PcapFile, writer: &mut BufWriter<Box<dyn Write + Send>>| -> io::Result<File> {
+        let next = |file: &PcapConfig, writer: &mut BufWriter<Box<dyn Write + Send>>| -> io::Result<File> {
             writer.flush()?;
             let last = file.rotate.map_or(0, |rotate| rotate.files - 1);
             for age in (0..last).rev() {

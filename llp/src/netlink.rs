@@ -47,7 +47,7 @@ pub fn query(
 ///
 /// # Errors
 /// Returns errors of the kernel.
-pub(crate) fn dump(kind: u16, header: &[u8], mut take: impl FnMut(&Message<'_>)) -> io::Result<()> {
+pub(crate) fn dump(kind: u16, header: &[u8], mut take: impl FnMut(&NetlinkMessage<'_>)) -> io::Result<()> {
     let socket = send(None, kind, REQUEST | DUMP, header, None)?;
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -90,14 +90,14 @@ fn send(
 
 /// Message of the kernel.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Message<'a> {
+pub(crate) struct NetlinkMessage<'a> {
     /// Type.
     pub(crate) kind: u16,
     /// Payload after the header.
     pub(crate) body: &'a [u8],
 }
 
-impl Message<'_> {
+impl NetlinkMessage<'_> {
     /// Returns the 32-bit number at an offset of the body.
     pub(crate) fn number(&self, at: usize) -> Option<u32> {
         self.body.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
@@ -115,13 +115,13 @@ impl Message<'_> {
 }
 
 /// Returns the messages in a datagram.
-pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
     std::iter::from_fn(move || {
         let header = bytes.first_chunk::<HEADER>()?;
         let len = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
         let body = bytes.get(HEADER..len)?;
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some(Message { kind: u16::from_ne_bytes([header[4], header[5]]), body })
+        Some(NetlinkMessage { kind: u16::from_ne_bytes([header[4], header[5]]), body })
     })
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use uiw_mem::{IoVec, IoVecMut};
 
-use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
+use uiw_llp::capture::{CaptureStack, PcapConfig, PcapSink};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::{
     Event, ListenConfig, StackExtensions, Token, TransportConfig, TransportStack, TransportStream,
@@ -278,7 +278,7 @@ fn packets_of(path: &std::path::Path) -> (Vec<(u32, u32)>, usize) {
 }
 
 /// Sends `count` messages of 10,000 bytes through a stack that is captured to `file`.
-fn messages_to(file: PcapFile, count: usize) {
+fn messages_to(file: PcapConfig, count: usize) {
     let sink = PcapSink::create(file).unwrap();
     let mut server_side = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "server");
     let mut client_side = TcpStack::new().unwrap();
@@ -298,7 +298,7 @@ fn capture_size_bounded() {
     let folder = std::env::temp_dir().join(format!("llp-ring-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join("ring.pcapng");
-    messages_to(PcapFile::new(&path).rotate(64 << 10, 3), 50);
+    messages_to(PcapConfig::new(&path).rotate(64 << 10, 3), 50);
     let mut names: Vec<_> = fs::read_dir(&folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -313,12 +313,12 @@ fn capture_size_bounded() {
     assert!(names.iter().all(|name| packets_of(&folder.join(name)).1 == 1));
 
     let snapped = folder.join("snap.pcapng");
-    messages_to(PcapFile::new(&snapped).snap(96), 3);
+    messages_to(PcapConfig::new(&snapped).snap(96), 3);
     let (packets, _) = packets_of(&snapped);
     assert!(packets.iter().all(|(captured, length)| *captured == 96.min(*length)), "{packets:?}");
     assert!(packets.iter().any(|(_, length)| *length > 96), "{packets:?}");
 
-    messages_to(PcapFile::new(&snapped).append(true), 3);
+    messages_to(PcapConfig::new(&snapped).append(true), 3);
     let (more, sections) = packets_of(&snapped);
     assert!(more.len() > packets.len() && more[..packets.len()] == packets[..] && sections == 2, "{more:?}");
     fs::remove_dir_all(&folder).unwrap();

@@ -156,7 +156,7 @@ impl FpduRx {
     /// Creates a receiver that starts at byte `position` of Full Operation, where an FPDU must
     /// begin. This is for a decoder of captures that lack the beginning of the stream.
     #[must_use]
-    pub const fn at(crc: bool, markers: bool, position: u64) -> Self {
+    pub const fn with_position(crc: bool, markers: bool, position: u64) -> Self {
         Self { crc, markers, position, failed: None }
     }
 
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn positions_past_2_to_32() {
         let position = (1 << 32) - 256;
-        let mut tx = FpduTx::at(position);
+        let mut tx = FpduTx::with_position(position);
         let mut rx = FpduRx { position, ..FpduRx::new(true, true) };
         for len in [500, 0, 1200, 17] {
             let mut buf: Vec<u8> = (0..len + 2).map(|n| n as u8).collect();

@@ -168,8 +168,8 @@ fn insert_markers(bytes: &mut [u8], layout: &MarkerLayout, len: usize) {
 
 #[cfg(test)]
 impl FpduTx {
-    /// CRCs and Markers on, far into the stream.
-    pub(crate) const fn at(position: u64) -> Self {
+    /// Creates a sender with CRCs and Markers at byte `position` of Full Operation.
+    pub(crate) const fn with_position(position: u64) -> Self {
         Self { crc: true, markers: true, position }
     }
 }
@@ -181,7 +181,7 @@ mod tests {
     // [test:RFC5044-4.3-04]
     #[test]
     fn marker_at_2_to_32() {
-        let mut tx = FpduTx::at((1 << 32) - 8);
+        let mut tx = FpduTx::with_position((1 << 32) - 8);
         let mut buf = Vec::from([0xEE; 12]);
         tx.seal(&mut buf, 0);
         assert_eq!(

@@ -360,7 +360,7 @@ fn reserved_marker_bits_ignored() {
     assert_eq!(*fpdu.ulpdu, pattern(1100));
 }
 
-/// The Markers are checked only after the CRC.
+/// The Markers are checked only after the CRC has been found correct.
 // [test:RFC5044-8-04]
 #[test]
 fn crc_error_precedes_marker_error() {

@@ -23,10 +23,10 @@ pub enum Fault {
     /// This is only for Read Requests, Atomic Requests and invalidation. DDP reports the errors of
     /// tagged segments.
     #[error("RDMAP: {0}")]
-    RemoteProtection(#[from] Protection),
+    RemoteProtection(#[from] ProtectionError),
     /// Other error on a message, detected by RDMAP.
     #[error("RDMAP: {0}")]
-    RemoteOperation(#[from] Operation),
+    RemoteOperation(#[from] OperationError),
     /// Local error that is not associated with any message of the peer.
     #[error("local catastrophic error")]
     LocalCatastrophic,
@@ -78,7 +78,7 @@ pub enum DdpFault {
 
 /// Violations of the protection of our memory (RFC 5040 section 4.8, Remote Protection Error).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Protection {
+pub enum ProtectionError {
     /// The Tagged Buffer does not exist, or does not exist any more.
     #[error("invalid STag {stag}")]
     InvalidStag {
@@ -130,7 +130,7 @@ pub enum Protection {
 
 /// Errors on a message that no other type describes (RFC 5040 section 4.8, Remote Operation Error).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Operation {
+pub enum OperationError {
     /// This stream cannot continue.
     #[error("catastrophic error of this stream")]
     Catastrophic,
@@ -166,9 +166,9 @@ impl From<FormatError> for Fault {
     }
 }
 
-/// Segment that caused an error, which the Terminate quotes.
+/// Headers of the segment that caused an error, which the Terminate quotes.
 #[derive(Clone, Copy, Debug)]
-pub struct Quoted<'a> {
+pub struct QuotedHeaders<'a> {
     /// Length in bytes of the DDP segment, including its header: its ULPDU_Length.
     pub segment_len: u16,
     /// Header of the segment, possibly followed by further bytes of the segment.
@@ -191,20 +191,20 @@ impl Fault {
             Self::Ddp(fault) => ddp_reason(fault),
             Self::Rdmap(error) => rdmap_reason(error),
             Self::RemoteProtection(protection) => match protection {
-                Protection::InvalidStag { .. } => TerminateReason::ProtectionInvalidStag,
-                Protection::BaseOrBounds { .. } => TerminateReason::ProtectionBaseOrBounds,
-                Protection::AccessRights { .. } => TerminateReason::ProtectionAccessRights,
-                Protection::NotAssociated { .. } => TerminateReason::ProtectionNotAssociated,
-                Protection::ToWrap { .. } => TerminateReason::ProtectionToWrap,
+                ProtectionError::InvalidStag { .. } => TerminateReason::ProtectionInvalidStag,
+                ProtectionError::BaseOrBounds { .. } => TerminateReason::ProtectionBaseOrBounds,
+                ProtectionError::AccessRights { .. } => TerminateReason::ProtectionAccessRights,
+                ProtectionError::NotAssociated { .. } => TerminateReason::ProtectionNotAssociated,
+                ProtectionError::ToWrap { .. } => TerminateReason::ProtectionToWrap,
                 // RFC 5040 lists this code under two types. According to Figure 10, a Send with
                 // Invalidate causes this one.
-                Protection::CannotInvalidate { .. } => TerminateReason::ProtectionCannotInvalidate,
-                Protection::Unspecified => TerminateReason::ProtectionUnspecified,
+                ProtectionError::CannotInvalidate { .. } => TerminateReason::ProtectionCannotInvalidate,
+                ProtectionError::Unspecified => TerminateReason::ProtectionUnspecified,
             },
             Self::RemoteOperation(operation) => match operation {
-                Operation::Catastrophic => TerminateReason::StreamCatastrophic,
-                Operation::GlobalCatastrophic => TerminateReason::GlobalCatastrophic,
-                Operation::Unspecified => TerminateReason::OperationUnspecified,
+                OperationError::Catastrophic => TerminateReason::StreamCatastrophic,
+                OperationError::GlobalCatastrophic => TerminateReason::GlobalCatastrophic,
+                OperationError::Unspecified => TerminateReason::OperationUnspecified,
             },
             Self::LocalCatastrophic => TerminateReason::LocalCatastrophic,
             Self::InsufficientIrd => TerminateReason::LlpInsufficientIrd,
@@ -222,7 +222,7 @@ impl Fault {
     /// Builds the Terminate to send. RFC 5040 Figure 10 determines which parts of `quoted` it
     /// contains. An incomplete header is not quoted.
     #[must_use]
-    pub fn terminate(&self, quoted: Option<Quoted<'_>>) -> Terminate {
+    pub fn terminate(&self, quoted: Option<QuotedHeaders<'_>>) -> Terminate {
         let mut terminate = Terminate::new(self.reason());
         let (quotes_ddp, quotes_rdma) = match (terminate.layer, terminate.etype) {
             // Local catastrophic errors of RDMAP and DDP.

@@ -2,10 +2,10 @@
 //! of [RFC 7306]. **No I/O, no clock, no unsafe code**; `no_std` + `alloc`.
 //!
 //! ```text
-//!   uiw_ddp::Header ──▶ StreamRx::admit ──▶ Opcode: the segment may be here; Delivery has the effects of a Send
+//!   uiw_ddp::Header ──▶ StreamRx::admit ──▶ Opcode of the segment; DeliveryEffects of a Send
 //!                          │
 //!                          └▶ RdmapError ─┐
-//!   ddp errors, mpa errors, protection ───┴▶ Fault ──▶ Terminate ──▶ the one message that may still be sent
+//!   ddp errors, mpa errors, protection ───┴▶ Fault ──▶ Terminate, the last message to be sent
 //!
 //!   Opcode ──▶ untagged_header / tagged_header ──▶ uiw_ddp::Header
 //! ```
@@ -28,13 +28,13 @@ mod reason;
 pub mod stream;
 pub mod wire;
 
-pub use fault::{DdpFault, Fault, MpaFault, Operation, Protection, Quoted};
+pub use fault::{DdpFault, Fault, MpaFault, OperationError, ProtectionError, QuotedHeaders};
 pub use opcode::{Opcode, QN_ATOMIC_RESPONSE, QN_READ, QN_SEND, QN_TERMINATE};
 pub use reason::TerminateReason;
 pub use stream::{
-    Delivery, Extensions, RdmapError, StreamRx, send_imm_header, tagged_header, untagged_header,
+    DeliveryEffects, Extensions, RdmapError, StreamRx, send_imm_header, tagged_header, untagged_header,
 };
 pub use wire::{
-    AtomicOp, AtomicRequest, AtomicResponse, Control, FormatError, HeaderCopy, ImmediateData, Origin,
-    ReadRequest, Terminate, TerminateTooShort,
+    AtomicOp, AtomicRequest, AtomicResponse, Control, FormatError, HeaderCopy, ImmediateData, ReadRequest,
+    Terminate, TerminateEncoding, TerminateTooShort,
 };

@@ -19,7 +19,7 @@ pub struct Extensions {
 
 /// Effects of a Send or of Immediate Data at its receiver, besides taking a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Delivery {
+pub struct DeliveryEffects {
     /// True if the receiver gets an event for the message.
     pub solicited: bool,
     /// STag to invalidate when the message is delivered.
@@ -29,7 +29,7 @@ pub struct Delivery {
     pub imm: Option<u32>,
 }
 
-impl Delivery {
+impl DeliveryEffects {
     /// Determines the effects from the opcode and header of a message on queue [`QN_SEND`].
     #[inline]
     #[must_use]

@@ -19,12 +19,12 @@ fn admit(extensions: Extensions, header: &Header) -> Result<Opcode, RdmapError> 
     StreamRx::new(extensions).admit(header)
 }
 
-fn delivery(solicited: bool, invalidate: Option<u32>, imm: Option<u32>) -> Option<Delivery> {
-    Some(Delivery { solicited, invalidate: invalidate.map(STag), imm })
+fn delivery(solicited: bool, invalidate: Option<u32>, imm: Option<u32>) -> Option<DeliveryEffects> {
+    Some(DeliveryEffects { solicited, invalidate: invalidate.map(STag), imm })
 }
 
 /// Queue of each opcode, and its effects on queue 0 if RsvdULP\[8:39\] is 9.
-fn table() -> [(u8, Option<u32>, Option<Delivery>); 13] {
+fn table() -> [(u8, Option<u32>, Option<DeliveryEffects>); 13] {
     [
         (0, None, None),
         (1, Some(1), None),
@@ -43,9 +43,9 @@ fn table() -> [(u8, Option<u32>, Option<Delivery>); 13] {
 }
 
 /// Returns the effects of a segment of queue 0.
-fn delivery_of(opcode: Opcode, header: &Header) -> Option<Delivery> {
+fn delivery_of(opcode: Opcode, header: &Header) -> Option<DeliveryEffects> {
     match header {
-        Header::Untagged(header) if header.qn == QN_SEND => Some(Delivery::new(opcode, header)),
+        Header::Untagged(header) if header.qn == QN_SEND => Some(DeliveryEffects::new(opcode, header)),
         _ => None,
     }
 }

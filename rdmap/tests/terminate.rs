@@ -26,7 +26,7 @@ fn faults() -> Vec<(Fault, (u8, u8, u8))> {
     let (stag, to, len) = (STag(5), 6, 7);
     let tagged = |error: TaggedError, code| (Fault::from(error), (1, 1, code));
     let untagged = |error: UntaggedError, code| (Fault::from(error), (1, 2, code));
-    let protection = |fault: Protection, code| (Fault::from(fault), (0, 1, code));
+    let protection = |fault: ProtectionError, code| (Fault::from(fault), (0, 1, code));
     let rdmap = |error: RdmapError, code| (Fault::from(error), (0, 2, code));
     vec![
         (MpaFault::LlpClosed.into(), (2, 0, 1)),
@@ -63,16 +63,16 @@ fn faults() -> Vec<(Fault, (u8, u8, u8))> {
         rdmap(FormatError::AtomicCode { code: 1 }.into(), 6),
         rdmap(RdmapError::AtomicUnaligned { stag, to }, 7),
         rdmap(FormatError::Length { message: Opcode::ReadRequest, len: 27, needed: 28 }.into(), 0xFF),
-        protection(Protection::InvalidStag { stag }, 0),
-        protection(Protection::BaseOrBounds { stag, to, len }, 1),
-        protection(Protection::AccessRights { stag }, 2),
-        protection(Protection::NotAssociated { stag }, 3),
-        protection(Protection::ToWrap { stag, to, len }, 4),
-        protection(Protection::CannotInvalidate { stag }, 9),
-        protection(Protection::Unspecified, 0xFF),
-        (Operation::Catastrophic.into(), (0, 2, 7)),
-        (Operation::GlobalCatastrophic.into(), (0, 2, 8)),
-        (Operation::Unspecified.into(), (0, 2, 0xFF)),
+        protection(ProtectionError::InvalidStag { stag }, 0),
+        protection(ProtectionError::BaseOrBounds { stag, to, len }, 1),
+        protection(ProtectionError::AccessRights { stag }, 2),
+        protection(ProtectionError::NotAssociated { stag }, 3),
+        protection(ProtectionError::ToWrap { stag, to, len }, 4),
+        protection(ProtectionError::CannotInvalidate { stag }, 9),
+        protection(ProtectionError::Unspecified, 0xFF),
+        (OperationError::Catastrophic.into(), (0, 2, 7)),
+        (OperationError::GlobalCatastrophic.into(), (0, 2, 8)),
+        (OperationError::Unspecified.into(), (0, 2, 0xFF)),
     ]
 }
 
@@ -107,7 +107,7 @@ fn quoted_headers_follow_figure_10() {
         for (segment, header_len, read) in
             [(SEND, 18, None), (WRITE, 14, None), (READ.0, 18, Some(&read_bytes[..]))]
         {
-            let quoted = Quoted { segment_len: 0x1234, header: segment, read_request: read };
+            let quoted = QuotedHeaders { segment_len: 0x1234, header: segment, read_request: read };
             let bytes = fault.terminate(Some(quoted)).emit();
             let mut expected = first_two.to_vec();
             let (ddp, rdma) = figure_10(codes);
@@ -132,11 +132,11 @@ fn quoted_headers_follow_figure_10() {
 fn partial_headers_not_quoted() {
     let fault = Fault::from(UntaggedError::InvalidQn { qn: 9 });
     for len in 0..18 {
-        let quoted = Quoted { segment_len: len as u16, header: &SEND[..len], read_request: None };
+        let quoted = QuotedHeaders { segment_len: len as u16, header: &SEND[..len], read_request: None };
         assert_eq!(fault.terminate(Some(quoted)).emit(), [0x12, 1, 0, 0]);
     }
-    let fault = Fault::from(Protection::Unspecified);
-    let quoted = Quoted { segment_len: 45, header: READ.0, read_request: Some(&[0; 27]) };
+    let fault = Fault::from(ProtectionError::Unspecified);
+    let quoted = QuotedHeaders { segment_len: 45, header: READ.0, read_request: Some(&[0; 27]) };
     assert_eq!(fault.terminate(Some(quoted)).read_request, None);
 }
 
@@ -152,7 +152,7 @@ fn bytes_and_back() {
                     Terminate { layer: 1, etype: 2, code: 3, segment_len, ddp_header, read_request };
                 let bytes = terminate.emit();
                 assert_eq!(Terminate::parse(&bytes), Ok(terminate));
-                assert_eq!(Terminate::parse_any(&bytes), Ok((terminate, Origin::Rfc)));
+                assert_eq!(Terminate::parse_any(&bytes), Ok((terminate, TerminateEncoding::Rfc)));
                 let mut reserved = bytes;
                 reserved[2] |= 0x1F;
                 reserved[3] = 0xFF;
@@ -207,39 +207,63 @@ fn tagged_header_in_untagged_error() {
 /// and whether their encoding differs from that of the RFC.
 #[test]
 fn terminates_of_siw() {
-    let seen: [(&str, TerminateReason, Origin); 17] = [
-        ("21060000", TerminateReason::UntaggedVersion, Origin::Siw),
-        ("20050000", TerminateReason::RdmapVersion, Origin::Ambiguous),
-        ("20060000", TerminateReason::UnexpectedOpcode, Origin::Ambiguous),
-        ("210303000010414300000000000000000000000500000000", TerminateReason::UntaggedMsnRange, Origin::Siw),
-        ("210403000010414300000000000000000000000100000008", TerminateReason::UntaggedMo, Origin::Siw),
-        ("210103000010414300000000000000030000000100000000", TerminateReason::UntaggedInvalidQn, Origin::Siw),
-        ("210203000040414300000000000000000000000100000000", TerminateReason::UntaggedNoBuffer, Origin::Siw),
-        ("110003000020c140deadbe000000000000001000", TerminateReason::TaggedInvalidStag, Origin::Siw),
+    let seen: [(&str, TerminateReason, TerminateEncoding); 17] = [
+        ("21060000", TerminateReason::UntaggedVersion, TerminateEncoding::Siw),
+        ("20050000", TerminateReason::RdmapVersion, TerminateEncoding::Ambiguous),
+        ("20060000", TerminateReason::UnexpectedOpcode, TerminateEncoding::Ambiguous),
+        (
+            "210303000010414300000000000000000000000500000000",
+            TerminateReason::UntaggedMsnRange,
+            TerminateEncoding::Siw,
+        ),
+        (
+            "210403000010414300000000000000000000000100000008",
+            TerminateReason::UntaggedMo,
+            TerminateEncoding::Siw,
+        ),
+        (
+            "210103000010414300000000000000030000000100000000",
+            TerminateReason::UntaggedInvalidQn,
+            TerminateEncoding::Siw,
+        ),
+        (
+            "210203000040414300000000000000000000000100000000",
+            TerminateReason::UntaggedNoBuffer,
+            TerminateEncoding::Siw,
+        ),
+        (
+            "110003000020c140deadbe000000000000001000",
+            TerminateReason::TaggedInvalidStag,
+            TerminateEncoding::Siw,
+        ),
         (
             "100007000000414100000000000000010000004000000000\
              00000001000000000000200000000040deadbe000000000000001000",
             TerminateReason::ProtectionInvalidStag,
-            Origin::Siw,
+            TerminateEncoding::Siw,
         ),
         (
             "200703000000414100000000000000010000000300000000",
             TerminateReason::StreamCatastrophic,
-            Origin::Siw,
+            TerminateEncoding::Siw,
         ),
-        ("010003000020c142000000010000000000001000", TerminateReason::DdpLocalCatastrophic, Origin::Siw),
+        (
+            "010003000020c142000000010000000000001000",
+            TerminateReason::DdpLocalCatastrophic,
+            TerminateEncoding::Siw,
+        ),
         (
             "2009030000104144deadbe00000000000000000100000000",
             TerminateReason::OperationCannotInvalidate,
-            Origin::Siw,
+            TerminateEncoding::Siw,
         ),
-        ("02030000", TerminateReason::LlpMarker, Origin::Siw),
-        ("02020000", TerminateReason::LlpCrc, Origin::Siw),
-        ("02060000", TerminateReason::LlpInsufficientIrd, Origin::Ambiguous),
-        ("02070000", TerminateReason::LlpNoMatchingRtr, Origin::Ambiguous),
-        ("11010000", TerminateReason::TaggedBaseOrBounds, Origin::Rfc),
+        ("02030000", TerminateReason::LlpMarker, TerminateEncoding::Siw),
+        ("02020000", TerminateReason::LlpCrc, TerminateEncoding::Siw),
+        ("02060000", TerminateReason::LlpInsufficientIrd, TerminateEncoding::Ambiguous),
+        ("02070000", TerminateReason::LlpNoMatchingRtr, TerminateEncoding::Ambiguous),
+        ("11010000", TerminateReason::TaggedBaseOrBounds, TerminateEncoding::Rfc),
     ];
-    for (hex, reason, origin) in seen {
+    for (hex, reason, encoding) in seen {
         let bytes: Vec<_> =
             (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
         let siw = Terminate::parse_siw(&bytes).unwrap();
@@ -247,9 +271,10 @@ fn terminates_of_siw() {
         assert_eq!(siw.ddp_header.is_some(), bytes.len() > 4, "{hex}");
         assert_eq!(siw.read_request.is_some(), bytes.len() == 52, "{hex}");
         let (best, found) = Terminate::parse_any(&bytes).unwrap();
-        assert_eq!(found, origin, "{hex}");
-        assert_eq!(Terminate::looks_like_siw(&bytes), origin == Origin::Siw);
-        let expected = if origin == Origin::Siw { siw } else { Terminate::parse(&bytes).unwrap() };
+        assert_eq!(found, encoding, "{hex}");
+        assert_eq!(Terminate::looks_like_siw(&bytes), encoding == TerminateEncoding::Siw);
+        let expected =
+            if encoding == TerminateEncoding::Siw { siw } else { Terminate::parse(&bytes).unwrap() };
         assert_eq!(best, expected);
     }
 }
@@ -259,7 +284,7 @@ fn terminates_of_siw() {
 fn own_terminates_not_taken_for_siw() {
     let read_bytes = READ.1.emit();
     for (fault, _) in faults() {
-        let quoted = Quoted { segment_len: 46, header: READ.0, read_request: Some(&read_bytes) };
+        let quoted = QuotedHeaders { segment_len: 46, header: READ.0, read_request: Some(&read_bytes) };
         for quoted in [None, Some(quoted)] {
             assert!(!Terminate::looks_like_siw(&fault.terminate(quoted).emit()), "{fault}");
         }
@@ -327,16 +352,16 @@ fn siw_terminates_understood() {
         let bytes: Vec<u8> = (0..digits.len() / 2)
             .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
             .collect();
-        let (terminate, origin) = Terminate::parse_at(&bytes, false).unwrap();
+        let (terminate, encoding) = Terminate::parse_at(&bytes, false).unwrap();
         assert_eq!((terminate.layer, terminate.etype, terminate.code), *codes, "{what}");
-        assert_eq!(origin, Origin::Siw, "{what}");
+        assert_eq!(encoding, TerminateEncoding::Siw, "{what}");
         // As the initiator's first FPDU it might refuse a Reply instead (RFC 6581 section 8).
-        let (first, origin) = Terminate::parse_at(&bytes, true).unwrap();
+        let (first, encoding) = Terminate::parse_at(&bytes, true).unwrap();
         if *undecidable {
             assert_eq!((first.layer, first.etype, first.code), (codes.1, codes.0, codes.2), "{what}");
-            assert_eq!(origin, Origin::Ambiguous, "{what}");
+            assert_eq!(encoding, TerminateEncoding::Ambiguous, "{what}");
         } else {
-            assert_eq!((first, origin), (terminate, Origin::Siw), "{what}");
+            assert_eq!((first, encoding), (terminate, TerminateEncoding::Siw), "{what}");
         }
     }
 }
@@ -345,12 +370,12 @@ fn siw_terminates_understood() {
 fn reply_rejection_only_at_start() {
     let refusal = Terminate::new(TerminateReason::from_codes(2, 0, 6)).emit();
     assert_eq!(Terminate::parse_at(&refusal, true).unwrap().0.layer, 2);
-    let (later, origin) = Terminate::parse_at(&refusal, false).unwrap();
-    assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Siw));
+    let (later, encoding) = Terminate::parse_at(&refusal, false).unwrap();
+    assert_eq!((later.layer, later.etype, later.code, encoding), (0, 2, 6, TerminateEncoding::Siw));
     // The same error in the encoding of the RFC.
     let operation = Terminate::new(TerminateReason::from_codes(0, 2, 6)).emit();
-    let (later, origin) = Terminate::parse_at(&operation, false).unwrap();
-    assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Rfc));
+    let (later, encoding) = Terminate::parse_at(&operation, false).unwrap();
+    assert_eq!((later.layer, later.etype, later.code, encoding), (0, 2, 6, TerminateEncoding::Rfc));
 }
 
 /// Each of the flags M, D and R identifies the encoding if the codes do not.
@@ -358,16 +383,16 @@ fn reply_rejection_only_at_start() {
 fn origin_determined_by_each_bit() {
     for bit in [0x80, 0x40, 0x20] {
         let rfc = [0x02, 5, bit, 0, 0, 20];
-        assert_eq!(Terminate::parse_any(&rfc).unwrap().1, Origin::Rfc, "{bit:#x}");
+        assert_eq!(Terminate::parse_any(&rfc).unwrap().1, TerminateEncoding::Rfc, "{bit:#x}");
         assert!(!Terminate::looks_like_siw(&rfc));
     }
     for bit in [0x01, 0x02, 0x04] {
         let siw = [0x02, 5, bit, 0, 0, 20];
-        let (terminate, origin) = Terminate::parse_any(&siw).unwrap();
-        assert_eq!((terminate.layer, terminate.etype, origin), (2, 0, Origin::Siw), "{bit:#x}");
+        let (terminate, encoding) = Terminate::parse_any(&siw).unwrap();
+        assert_eq!((terminate.layer, terminate.etype, encoding), (2, 0, TerminateEncoding::Siw), "{bit:#x}");
         assert!(Terminate::looks_like_siw(&siw));
     }
-    assert_eq!(Terminate::parse_any(&[0x02, 5, 0, 0]).unwrap().1, Origin::Ambiguous);
+    assert_eq!(Terminate::parse_any(&[0x02, 5, 0, 0]).unwrap().1, TerminateEncoding::Ambiguous);
 }
 
 #[test]

@@ -438,9 +438,9 @@ fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {
     match opcode {
         Opcode::ReadRequest => {
             let ReadRequest { source_stag: stag, source_to: to, len, .. } = ReadRequest::parse(payload)?;
-            let end = to.checked_add(len.into()).ok_or(Protection::ToWrap { stag, to, len })?;
+            let end = to.checked_add(len.into()).ok_or(ProtectionError::ToWrap { stag, to, len })?;
             if end > BUFFER.into() {
-                return Err(Protection::BaseOrBounds { stag, to, len }.into());
+                return Err(ProtectionError::BaseOrBounds { stag, to, len }.into());
             }
         }
         Opcode::AtomicRequest => {
@@ -451,7 +451,7 @@ fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {
         }
         Opcode::SendInvalidate | Opcode::SendSeInvalidate => {
             let stag = STag(u32::from_be_bytes(ulpdu[2..6].try_into().unwrap()));
-            return Err(Protection::CannotInvalidate { stag }.into());
+            return Err(ProtectionError::CannotInvalidate { stag }.into());
         }
         _ => {}
     }

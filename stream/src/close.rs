@@ -26,7 +26,7 @@ use alloc::boxed::Box;
 use core::time::Duration;
 use uiw_ddp::Header;
 use uiw_mpa::startup::StartupRefusal;
-use uiw_rdmap::{Fault, MpaFault, Origin, Terminate};
+use uiw_rdmap::{Fault, MpaFault, Terminate, TerminateEncoding};
 
 /// Maximum time for the last Reads of a peer after the host was detached.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -244,7 +244,9 @@ impl<M> RdmapStream<M> {
     /// stream sends to itself has arrived already.
     fn as_own_peer(&self, error: ConnError) -> ConnError {
         match (&error, self.terminate_for(&error)) {
-            (ConnError::Fault(_), Some(terminate)) => ConnError::Terminated(Box::new(terminate), Origin::Rfc),
+            (ConnError::Fault(_), Some(terminate)) => {
+                ConnError::Terminated(Box::new(terminate), TerminateEncoding::Rfc)
+            }
             _ => error,
         }
     }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use uiw_ddp::{STag, TaggedError};
 use uiw_mpa::rx::FpduError;
 use uiw_mpa::startup::{ConfigError, StartupRefusal};
-use uiw_rdmap::{Fault, MpaFault, Origin, Protection, RdmapError, Terminate};
+use uiw_rdmap::{Fault, MpaFault, ProtectionError, RdmapError, Terminate, TerminateEncoding};
 
 /// Reason why the peer may not access local memory, as [`crate::StreamHost`] has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,11 +44,11 @@ impl AccessError {
     /// Returns the fault that RDMAP reports for a Read or an atomic.
     pub(crate) fn of_read(self, stag: STag, to: u64, len: u32) -> Fault {
         match self {
-            Self::InvalidStag => Protection::InvalidStag { stag },
-            Self::NotAssociated => Protection::NotAssociated { stag },
-            Self::AccessRights => Protection::AccessRights { stag },
-            Self::BaseOrBounds => Protection::BaseOrBounds { stag, to, len },
-            Self::ToWrap => Protection::ToWrap { stag, to, len },
+            Self::InvalidStag => ProtectionError::InvalidStag { stag },
+            Self::NotAssociated => ProtectionError::NotAssociated { stag },
+            Self::AccessRights => ProtectionError::AccessRights { stag },
+            Self::BaseOrBounds => ProtectionError::BaseOrBounds { stag, to, len },
+            Self::ToWrap => ProtectionError::ToWrap { stag, to, len },
         }
         .into()
     }
@@ -114,7 +114,7 @@ pub enum ConnError {
     },
     /// The peer has sent a Terminate.
     #[error("the peer terminated the stream: {}", .0.reason())]
-    Terminated(Box<Terminate>, Origin),
+    Terminated(Box<Terminate>, TerminateEncoding),
     /// The transport was lost, or a deadline has passed.
     #[error("connection lost")]
     Lost,

@@ -5,7 +5,7 @@ use crate::acks::Acks;
 use crate::request::Remote;
 use alloc::collections::VecDeque;
 use uiw_ddp::STag;
-use uiw_rdmap::{AtomicRequest, Quoted, ReadRequest};
+use uiw_rdmap::{AtomicRequest, QuotedHeaders, ReadRequest};
 
 /// STag and offset in the zero-length Reads and Writes that the stream generates itself, as source
 /// and as sink.
@@ -106,8 +106,8 @@ impl QuotedSegment {
         }
     }
 
-    pub(crate) fn quoted(&self) -> Quoted<'_> {
-        Quoted {
+    pub(crate) fn quoted(&self) -> QuotedHeaders<'_> {
+        QuotedHeaders {
             segment_len: self.segment_len,
             header: &self.bytes[..usize::from(self.header_len)],
             read_request: self.bytes[..usize::from(self.kept)].get(uiw_ddp::Untagged::LEN..Self::LEN),

@@ -134,7 +134,7 @@ pub mod llp {
 
     /// Packet captures of a device's connections, for Wireshark and `uiw decode`.
     pub mod capture {
-        pub use uiw_llp::capture::{CaptureStack, PcapFile, PcapFileError, PcapSink};
+        pub use uiw_llp::capture::{CaptureStack, PcapConfig, PcapConfigError, PcapSink};
     }
 
     /// Queries about the kernel's TCP connections, by address (`NETLINK_SOCK_DIAG`).

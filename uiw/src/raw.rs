@@ -12,10 +12,10 @@ pub use uiw_verbs::{
     Access, AddressHandle, Arm, AsyncEvent, Bind, Call, CapabilityExchange, CmCall, CmFault, CompChannel,
     ConnConfig, Cq, CqConfig, DatagramCounts, DatagramPort, Destination, Device, DeviceConfig, Error,
     EventQueue, FastMr, FastRegister, FaultPlan, FaultPlanError, FaultTrigger, FpduSize, Limits, Memory,
-    Negotiated, Origin, PathInfo, Pd, PeerProfile, PollWaiter, PostError, Progress, ProgressHooks, Qp,
-    QpAttr, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, RemoteMr, Result, Revision, Rtr, RtrKinds,
-    STag, SendFlags, SendOp, SendWr, Sge, ShardSet, Srq, SrqAttr, StableTx, Suspect, TransportConfig, Wc,
-    WcOpcode, WcStatus, WindowType, WireReason,
+    Negotiated, PathInfo, Pd, PeerProfile, PollWaiter, PostError, Progress, ProgressHooks, Qp, QpAttr, QpCap,
+    QpInit, QpState, RawMr, RawMw, RecvWr, Remote, RemoteMr, Result, Revision, Rtr, RtrKinds, STag,
+    SendFlags, SendOp, SendWr, Sge, ShardSet, Srq, SrqAttr, StableTx, Suspect, TerminateEncoding,
+    TransportConfig, Wc, WcOpcode, WcStatus, WindowType, WireReason,
 };
 
 /// Connection manager of the raw layer.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use uiw_counters::Snapshot;
 use uiw_impair::fault::FaultHooks;
 use uiw_llp::TransportStack;
-use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
+use uiw_llp::capture::{CaptureStack, PcapConfig, PcapSink};
 
 /// Software iWARP device that runs in this process.
 ///
@@ -336,7 +336,7 @@ fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceConfig) -> Resul
 
 /// Returns the capture that writes to `file`. Devices of this process that name the same file share
 /// it.
-fn shared_capture(file: &PcapFile) -> Result<Arc<PcapSink>> {
+fn shared_capture(file: &PcapConfig) -> Result<Arc<PcapSink>> {
     static SINKS: Mutex<BTreeMap<PathBuf, Weak<PcapSink>>> = Mutex::new(BTreeMap::new());
     let mut sinks = SINKS.lock();
     if let Some(sink) = sinks.get(file.path()).and_then(Weak::upgrade) {

@@ -62,5 +62,5 @@ pub use uiw_ddp::STag;
 pub use uiw_llp::TransportConfig;
 pub use uiw_mem::{Access, Memory, WindowType};
 pub use uiw_mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};
-pub use uiw_rdmap::Origin;
+pub use uiw_rdmap::TerminateEncoding;
 pub use uiw_stream::{CapabilityExchange, FpduSize, StableTx};

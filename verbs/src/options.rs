@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Publish;
 use uiw_impair::fault::Faults;
-use uiw_llp::capture::{PcapFile, PcapSink};
+use uiw_llp::capture::{PcapConfig, PcapSink};
 use uiw_mpa::startup::StartupConfig;
 
 /// Deviation from the RFCs for one kind of peer.
@@ -247,7 +247,7 @@ options! {
 /// Destination of captured packets.
 #[derive(Clone, Debug)]
 pub(crate) enum CaptureTarget {
-    File(PcapFile),
+    File(PcapConfig),
     Sink(Arc<PcapSink>),
 }
 
@@ -318,11 +318,11 @@ impl DeviceConfig {
         self
     }
 
-    /// Captures all connections as pcapng for Wireshark, to `file`, a path or a [`PcapFile`].
+    /// Captures all connections as pcapng for Wireshark, to `file`, a path or a [`PcapConfig`].
     /// Devices of the process with the same file share the capture; it is complete when the last of
     /// them is dropped. Default: none.
     #[must_use]
-    pub fn capture(mut self, file: impl Into<PcapFile>) -> Self {
+    pub fn capture(mut self, file: impl Into<PcapConfig>) -> Self {
         self.capture = Some(CaptureTarget::File(file.into()));
         self
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use uiw_ddp::STag;
-use uiw_rdmap::Origin;
+use uiw_rdmap::TerminateEncoding;
 
 /// Status of a completion, with the values of `ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,14 +113,14 @@ pub struct WireReason {
     pub etype: u8,
     /// Error code.
     pub code: u8,
-    /// Implementation whose encoding was used, because the Linux siw driver swaps layer and type.
-    /// The codes above are the intended ones.
-    pub origin: Origin,
+    /// Encoding of the Terminate, because the Linux siw driver swaps layer and type. The codes above
+    /// are the intended ones.
+    pub encoding: TerminateEncoding,
 }
 
 impl WireReason {
-    /// Returns one number for `vendor_err`: 0x8000 if the Terminate came from the peer, then layer,
-    /// type and code.
+    /// Returns one number for `vendor_err`: 0x10000 if the Terminate came from the peer, plus
+    /// layer, type and code.
     #[must_use]
     pub fn vendor_err(self) -> u32 {
         u32::from(self.from_peer) << 16
@@ -136,10 +136,12 @@ impl fmt::Display for WireReason {
         let Self { layer, etype, code, .. } = *self;
         let reason = uiw_rdmap::TerminateReason::from_codes(layer, etype, code);
         write!(f, "{end} terminated the stream: {reason}")?;
-        match self.origin {
-            Origin::Rfc => Ok(()),
-            Origin::Siw => f.write_str(", in the bytes of the Linux siw driver, which swaps layer and type"),
-            Origin::Ambiguous => {
+        match self.encoding {
+            TerminateEncoding::Rfc => Ok(()),
+            TerminateEncoding::Siw => {
+                f.write_str(", in the bytes of the Linux siw driver, which swaps layer and type")
+            }
+            TerminateEncoding::Ambiguous => {
                 let other = uiw_rdmap::TerminateReason::from_codes(etype, layer, code);
                 write!(f, "; or, if the peer is the Linux siw driver, {other}")
             }
@@ -200,14 +202,16 @@ mod tests {
 
     #[test]
     fn reason_names_origin() {
-        let reason = |origin| WireReason { from_peer: true, layer: 2, etype: 0, code: 6, origin }.to_string();
-        let rfc = reason(Origin::Rfc);
+        let reason =
+            |encoding| WireReason { from_peer: true, layer: 2, etype: 0, code: 6, encoding }.to_string();
+        let rfc = reason(TerminateEncoding::Rfc);
         assert!(rfc.ends_with(" (2/0/0x06)") && !rfc.contains("siw"), "{rfc}");
         assert!(
-            reason(Origin::Siw).ends_with("in the bytes of the Linux siw driver, which swaps layer and type")
+            reason(TerminateEncoding::Siw)
+                .ends_with("in the bytes of the Linux siw driver, which swaps layer and type")
         );
         // The other reading is an RDMAP error.
-        let both = reason(Origin::Ambiguous);
+        let both = reason(TerminateEncoding::Ambiguous);
         assert!(
             both.contains("if the peer is the Linux siw driver") && both.contains("(0/2/0x06)"),
             "{both}"

@@ -14,7 +14,7 @@ use once_cell::race::OnceBox;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
-use uiw_llp::capture::{PcapFile, PcapSink};
+use uiw_llp::capture::{PcapConfig, PcapSink};
 use uiw_verbs::{Device, DeviceConfig, Limits};
 
 /// Maximum number of outstanding Reads and atomics of one queue pair. Programs store the number in
@@ -135,11 +135,11 @@ impl Engine {
         Ok(device)
     }
 
-    fn sink(&mut self, file: &PcapFile) -> Result<Arc<PcapSink>> {
+    fn sink(&mut self, file: &PcapConfig) -> Result<Arc<PcapSink>> {
         // A child process captures to its own file.
         let file = match fork::generation() {
             1 => file.clone(),
-            _ => file.clone().at(format!("{}.{}", file.path().display(), std::process::id())),
+            _ => file.clone().with_path(format!("{}.{}", file.path().display(), std::process::id())),
         };
         let sink = PcapSink::create(file.clone()).map_err(|error| {
             crate::log::note!("uiw: UIW_PCAP={file}: {error}");

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use uiw_impair::fault::Faults;
-use uiw_llp::capture::PcapFile;
+use uiw_llp::capture::PcapConfig;
 use uiw_smol::Spec;
 use uiw_tls::Tls;
 use uiw_verbs::{ConnConfig, FaultPlan, Revision, StableTx};
@@ -242,7 +242,7 @@ pub struct Settings {
     /// Injected faults of calls, completions and events.
     pub plan: FaultPlan,
     /// File to which the traffic is captured.
-    pub pcap: Option<PcapFile>,
+    pub pcap: Option<PcapConfig>,
     /// TLS configuration file.
     pub tls: Option<PathBuf>,
     /// TLS options that are not in the configuration file.

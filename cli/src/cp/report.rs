@@ -231,7 +231,8 @@ impl Report {
     }
 }
 
-/// Adds a path to `object`. If the path is not UTF-8, also adds its bytes as hexadecimal digits.
+/// Adds a path to `object`. A JSON string cannot hold a path that is not UTF-8, so the bytes of
+/// such a path are added as hexadecimal digits as well.
 pub(super) fn with_path(path: &[u8], mut object: Value) -> Value {
     object["path"] = String::from_utf8_lossy(path).into();
     if std::str::from_utf8(path).is_err() {

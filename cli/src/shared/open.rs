@@ -13,7 +13,7 @@ use uiw::raw::{Device, DeviceConfig, Limits};
 use uiw_cabi_core::counters::{self, CounterDestination};
 use uiw_cabi_core::tls::{self, TlsFileConfig};
 use uiw_impair::fault::Faults;
-use uiw_llp::capture::{PcapFile, PcapSink};
+use uiw_llp::capture::{PcapConfig, PcapSink};
 use uiw_smol::capability;
 use uiw_smol::{Spec, SpecError};
 use uiw_tls::{PinnedLine, Tls, TlsConfig};
@@ -25,8 +25,8 @@ pub(crate) struct Global {
     /// does the same. `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`: snap limits the bytes
     /// of a packet; with rotate, a full file becomes FILE.1, and N files are kept [files: 2];
     /// append adds to an existing file
-    #[arg(long, global = true, value_name = "FILE", value_parser = <PcapFile as FromStr>::from_str)]
-    pub(crate) pcap: Option<PcapFile>,
+    #[arg(long, global = true, value_name = "FILE", value_parser = <PcapConfig as FromStr>::from_str)]
+    pub(crate) pcap: Option<PcapConfig>,
     /// The TCP to use: `tcp` (the kernel's), `mptcp` (its Multipath TCP, docs/wan.md), or smoltcp
     /// on an interface with addresses of its own:
     /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]` or
@@ -160,7 +160,7 @@ impl TlsFile {
 
 impl Opener {
     /// Returns the default address to listen on: the loopback address with the kernel's TCP,
-    /// otherwise the first address of the stack.
+    /// otherwise the first address of the stack, which has no loopback address.
     pub(crate) fn own_address(&self) -> IpAddr {
         let first = self.llp.own().and_then(|(_, config)| config.addresses.first());
         first.map_or(Ipv4Addr::LOCALHOST.into(), |(address, _)| *address)

@@ -63,7 +63,7 @@ impl StopFlag {
 
     pub(crate) fn set(&self) {
         self.set.store(true, Ordering::SeqCst);
-        // The counter of the eventfd cannot overflow.
+        // The write cannot block: the counter of an eventfd goes up to 2^64 - 2 (eventfd(2)).
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         let wakers = std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
         for (_, waker) in wakers {

@@ -51,8 +51,8 @@ const NONE: [c_long; 4] = [-1, 0, 0, 0];
 /// An address that is not one of a page.
 const UNALIGNED: [c_long; 4] = [1, 0, 0, 0];
 
-/// Calls that every program makes to be started are not among them, as neither are those that have
-/// checks of their own (threads, namespaces).
+/// System calls to check. The list contains neither the calls that every program needs to start,
+/// nor those with separate checks (threads, namespaces).
 pub const CALLS: &[Call] = {
     use Purpose::{Copies, Counters, Datagrams, Everything, Pairs, Scheduling};
     &[

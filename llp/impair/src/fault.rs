@@ -75,7 +75,7 @@ pub type FaultStack = WrappedStack<FaultHooks>;
 #[derive(Clone)]
 pub struct FaultHooks {
     plan: Arc<Mutex<SharedPlan>>,
-    shard: Arc<Mutex<ShardState>>,
+    shard: Arc<Mutex<ShardFaultState>>,
 }
 
 /// State that all shards share. It is locked when a stream or a shard is created.
@@ -87,7 +87,8 @@ struct SharedPlan {
     seed: u64,
 }
 
-struct ShardState {
+/// State of the faults that the streams of one shard share.
+struct ShardFaultState {
     random: Random,
     /// Streams whose connection was cut. The inner stack reports no events for them.
     cut: BTreeSet<Token>,
@@ -115,7 +116,7 @@ impl FaultHooks {
         let mut locked = plan.lock();
         let seed = locked.seed;
         locked.seed = seed.wrapping_add(1);
-        let shard = ShardState { random: Random::new(seed), cut: BTreeSet::new() };
+        let shard = ShardFaultState { random: Random::new(seed), cut: BTreeSet::new() };
         Self { plan: Arc::clone(plan), shard: Arc::new(Mutex::new(shard)) }
     }
 }

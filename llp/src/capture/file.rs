@@ -12,11 +12,11 @@ const MIN_ROTATE: u64 = 64 << 10;
 /// Maximum number of files of a rotated capture.
 const MAX_FILES: u32 = 1000;
 
-/// Capture file.
+/// Configuration of a capture: the file, its rotation, and the kept length of packets.
 ///
 /// The text form is `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PcapFile {
+pub struct PcapConfig {
     pub(super) path: PathBuf,
     pub(super) snap: Option<u32>,
     pub(super) rotate: Option<Rotate>,
@@ -31,9 +31,9 @@ pub(super) struct Rotate {
     pub(super) files: u32,
 }
 
-/// Error in the text of a [`PcapFile`].
+/// Error in the text form of a [`PcapConfig`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PcapFileError {
+pub enum PcapConfigError {
     /// The file name is missing.
     #[error("expected FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]")]
     Name,
@@ -55,8 +55,9 @@ pub enum PcapFileError {
     },
 }
 
-impl PcapFile {
-    /// Returns a file that is created or truncated, and in which packets are not shortened.
+impl PcapConfig {
+    /// Creates a configuration without limits: the file is created or truncated, and packets are
+    /// not shortened.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), snap: None, rotate: None, append: false }
@@ -90,9 +91,9 @@ impl PcapFile {
         &self.path
     }
 
-    /// Returns the same file options with another path.
+    /// Returns the same configuration with another path.
     #[must_use]
-    pub fn at(self, path: impl Into<PathBuf>) -> Self {
+    pub fn with_path(self, path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), ..self }
     }
 
@@ -106,14 +107,14 @@ impl PcapFile {
     }
 }
 
-impl<P: Into<PathBuf>> From<P> for PcapFile {
+impl<P: Into<PathBuf>> From<P> for PcapConfig {
     fn from(path: P) -> Self {
         Self::new(path)
     }
 }
 
 /// Formats the options in the form that can be parsed.
-impl fmt::Display for PcapFile {
+impl fmt::Display for PcapConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
         if let Some(bytes) = self.snap {
@@ -126,16 +127,16 @@ impl fmt::Display for PcapFile {
     }
 }
 
-impl FromStr for PcapFile {
-    type Err = PcapFileError;
+impl FromStr for PcapConfig {
+    type Err = PcapConfigError;
 
     /// Options are parsed from the end until a word is not an option, because a path may contain
     /// commas.
-    fn from_str(text: &str) -> Result<Self, PcapFileError> {
+    fn from_str(text: &str) -> Result<Self, PcapConfigError> {
         let (mut path, mut snap, mut rotate, mut files, mut append) = (text, None, None, None, false);
         while let Some((before, word)) = path.rsplit_once(',') {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
-            let wrong = |key, expected| PcapFileError::Value { key, value: value.to_owned(), expected };
+            let wrong = |key, expected| PcapConfigError::Value { key, value: value.to_owned(), expected };
             match key {
                 "snap" => {
                     let bytes = size(value).and_then(|bytes| u32::try_from(bytes).ok());
@@ -159,12 +160,12 @@ impl FromStr for PcapFile {
             path = before;
         }
         if path.is_empty() {
-            return Err(PcapFileError::Name);
+            return Err(PcapConfigError::Name);
         }
         let file = Self { snap, append, ..Self::new(path) };
         match (rotate, files) {
             (Some(bytes), files) => Ok(file.rotate(bytes, files.unwrap_or(2))),
-            (None, Some(files)) => Err(PcapFileError::FilesWithoutRotate { files }),
+            (None, Some(files)) => Err(PcapConfigError::FilesWithoutRotate { files }),
             (None, None) => Ok(file),
         }
     }
@@ -176,10 +177,10 @@ mod tests {
 
     #[test]
     fn capture_text_parsed() {
-        let parse = |text: &str| text.parse::<PcapFile>();
-        assert_eq!(parse("a,b.pcapng"), Ok(PcapFile::new("a,b.pcapng")));
-        assert_eq!(parse("a,append,snap=200"), Ok(PcapFile::new("a").snap(200).append(true)));
-        assert_eq!(parse("a,rotate=1M"), Ok(PcapFile::new("a").rotate(1 << 20, 2)));
+        let parse = |text: &str| text.parse::<PcapConfig>();
+        assert_eq!(parse("a,b.pcapng"), Ok(PcapConfig::new("a,b.pcapng")));
+        assert_eq!(parse("a,append,snap=200"), Ok(PcapConfig::new("a").snap(200).append(true)));
+        assert_eq!(parse("a,rotate=1M"), Ok(PcapConfig::new("a").rotate(1 << 20, 2)));
         for (text, said) in [
             ("", "expected FILE"),
             (",append", "expected FILE"),
@@ -191,8 +192,8 @@ mod tests {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");
         }
-        let all = PcapFile::new("a").snap(96).rotate(1 << 20, 3).append(true);
+        let all = PcapConfig::new("a").snap(96).rotate(1 << 20, 3).append(true);
         assert_eq!(parse(&all.to_string()), Ok(all));
-        assert_eq!(PcapFile::new("a.pcapng").rotated_path(2), PathBuf::from("a.pcapng.2"));
+        assert_eq!(PcapConfig::new("a.pcapng").rotated_path(2), PathBuf::from("a.pcapng.2"));
     }
 }

@@ -1,6 +1,6 @@
 //! Changes of network interfaces and their addresses, as announced by rtnetlink(7).
 
-use crate::netlink::{self, Message, attribute};
+use crate::netlink::{self, NetlinkMessage, attribute};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
@@ -120,7 +120,7 @@ impl InterfaceMonitor {
                 Err(Errno::NOBUFS) => {
                     let now = eventually(all, || std::thread::sleep(PAUSE));
                     let before = std::mem::replace(&mut self.known, now);
-                    compare_all(&before, &self.known, &mut changes);
+                    compare_links(&before, &self.known, &mut changes);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -159,11 +159,11 @@ fn all() -> io::Result<Links> {
 }
 
 /// Applies a message of the kernel to the state.
-fn apply(links: &mut Links, message: &Message<'_>, changes: &mut Vec<(String, InterfaceChange)>) {
+fn apply(links: &mut Links, message: &NetlinkMessage<'_>, changes: &mut Vec<(String, InterfaceChange)>) {
     let (family, index) = (message.body.first().copied(), message.number(4));
     match message.kind {
         // Bridges also announce their ports, with another family.
-        RTM_NEWLINK if family == Some(0) => update(links, index, changes, |link| {
+        RTM_NEWLINK if family == Some(0) => update_link(links, index, changes, |link| {
             let attributes = message.body.get(LINK_HEADER..)?;
             if let Some(name) = attribute(attributes, IFLA_IFNAME) {
                 link.name = text(name);
@@ -180,7 +180,7 @@ fn apply(links: &mut Links, message: &Message<'_>, changes: &mut Vec<(String, In
             }
         }
         RTM_NEWADDR | RTM_DELADDR if index.is_some_and(|index| links.contains_key(&index)) => {
-            update(links, index, changes, |link| {
+            update_link(links, index, changes, |link| {
                 let address = address(message.body)?;
                 if message.kind == RTM_NEWADDR {
                     link.addresses.insert(address);
@@ -194,8 +194,9 @@ fn apply(links: &mut Links, message: &Message<'_>, changes: &mut Vec<(String, In
     }
 }
 
-/// Updates one interface. If a message is too short, only the changes before its end are applied.
-fn update(
+/// Applies a message to the state of interface `index`, and appends the resulting changes. If the
+/// message is too short, only the changes before its end are applied.
+fn update_link(
     links: &mut Links,
     index: Option<u32>,
     changes: &mut Vec<(String, InterfaceChange)>,
@@ -206,21 +207,21 @@ fn update(
     let link = links.entry(index).or_default();
     let _ = change(link);
     if let Some(before) = before {
-        compare(&before, link, changes);
+        compare_link(&before, link, changes);
     }
 }
 
-fn compare_all(before: &Links, now: &Links, changes: &mut Vec<(String, InterfaceChange)>) {
+fn compare_links(before: &Links, now: &Links, changes: &mut Vec<(String, InterfaceChange)>) {
     for (index, link) in before {
         match now.get(index) {
-            Some(now) => compare(link, now, changes),
+            Some(now) => compare_link(link, now, changes),
             None => changes.push((link.name.clone(), InterfaceChange::Removed)),
         }
     }
 }
 
 /// Appends the changes between two states of an interface.
-fn compare(before: &LinkState, now: &LinkState, changes: &mut Vec<(String, InterfaceChange)>) {
+fn compare_link(before: &LinkState, now: &LinkState, changes: &mut Vec<(String, InterfaceChange)>) {
     if before.name != now.name {
         changes.push((before.name.clone(), InterfaceChange::Removed));
         return;
@@ -338,8 +339,8 @@ mod tests {
         changes(&mut before, &link(RTM_NEWLINK, 0, RUNNING, "e0", 1));
         changes(&mut now, &link(RTM_NEWLINK, 0, 0, "e0", 1));
         let mut found = Vec::new();
-        compare_all(&before, &now, &mut found);
-        compare_all(&now, &Links::new(), &mut found);
+        compare_links(&before, &now, &mut found);
+        compare_links(&now, &Links::new(), &mut found);
         let expected =
             [InterfaceChange::Down, InterfaceChange::Removed].map(|change| ("e0".to_owned(), change));
         assert_eq!(found, expected);

@@ -45,7 +45,7 @@ impl Congestion {
     pub(super) fn on_connected(&self, socket: &Socket) -> io::Result<()> {
         let name = match self {
             Self::Named(name) => name,
-            Self::ByRoundTrip if is_long(socket) && offers(LONG_PATH) => LONG_PATH,
+            Self::ByRoundTrip if is_long(socket) && is_offered(LONG_PATH) => LONG_PATH,
             Self::ByRoundTrip => return Ok(()),
         };
         let present = current(socket);
@@ -65,7 +65,7 @@ impl Congestion {
 fn set(socket: &Socket, name: &str) -> io::Result<()> {
     socket
         .set_tcp_congestion(name.as_bytes())
-        .map_err(|_| OptionError::Congestion { name: name.to_owned(), available: names() }.into())
+        .map_err(|_| OptionError::Congestion { name: name.to_owned(), available: offered_names() }.into())
 }
 
 /// Returns the congestion control of a socket.
@@ -79,12 +79,12 @@ fn is_long(socket: &Socket) -> bool {
     syscall::tcp_info(socket.as_fd()).is_ok_and(|info| Duration::from_micros(info.tcpi_rtt.into()) > LONG)
 }
 
-fn offers(name: &str) -> bool {
-    names().split_ascii_whitespace().any(|known| known == name)
+fn is_offered(name: &str) -> bool {
+    offered_names().split_ascii_whitespace().any(|known| known == name)
 }
 
 /// Returns the names that the system offers to every user or, if that is unknown, all names.
-fn names() -> String {
+fn offered_names() -> String {
     ["allowed", "available"]
         .iter()
         .find_map(|which| {

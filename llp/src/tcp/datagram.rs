@@ -10,7 +10,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use syscall::{MAX_MESSAGES, Message};
+use syscall::{MAX_MESSAGES, OutgoingMessage};
 
 /// Requested size of the kernel's buffer for unread datagrams, in bytes. The kernel limits it to
 /// `net.core.rmem_max`.
@@ -32,7 +32,7 @@ pub(super) struct KernelDatagrams {
     /// Maximum number of datagrams to one peer that are passed to the kernel as one message. It is
     /// reduced, down to 1, after the kernel has refused a message.
     max_segments: usize,
-    messages: Vec<Message>,
+    messages: Vec<OutgoingMessage>,
 }
 
 /// Binds a socket.
@@ -123,7 +123,7 @@ impl<'a> UnsentItems<'a> {
 
     /// Takes up to `max` datagrams from the front that the kernel can send as one message: they
     /// have the same peer, hop limit and length, except that the last one may be shorter.
-    fn take(&mut self, max: usize) -> Option<Message> {
+    fn take(&mut self, max: usize) -> Option<OutgoingMessage> {
         while self.items.first().is_some_and(|item| item.count == 0) {
             self.items = &self.items[1..];
         }
@@ -148,8 +148,14 @@ impl<'a> UnsentItems<'a> {
             (self.items, self.used) = (&self.items[1..], 0);
         }
         let segment = if count > 1 { u16::try_from(first.len).unwrap_or(0) } else { 0 };
-        let message =
-            Message { peer: first.peer, hop_limit: first.hop_limit, at: self.at, len, segment, count };
+        let message = OutgoingMessage {
+            peer: first.peer,
+            hop_limit: first.hop_limit,
+            at: self.at,
+            len,
+            segment,
+            count,
+        };
         self.at += len;
         Some(message)
     }
@@ -157,14 +163,12 @@ impl<'a> UnsentItems<'a> {
 
 impl KernelDatagrams {
     /// Collects as many messages as one call can send.
-    fn describe(&mut self, datagrams: &[Outgoing], max: usize) {
+    fn collect_messages(&mut self, datagrams: &[Outgoing], max: usize) {
         let mut rest = UnsentItems::new(datagrams);
         self.messages.clear();
         self.messages.extend(std::iter::from_fn(|| rest.take(max)).take(MAX_MESSAGES));
     }
-}
 
-impl KernelDatagrams {
     /// Returns the number of datagrams in the first `messages` messages.
     fn count_datagrams(&self, messages: usize) -> usize {
         self.messages[..messages].iter().map(|message| message.count).sum()
@@ -175,7 +179,7 @@ impl DatagramSocket for KernelDatagrams {
     fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
         let (mut max, mut refusal) = (self.max_segments, None::<io::Error>);
         loop {
-            self.describe(datagrams, max);
+            self.collect_messages(datagrams, max);
             let error = match syscall::send(self.socket.as_fd(), bytes, &self.messages) {
                 Ok(sent) => {
                     let is_of_segments = |error: &io::Error| {

@@ -102,7 +102,7 @@ fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io:
     // FPDUs are written whole, so delaying a short segment (Nagle's algorithm) would gain nothing.
     socket.set_tcp_nodelay(true)?;
     if options.dead_after.is_some() {
-        set_dead_after(socket, options.dead_after)?;
+        configure_keepalive(socket, options.dead_after)?;
     }
     match options.tos {
         Some(tos) if address.is_ipv4() => socket.set_tos_v4(tos.into())?,
@@ -132,7 +132,7 @@ fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io:
 /// The kernel sends no such probes while data waits for an acknowledgement; the caller detects that
 /// case with TCP_INFO. TCP_USER_TIMEOUT is not set, because it would also end a connection whose
 /// peer keeps its window closed but answers every probe.
-pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Result<()> {
+pub(super) fn configure_keepalive(socket: &Socket, after: Option<Duration>) -> io::Result<()> {
     let Some(after) = after else { return socket.set_keepalive(false) };
     let (idle, interval, retries) = keepalive_times(after);
     let second = Duration::from_secs(1);

@@ -244,7 +244,7 @@ impl StreamExtensions for TcpStream {
     fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
         let socket = self.socket()?;
         if let Some(after) = change.dead_after {
-            setup::set_dead_after(socket, after)?;
+            setup::configure_keepalive(socket, after)?;
         }
         let Some(congestion) = change.congestion.map(Congestion::new) else { return Ok(()) };
         if self.connection == ConnectState::Made {

@@ -214,8 +214,7 @@ impl Shard {
         self.insert_conn(conn);
     }
 
-    // ---- listeners
-    // -----------------------------------------------------------------------------------------
+    // ---- listeners ----
 
     fn listener(&mut self, key: usize) -> Option<&mut ListenerSlot> {
         match self.slots.get_mut(key) {
@@ -312,8 +311,7 @@ impl Shard {
         }
     }
 
-    // ---- events
-    // --------------------------------------------------------------------------------------------
+    // ---- events ----
 
     fn is_ready(&self, key: usize) -> bool {
         match self.slots.get(key) {

@@ -11,7 +11,7 @@ pub use atomic::{AtomicOp, AtomicRequest, AtomicResponse};
 pub use control::Control;
 pub use immediate::ImmediateData;
 pub use read_request::ReadRequest;
-pub use terminate::{HeaderCopy, Origin, Terminate, TerminateTooShort};
+pub use terminate::{HeaderCopy, Terminate, TerminateEncoding, TerminateTooShort};
 
 use crate::Opcode;
 

@@ -57,7 +57,7 @@ pub struct Terminate {
 
 /// Encoding of a received Terminate, which identifies the implementation of its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Origin {
+pub enum TerminateEncoding {
     /// The encoding of the RFC, or bytes that mean the same in both encodings.
     Rfc,
     /// The encoding of siw.
@@ -116,10 +116,10 @@ impl Terminate {
     ///
     /// # Errors
     /// Returns [`TerminateTooShort`] if there are fewer than four bytes.
-    pub fn parse_any(bytes: &[u8]) -> Result<(Self, Origin), TerminateTooShort> {
+    pub fn parse_any(bytes: &[u8]) -> Result<(Self, TerminateEncoding), TerminateTooShort> {
         let (rfc, siw) = (Self::parse(bytes)?, Self::parse_siw(bytes)?);
-        let origin = Self::detect_origin(bytes)?;
-        Ok((if origin == Origin::Siw { siw } else { rfc }, origin))
+        let encoding = Self::detect_encoding(bytes)?;
+        Ok((if encoding == TerminateEncoding::Siw { siw } else { rfc }, encoding))
     }
 
     /// Like [`parse_any`](Self::parse_any), for a Terminate whose position in the stream is known.
@@ -130,41 +130,44 @@ impl Terminate {
     ///
     /// # Errors
     /// Returns [`TerminateTooShort`] if there are fewer than four bytes.
-    pub fn parse_at(bytes: &[u8], refuses_reply: bool) -> Result<(Self, Origin), TerminateTooShort> {
-        let (rfc, origin) = Self::parse_any(bytes)?;
-        if origin != Origin::Ambiguous || refuses_reply {
-            return Ok((rfc, origin));
+    pub fn parse_at(
+        bytes: &[u8],
+        refuses_reply: bool,
+    ) -> Result<(Self, TerminateEncoding), TerminateTooShort> {
+        let (rfc, encoding) = Self::parse_any(bytes)?;
+        if encoding != TerminateEncoding::Ambiguous || refuses_reply {
+            return Ok((rfc, encoding));
         }
         let as_startup = |terminate: &Self| terminate.layer == 2 && matches!(terminate.code, 5..=7);
         let siw = Self::parse_siw(bytes)?;
         Ok(match (as_startup(&rfc), as_startup(&siw)) {
-            (true, false) => (siw, Origin::Siw),
-            (false, true) => (rfc, Origin::Rfc),
-            _ => (rfc, Origin::Ambiguous),
+            (true, false) => (siw, TerminateEncoding::Siw),
+            (false, true) => (rfc, TerminateEncoding::Rfc),
+            _ => (rfc, TerminateEncoding::Ambiguous),
         })
     }
 
     /// Returns whether the bytes are certainly in siw's encoding.
     #[must_use]
     pub fn looks_like_siw(bytes: &[u8]) -> bool {
-        Self::detect_origin(bytes) == Ok(Origin::Siw)
+        Self::detect_encoding(bytes) == Ok(TerminateEncoding::Siw)
     }
 
     /// Determines the encoding from the flags or, if they do not show it, from the codes.
-    fn detect_origin(bytes: &[u8]) -> Result<Origin, TerminateTooShort> {
+    fn detect_encoding(bytes: &[u8]) -> Result<TerminateEncoding, TerminateTooShort> {
         let (&[types, code, bits, _], _) = split_control(bytes)?;
         // The flags of each encoding are reserved bits of the other one, and so zero there.
         let (rfc_bits, siw_bits) = (bits & (M | D | R) != 0, bits & (SIW_M | SIW_D | SIW_R) != 0);
         if rfc_bits != siw_bits {
-            return Ok(if rfc_bits { Origin::Rfc } else { Origin::Siw });
+            return Ok(if rfc_bits { TerminateEncoding::Rfc } else { TerminateEncoding::Siw });
         }
         let (high, low) = (types >> 4, types & 0x0F);
         let as_rfc = TerminateReason::from_codes(high, low, code);
         let as_siw = TerminateReason::from_codes(low, high, code);
         Ok(match (as_rfc.is_known(), as_siw.is_known()) {
-            (false, true) => Origin::Siw,
-            (true, true) if as_rfc != as_siw => Origin::Ambiguous,
-            _ => Origin::Rfc,
+            (false, true) => TerminateEncoding::Siw,
+            (true, true) if as_rfc != as_siw => TerminateEncoding::Ambiguous,
+            _ => TerminateEncoding::Rfc,
         })
     }
 

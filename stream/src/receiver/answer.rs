@@ -7,7 +7,7 @@ use crate::host::{ATOMIC_BYTES, ResponsePart, StreamHost, Traffic};
 use crate::reads::{Outstanding, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::shared::Shared;
 use uiw_ddp::{Tagged, TaggedError};
-use uiw_rdmap::{AtomicResponse, Operation};
+use uiw_rdmap::{AtomicResponse, OperationError};
 
 impl Receiver {
     /// Handles a segment of the response to the oldest Read of this end.
@@ -63,7 +63,7 @@ impl Receiver {
         let kind = OutstandingKind::Atomic { request_id: response.request_id };
         let front = shared.reads.outstanding.front().filter(|front| front.kind == kind);
         let Some(&Outstanding { origin: ReadOrigin::Request(id), .. }) = front else {
-            return Err(segment.fault(Operation::Unspecified));
+            return Err(segment.fault(OperationError::Unspecified));
         };
         if !shared.detached {
             host.place_answer(id, 0, ResponsePart::Atomic(response.original))

@@ -8,7 +8,7 @@ use crate::reads::{InboundKind, InboundRead};
 use crate::shared::Shared;
 use alloc::boxed::Box;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, Operation, RdmapError, ReadRequest, Terminate};
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, OperationError, RdmapError, ReadRequest, Terminate};
 
 impl Receiver {
     pub(super) fn control<H: StreamHost>(
@@ -29,7 +29,7 @@ impl Receiver {
         let Some(message) = queue.placed(header, len) else { return Ok(()) };
         let bytes = self.control[qn];
         let bytes = &bytes[..message.len as usize];
-        let malformed = || segment.fault(Operation::Unspecified);
+        let malformed = || segment.fault(OperationError::Unspecified);
         // An unreliable connection supports only Sends and Writes. Empty Reads are used to set it
         // up and to end it.
         let refused = || segment.fault(RdmapError::UnexpectedOpcode { opcode: opcode.raw() });
@@ -58,9 +58,9 @@ impl Receiver {
             }
             _ => {
                 let refuses_reply = !shared.initiator && !shared.first_fpdu;
-                let (terminate, origin) =
+                let (terminate, encoding) =
                     Terminate::parse_at(bytes, refuses_reply).map_err(|_| malformed())?;
-                Err(ConnError::Terminated(Box::new(terminate), origin))
+                Err(ConnError::Terminated(Box::new(terminate), encoding))
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::error::{ConnError, LocalError};
 use crate::host::{ReceiveError, ReceivedKind, ReceivedMessage, StreamHost, Traffic};
 use crate::shared::Shared;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{Delivery, Fault, Opcode, Operation, Protection};
+use uiw_rdmap::{DeliveryEffects, Fault, Opcode, OperationError, ProtectionError};
 
 /// Length of Immediate Data (RFC 7306 section 6).
 const IMMEDIATE_LEN: u32 = 8;
@@ -121,11 +121,12 @@ impl Receiver {
         // Immediate Data reports the length of the Write directly before it, so every other message
         // on this queue resets the length.
         let write_len = core::mem::take(&mut self.last_write_len);
-        let Delivery { solicited, invalidate: invalidated, imm } = Delivery::new(opcode, header);
+        let DeliveryEffects { solicited, invalidate: invalidated, imm } =
+            DeliveryEffects::new(opcode, header);
         let kind = match opcode {
             Opcode::Immediate | Opcode::ImmediateSe => {
                 if len != IMMEDIATE_LEN {
-                    return Err(segment.fault(Operation::Unspecified));
+                    return Err(segment.fault(OperationError::Unspecified));
                 }
                 let [a, b, c, d, ..] = self.control[0];
                 ReceivedKind::Immediate { imm: u32::from_be_bytes([a, b, c, d]), write_len }
@@ -136,7 +137,7 @@ impl Receiver {
         if let Some(stag) = message.invalidated
             && (host.is_unreliable() || host.invalidate(stag).is_err())
         {
-            return Err(segment.fault(Protection::CannotInvalidate { stag }));
+            return Err(segment.fault(ProtectionError::CannotInvalidate { stag }));
         }
         self.receiving = None;
         if awaits_ack {

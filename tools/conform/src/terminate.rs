@@ -2,7 +2,7 @@
 
 use super::judge::Judgements;
 use uiw_rdmap::Terminate;
-use uiw_rdmap::wire::Origin;
+use uiw_rdmap::wire::TerminateEncoding;
 
 const CONTROL: usize = 4;
 const LENGTH: usize = 2;
@@ -15,8 +15,8 @@ const R: u8 = 0x20;
 /// Parses a Terminate in the layout that fits. The flag is true if it is the layout of the RFC.
 fn parse(payload: &[u8]) -> Option<(Terminate, bool)> {
     // The Terminate of a listener never refuses a Reply.
-    let (terminate, origin) = Terminate::parse_at(payload, false).ok()?;
-    Some((terminate, origin != Origin::Siw))
+    let (terminate, encoding) = Terminate::parse_at(payload, false).ok()?;
+    Some((terminate, encoding != TerminateEncoding::Siw))
 }
 
 /// Returns layer, type and code.

@@ -272,7 +272,7 @@ pub struct Terminate {
 /// Behaviour that an RFC does not allow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Departure {
-    /// Section of the rule, such as `RFC 5041 5.3`.
+    /// Section of the rule, such as `RFC 5041 5.3`, or `capture` if the capture is incomplete.
     pub rule: &'static str,
     /// Violation of the RFCs.
     pub what: String,

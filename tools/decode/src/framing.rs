@@ -139,7 +139,7 @@ impl Framing {
         self.buffer.clear();
         self.lost.clear();
         self.at_least = 0;
-        self.rx = FpduRx::at(false, self.rx.markers(), position);
+        self.rx = FpduRx::with_position(false, self.rx.markers(), position);
     }
 
     /// Begins a search, because the boundaries are lost.
@@ -183,7 +183,7 @@ impl Framing {
                 Ok(Step::Fpdu(fpdu)) => {
                     let cut = self.judge(position, &fpdu.ulpdu, fpdu.start, fpdu.consumed, &markers);
                     if self.is_guess && (cut.crc == Crc::Bad || !seek::plausible_headers(&cut.ulpdu)) {
-                        self.rx = FpduRx::at(false, self.rx.markers(), position);
+                        self.rx = FpduRx::with_position(false, self.rx.markers(), position);
                         let lost = self.lose_boundaries(position);
                         self.seek.as_mut().into_iter().for_each(FpduSearch::exclude_front);
                         return lost;
@@ -205,7 +205,7 @@ impl Framing {
     fn advance(&mut self, bytes: usize) {
         let position = self.position() + bytes as u64;
         self.buffer.drain(..bytes);
-        self.rx = FpduRx::at(false, self.rx.markers(), position);
+        self.rx = FpduRx::with_position(false, self.rx.markers(), position);
         self.forget_lost();
     }
 

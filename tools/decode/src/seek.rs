@@ -207,7 +207,7 @@ impl FpduSearch {
         position: u64,
         is_lost: &impl Fn(Range<usize>) -> bool,
     ) -> OffsetVerdict {
-        let mut rx = FpduRx::at(false, true, position + at as u64);
+        let mut rx = FpduRx::with_position(false, true, position + at as u64);
         // If the FPDU is incomplete, the copy is not longer than an FPDU can be.
         let mut copy = buffer[at..].to_vec();
         let Ok(step) = rx.next(&mut copy) else { return OffsetVerdict::No };

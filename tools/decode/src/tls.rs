@@ -388,8 +388,8 @@ impl DirectionKeys {
                 at += 1;
                 continue;
             };
-            // Subtract the minimum overhead of the missing records to get the missing bytes of
-            // content.
+            // Subtract the overhead of the missing records to get the missing bytes of content. The
+            // result is exact if the records had no padding; otherwise it is too large.
             let beside = (number - keys.next) * shortest;
             out.push((side, Chunk::Missing(missing.saturating_sub(beside).max(1))));
             keys.next = number;

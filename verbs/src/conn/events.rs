@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use uiw_counters::ConnDetails;
 use uiw_mpa::startup::Negotiated;
-use uiw_rdmap::{Fault, MpaFault, Origin, TerminateReason};
+use uiw_rdmap::{Fault, MpaFault, TerminateEncoding, TerminateReason};
 use uiw_stream::{
     AffectedRequest, Capabilities, ConnError, EstablishedStream, Event, LocalError, PeerKind, StartupFailure,
     StreamEnd,
@@ -481,12 +481,12 @@ impl fmt::Display for RemotePlace<'_> {
 
 /// Returns the reason that completions and events carry.
 fn wire_reason(ended: &StreamEnd) -> Option<WireReason> {
-    let (terminate, from_peer, origin) = match &ended.error {
-        ConnError::Terminated(terminate, origin) => (&**terminate, true, *origin),
-        _ => (ended.terminate.as_ref()?, false, Origin::Rfc),
+    let (terminate, from_peer, encoding) = match &ended.error {
+        ConnError::Terminated(terminate, encoding) => (&**terminate, true, *encoding),
+        _ => (ended.terminate.as_ref()?, false, TerminateEncoding::Rfc),
     };
     let (layer, etype, code) = (terminate.layer, terminate.etype, terminate.code);
-    Some(WireReason { from_peer, layer, etype, code, origin })
+    Some(WireReason { from_peer, layer, etype, code, encoding })
 }
 
 /// Returns the status of the request that the error is about.

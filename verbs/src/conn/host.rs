@@ -89,10 +89,10 @@ impl HostState {
         self.charge.is_some()
     }
 
-    /// Returns whether that message has made progress since the last call (see
-    /// [`MessageCharge::has_progress`]).
-    pub(crate) fn has_message_progress(&mut self) -> bool {
-        self.charge.as_mut().is_some_and(|charge| charge.has_progress(self.long.len()))
+    /// Records the current length of that message. Returns whether it has made progress (see
+    /// [`MessageCharge::note_progress`]).
+    pub(crate) fn note_message_progress(&mut self) -> bool {
+        self.charge.as_mut().is_some_and(|charge| charge.note_progress(self.long.len()))
     }
 
     /// Reserves memory for `len` bytes of a message that grows to at most `limit` bytes.

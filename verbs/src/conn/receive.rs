@@ -282,7 +282,7 @@ impl Conn {
                 self.on_lost(&error, services);
             }
         }
-        if moved && self.state.has_message_progress() {
+        if moved && self.state.note_message_progress() {
             self.message_at = services.now;
         }
         self.keep_rest(&staging[start..start + have], begun == 0 || taken, services);

@@ -112,8 +112,9 @@ impl MessageCharge {
         Self { shared: Arc::clone(shared), bytes: 0, next_step: 0 }
     }
 
-    /// Returns whether a message that now has `len` bytes has made progress since the last time.
-    pub(crate) fn has_progress(&mut self, len: usize) -> bool {
+    /// Records that the message now has `len` bytes. Returns true if it has grown by at least
+    /// [`PROGRESS`] bytes since the last call that returned true.
+    pub(crate) fn note_progress(&mut self, len: usize) -> bool {
         let has = len >= self.next_step;
         if has {
             self.next_step = len + PROGRESS;

@@ -119,7 +119,7 @@ impl CheckedDatagram {
         let Some((bytes, field)) = datagram.split_last_chunk().filter(|_| is_like) else { return false };
         let Some(run_crc) = &self.run_crc else {
             let is_valid = uiw_datagram::crc(bytes) == *field;
-            self.run_crc = is_valid.then(|| RunCrc::of(bytes));
+            self.run_crc = is_valid.then(|| RunCrc::new(bytes));
             return is_valid;
         };
         run_crc.crc(bytes) == *field

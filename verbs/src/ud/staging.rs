@@ -218,7 +218,7 @@ impl Staging {
         let mut rest = &mut self.out[..self.filled];
         for (count, len) in &self.alike {
             let (datagrams, behind) = rest.split_at_mut(len * count);
-            let run = (*count > 1).then(|| RunCrc::of(&datagrams[..len - CRC_LEN]));
+            let run = (*count > 1).then(|| RunCrc::new(&datagrams[..len - CRC_LEN]));
             for datagram in datagrams.chunks_exact_mut(*len) {
                 if let Some((bytes, field)) = datagram.split_last_chunk_mut() {
                     *field = run.map_or_else(|| uiw_datagram::crc(bytes), |run| run.crc(bytes));

@@ -7,7 +7,7 @@ use crate::peer::{Peer, Port, enhanced, reply, request, tagged, terminate, untag
 use uiw_ddp::TaggedError;
 use uiw_mpa::startup::{Rtr, RtrKinds};
 use uiw_mpa::wire::startup::{Enhanced, Frame};
-use uiw_rdmap::{Fault, Opcode, Quoted, ReadRequest};
+use uiw_rdmap::{Fault, Opcode, QuotedHeaders, ReadRequest};
 use uiw_verbs::{CapabilityExchange, ConnConfig, Error, QpState, Remote, Revision, STag, SendOp, Suspect};
 
 const WRITE: RtrKinds = RtrKinds { write: true, ..RtrKinds::NONE };
@@ -297,7 +297,7 @@ fn exchange_suspected_for_own_write_only() {
         let fault = Fault::from(TaggedError::InvalidStag { stag: quoted.tagged().stag });
         let segment_len = quoted.ulpdu.len() as u16;
         let terminate =
-            fault.terminate(Some(Quoted { segment_len, header: &quoted.ulpdu, read_request: None }));
+            fault.terminate(Some(QuotedHeaders { segment_len, header: &quoted.ulpdu, read_request: None }));
         peer.fpdu(&untagged(Opcode::Terminate, 2, 1, 0, true, 0, &terminate.emit()));
         assert_eq!(end.ended().suspect, suspect);
     }

@@ -192,7 +192,8 @@ fn control(call: &str, same: bool) -> Case {
     let pinned = if same { "" } else { " pinned" };
     let control = |load: &str| ScalingVariant {
         one_shard: same,
-        // The slice must be long enough for a hundred calls.
+        // The slice must be long enough for a hundred calls. A connection takes up to 30 ms
+        // together with its setup.
         longer: if call == "connect" { 6.0 } else { 2.0 },
         ..c_variant("load", &format!("{call} SECONDS {load}{pinned}"))
     };

@@ -50,7 +50,7 @@ impl Step {
     }
 }
 
-/// Returns the sections of a page that have commands.
+/// Returns the sections of a page that have commands. Sections with nothing but files are left out.
 pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
     let mut sections = vec![Section { heading: String::new(), steps: Vec::new() }];
     let (mut block, mut before) = (FencedBlock::None, "");

@@ -45,7 +45,7 @@ fn every_variable_is_obeyed() {
     assert_eq!(both.plan, "seed=4,wc:write@3=RETRY_EXC_ERR,call:reg_mr=EIO".parse().unwrap());
     assert_eq!(both.faults.unwrap().1.would_block_every, Some(9));
     assert_eq!(read("UIW_FAULT", "seed=4,call:reg_mr@5%=EIO").unwrap().faults, None);
-    assert_eq!(read("UIW_PCAP", "f,append").unwrap().pcap, Some(PcapFile::new("f").append(true)));
+    assert_eq!(read("UIW_PCAP", "f,append").unwrap().pcap, Some(PcapConfig::new("f").append(true)));
     assert_eq!(read("UIW_TLS", "f").unwrap().tls, Some("f".into()));
     assert!(read("UIW_TLS_UD", "clear").unwrap().tls_options.clear_datagrams);
     assert_eq!(read("UIW_KEYLOG", "f").unwrap().tls_options.key_log, Some("f".into()));

@@ -133,7 +133,7 @@ impl Direction {
             self.counts.too_long += 1;
             return;
         }
-        let Some(sent) = self.line(now, bytes.len()) else {
+        let Some(sent) = self.queue_on_line(now, bytes.len()) else {
             self.counts.queue_full += 1;
             return;
         };
@@ -175,12 +175,12 @@ impl Direction {
             self.on_the_way.push_back(TimedFrame { bytes: frame.bytes.clone(), ..frame });
         }
         self.on_the_way.push_back(frame);
-        self.overtake(due);
+        self.note_overtaking_frame(due);
     }
 
-    /// Returns the time at which the line will have transmitted a frame, or `None` if the queue has
-    /// no room for it.
-    fn line(&mut self, now: Duration, len: usize) -> Option<Duration> {
+    /// Puts a frame in the queue of the line, and returns the time at which the line will have
+    /// transmitted it. Returns `None` if the queue has no room for it.
+    fn queue_on_line(&mut self, now: Duration, len: usize) -> Option<Duration> {
         let Some(rate) = self.profile.rate else { return Some(now) };
         let time = |bytes: usize| {
             let nanos = bytes as u128 * 8 * 1_000_000_000 / u128::from(rate);
@@ -196,8 +196,9 @@ impl Direction {
         Some(self.free_at)
     }
 
-    /// Counts a frame that is due at `due` for the frames that wait to be overtaken.
-    fn overtake(&mut self, due: Duration) {
+    /// Handles that a frame due at `due` overtakes all held frames. Held frames that enough frames
+    /// have overtaken leave right after it.
+    fn note_overtaking_frame(&mut self, due: Duration) {
         let mut at = 0;
         while let Some(held) = self.held.get_mut(at) {
             held.passing -= 1;

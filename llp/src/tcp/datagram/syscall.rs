@@ -21,7 +21,7 @@ const UDP_GRO: c_int = 104;
 
 /// Message to one peer: one datagram, or `count` datagrams of `segment` bytes each, the last of
 /// which may be shorter.
-pub(super) struct Message {
+pub(super) struct OutgoingMessage {
     pub(super) peer: SocketAddr,
     pub(super) hop_limit: Option<NonZeroU8>,
     pub(super) at: usize,
@@ -35,7 +35,7 @@ pub(super) struct Message {
 #[derive(Clone, Copy)]
 struct ControlBuffer([u8; 48]);
 
-impl Message {
+impl OutgoingMessage {
     /// Returns the control messages for the datagrams: level, type and value.
     fn controls(&self) -> impl Iterator<Item = (c_int, c_int, ControlNumber)> {
         let segment = (self.segment != 0).then_some((
@@ -58,7 +58,7 @@ enum ControlNumber {
     Int(c_int),
 }
 
-fn set(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+fn set_int(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the call reads one integer at the address of `value`.
     let result = unsafe {
         libc::setsockopt(
@@ -75,22 +75,22 @@ fn set(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::Result<(
 /// Sets DF on every datagram. ICMP messages, which anyone can send, do not change this.
 pub(super) fn set_unfragmented(socket: &Socket, v6: bool) -> io::Result<()> {
     if v6 {
-        set(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
-        set(socket, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)
+        set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+        set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)
     } else {
-        set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)
+        set_int(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)
     }
 }
 
 /// Restricts reception to one interface; 0 means all interfaces.
 pub(super) fn bind_to_interface(socket: &Socket, index: u32) -> io::Result<()> {
     const SO_BINDTOIFINDEX: c_int = 62;
-    set(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, c_int::try_from(index).unwrap_or(0))
+    set_int(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, c_int::try_from(index).unwrap_or(0))
 }
 
 /// Permits the kernel to deliver several datagrams of one sender in one buffer.
 pub(super) fn set_gro(socket: &Socket) -> io::Result<()> {
-    set(socket, libc::IPPROTO_UDP, UDP_GRO, 1)
+    set_int(socket, libc::IPPROTO_UDP, UDP_GRO, 1)
 }
 
 /// Returns the index of the interface that has `address`, or 0 if there is none.
@@ -113,7 +113,7 @@ fn empty_header() -> libc::mmsghdr {
 
 /// Sends up to [`MAX_MESSAGES`] messages, whose bytes are in `bytes`. Returns the number of
 /// messages sent.
-pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io::Result<usize> {
+pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[OutgoingMessage]) -> io::Result<usize> {
     let count = messages.len().min(MAX_MESSAGES);
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_MESSAGES];
     let mut elements = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_MESSAGES];
@@ -225,13 +225,13 @@ pub(super) fn recv(
         // SAFETY: the header was filled above and changed by the call.
         let header = unsafe { header.assume_init_ref() };
         // SAFETY: the call has written the sender's address, which has the length of its family.
-        let Some(peer) = (unsafe { address(&header.msg_hdr) }) else { continue };
+        let Some(peer) = (unsafe { sender_address(&header.msg_hdr) }) else { continue };
         if header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
             continue;
         }
         let (first, len) = (index * size, header.msg_len as usize);
         // SAFETY: the call has written the control messages.
-        let each = unsafe { segment(&header.msg_hdr) }.unwrap_or(len);
+        let each = unsafe { segment_size(&header.msg_hdr) }.unwrap_or(len);
         datagrams.push(Incoming { peer, bytes: first..first + len, len: each });
     }
     Ok(())
@@ -241,7 +241,7 @@ pub(super) fn recv(
 ///
 /// # Safety
 /// A call that receives has filled `header`.
-unsafe fn address(header: &libc::msghdr) -> Option<SocketAddr> {
+unsafe fn sender_address(header: &libc::msghdr) -> Option<SocketAddr> {
     // SAFETY: the caller ensures that the storage, which is large enough for any address, was
     // filled by the call. The length excludes the case that the kernel wrote no address.
     unsafe {
@@ -268,7 +268,7 @@ unsafe fn address(header: &libc::msghdr) -> Option<SocketAddr> {
 ///
 /// # Safety
 /// A call that receives has filled `header`.
-unsafe fn segment(header: &libc::msghdr) -> Option<usize> {
+unsafe fn segment_size(header: &libc::msghdr) -> Option<usize> {
     // SAFETY: the caller ensures that the call has filled `header`.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !at.is_null() {

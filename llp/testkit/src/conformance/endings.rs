@@ -80,7 +80,8 @@ fn fin_both_ways(s: &mut Session) -> Verdict {
     s.expect_fin(THERE, &mut *server)?;
     s.send_all(THERE, &mut *server, b"answer")?;
     server.shutdown().map_err(unexpected("shutdown"))?;
-    // The connection is finished from TCP's point of view, but the program has not read everything.
+    // The connection is finished from TCP's point of view (for a long time already, if the check
+    // can move the clock), but the program has not read everything.
     s.wait_idle()?;
     s.expect(HERE, &mut *client, b"answer")?;
     s.expect_fin(HERE, &mut *client)?;

@@ -213,8 +213,7 @@ impl Session {
         self.never("", |_| Ok(false))
     }
 
-    // ---- connections
-    // -----------------------------------------------------------------------------------------
+    // ---- connections ----
 
     /// Returns the address at which the server listens next.
     pub(super) fn at(&self, which: usize) -> SocketAddr {
@@ -278,8 +277,7 @@ impl Session {
         Ok(Pair { client, server, listener })
     }
 
-    // ---- bytes
-    // -----------------------------------------------------------------------------------------------
+    // ---- bytes ----
 
     /// Checks that each of two polls reports `expected` (readable, writable) for a stream with
     /// `interest`.

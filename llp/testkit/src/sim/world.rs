@@ -133,8 +133,7 @@ impl World {
         self.links.get(&(from, to)).unwrap_or(&self.default)
     }
 
-    // ---- the clock
-    // -------------------------------------------------------------------------------------------
+    // ---- the clock ----
 
     pub(super) fn now(&self) -> Instant {
         self.instant(self.time)
@@ -256,8 +255,7 @@ impl World {
         }
     }
 
-    // ---- connections
-    // -----------------------------------------------------------------------------------------
+    // ---- connections ----
 
     pub(super) fn listen(
         &mut self,
@@ -451,8 +449,7 @@ impl World {
         }
     }
 
-    // ---- small things
-    // ----------------------------------------------------------------------------------------
+    // ---- small functions ----
 
     #[cfg(test)]
     pub(super) fn ends(&self) -> usize {
