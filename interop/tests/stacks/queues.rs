@@ -42,7 +42,8 @@ fn measure(network: &Network, client: Stack) {
     let _ = serving.stop();
 }
 
-/// A veth keeps the queue number: frames sent on queue 2 of one end arrive on queue 2 of the other.
+/// A veth keeps the queue number: frames sent on the second queue of one end arrive on the second
+/// queue of the other.
 #[test]
 fn flows_spread_over_queues() {
     if uiw_interop::require("ethtool").is_none() {
