@@ -1,6 +1,6 @@
-//! Bytes that both ends make by themselves.
+//! Test data that both ends generate independently.
 
-/// `len` bytes that depend on `seed`: a stream of SplitMix64.
+/// Returns `len` bytes that depend on `seed`, from a SplitMix64 stream.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut bytes = Vec::with_capacity(len + 8);
@@ -14,7 +14,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The same bytes with every bit inverted.
+/// Returns the bytes with every bit inverted.
 pub fn inverted(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
 }

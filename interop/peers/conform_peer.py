@@ -1,6 +1,9 @@
-"""An iWARP responder that keeps RFC 5040, 5041, 5044 and 6581, or breaks one of their requirements, by its id: `conform_peer.py [ID]`. It is also the
-partner program of `uiw siwtest`, as far as `uiw conform` needs one. It is written from the RFCs alone and shares no code with uiw. It prints its port and
-serves until it is killed; `conform_peer.py --list` prints every id that it can break.
+"""An iWARP responder that complies with RFC 5040, 5041, 5044 and 6581, or breaks one requirement.
+
+`conform_peer.py [ID]` breaks the requirement with this id. The program is also the partner program
+of `uiw siwtest`, as far as `uiw conform` needs one. It is written from the RFCs alone and shares no
+code with uiw. It prints its port and serves until it is killed; `conform_peer.py --list` prints
+every id that it can break.
 """
 
 import re
@@ -15,11 +18,12 @@ BROKEN = sys.argv[1] if len(sys.argv) > 1 else ""
 
 
 def broken(*ids):
-    """Whether the requirement that is to be broken is one of these."""
+    """Returns whether the requirement to be broken is one of these."""
     return BROKEN in {f"RFC{i}" for i in ids}
 
 
-# Listeners that ask for Markers: these requirements are seen in what such a one receives.
+# Listeners that ask for Markers: these requirements are visible in the frames that such a listener
+# receives.
 ASKS_MARKERS = broken("5044-4.2-03b", "5044-4.3-06", "5044-4.3-11", "5044-8-04")
 NO_CRC_CHECK = broken(
     "5044-4.4-18", "5044-4.4-19", "5044-4.4-20", "5044-6-01", "5044-6-04", "5044-8-03"
@@ -54,7 +58,7 @@ def pattern(seed, message, size):
 
 
 class Ended(Exception):
-    """The stream is over."""
+    """The stream has ended."""
 
 
 class Refused(Exception):
@@ -202,7 +206,7 @@ class Connection:
     # FPDUs.
 
     def fpdu_in(self):
-        """The ULPDU of the next FPDU."""
+        """Returns the ULPDU of the next FPDU."""
         raw, markers, plain, due = b"", [], b"", 2
         while len(plain) < due:
             if self.markers_in and (self.place_in + len(raw)) % 512 == 0:
@@ -240,7 +244,8 @@ class Connection:
         return plain[2 : 2 + length]
 
     def whole(self, length, before):
-        """As `take`; a receiver that depends on alignment gives up where TCP has cut an FPDU."""
+        """Like `take`, but a receiver that depends on alignment gives up if TCP has split an
+        FPDU."""
         if broken("5044-5.1-05", "5044-A.4-01", "5044-6-09", "5044-6-03"):
             if (before or self.inbox) and len(self.inbox) < length:
                 raise Ended
@@ -316,7 +321,7 @@ class Connection:
         self.fpdu_out(bytes([ddp, rdmap]) + header + payload)
 
     def tagged(self, opcode, stag, to, data, untagged=False):
-        """A message to a tagged buffer."""
+        """Sends a message to a tagged buffer."""
         if opcode == 2 and broken("5040-4.1-06", "5040-6.1-01"):
             opcode = 12
         if broken("5041-5.2-03") and data:
@@ -356,7 +361,7 @@ class Connection:
         return self.msn_out[queue] - (2 if broken("5041-4.3-08") else 1)
 
     def untagged(self, opcode, queue, data, invalidate=0, tagged=False):
-        """A message to a queue."""
+        """Sends a message to a queue."""
         if broken("5041-5.2-03") and len(data) > 1000:
             data = data[:-1]
         size = 64 if broken("5044-3-04") and len(data) > 1000 else 65000 if broken("5044-3-05") else 40000
@@ -444,10 +449,10 @@ class Connection:
         if broken("5040-5.4-08"):
             self.untagged(3, 0, bytes(4))
 
-    # What comes.
+    # Incoming segments.
 
     def check(self, ulpdu):
-        """Refuses what is not a legal segment."""
+        """Refuses segments that are not legal."""
         ddp, rdmap = ulpdu[0], ulpdu[1]
         tagged, opcode, version = bool(ddp & 0x80), rdmap & 15, rdmap >> 6
         if ddp & 3 != 1 and not broken("5041-6.2.2-04", "5041-4.1-12"):
@@ -537,7 +542,7 @@ class Connection:
         if not broken("5040-5.2.1-09", "5040-5.2.2-06", "5040-5.5-16a"):
             self.answer(sink, to, data)
             return
-        # Those that come together are answered the last one first.
+        # Requests that arrive together are answered in reverse order.
         waiting = [(sink, to)]
         while len(self.inbox) >= 52 or self.more(0.05):
             next_one = self.fpdu_in()
@@ -571,7 +576,7 @@ class Connection:
         return bytes(self.memory[at - BASE : at - BASE + size])
 
     def deliver(self, opcode, invalidate, mo, last, ulpdu):
-        """A segment of a Send."""
+        """Handles a segment of a Send."""
         data = ulpdu[18:]
         room = self.receives[0] if self.receives else None
         if room is None:
@@ -677,7 +682,7 @@ class Connection:
         self.receives = [128]
         self.say(DONE, wrong)
 
-    # All of it.
+    # The program as a whole.
 
     def serve(self):
         try:
@@ -708,7 +713,7 @@ class Connection:
 
 
 def ids():
-    """Every requirement that this program can break: the ids in its calls of `broken`."""
+    """Returns every requirement that this program can break: the ids in its calls of `broken`."""
     with open(__file__, encoding="utf-8") as source:
         return sorted({f"RFC{i}" for i in re.findall(r'"((?:50|65)\d\d-[\w.]+-\w+)"', source.read())})
 

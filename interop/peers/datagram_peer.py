@@ -1,7 +1,9 @@
 """A peer for datagrams, written from docs/datagrams.md alone.
 
-    datagram_peer.py serve ADDRESS            answers every message with its payload reversed, until standard input ends
-    datagram_peer.py ask ADDRESS PORT TEXT    asks the listener there for a queue pair by SIDR, sends TEXT, prints the answer
+    datagram_peer.py serve ADDRESS            returns every message with its payload reversed,
+                                              until standard input ends
+    datagram_peer.py ask ADDRESS PORT TEXT    asks the listener for a queue pair by SIDR, sends
+                                              TEXT and prints the answer
 """
 
 import os
@@ -12,7 +14,8 @@ import struct
 import sys
 
 QKEY = 0x01234567
-# Version, Kind, reserved, Epoch, destination and source QPN, Q_Key; DDP: control, RsvdULP (8 and 32 bits), QN, MSN, MO.
+# Version, Kind, reserved, Epoch, destination QPN, source QPN, Q_Key; DDP: control, RsvdULP (8 and
+# 32 bits), QN, MSN, MO.
 HEADER = struct.Struct(">BBHIIII" "BBIIII")
 SIDR = struct.Struct(">BBBBQII")
 SEND, SEND_SE, SEND_IMM = 3, 5, 15
@@ -44,7 +47,8 @@ class Peer:
         self.socket.sendto(message + crc(message), (host, qpn >> 8))
 
     def receive(self):
-        """Source, host, payload, immediate, solicited of the next message for this queue pair; what is none is dropped."""
+        """Returns source, host, payload, immediate and solicited flag of the next message; drops
+        anything else."""
         while True:
             data, (host, port, *_) = self.socket.recvfrom(65536)
             if len(data) < HEADER.size + 4 or crc(data[:-4]) != data[-4:]:

@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
-"""Programs on Mooncake's Python wheel, default settings but the protocol, which is "rdma".
+"""Programs that use Mooncake's Python wheel with default settings except the protocol, "rdma".
 
-    mooncake_peer.py target ADDRESS PORT                   has memory, and checks what the initiator has written
-    mooncake_peer.py initiator ADDRESS TARGET PORT         writes and reads with a transfer engine, and checks what it has read
-    mooncake_peer.py writer ADDRESS MASTER PORT            puts objects into a store, and has the two readers check them
-    mooncake_peer.py reader ADDRESS MASTER WRITER PORT     reads every object of the store; the second reader is killed, the first goes on
+    mooncake_peer.py target ADDRESS PORT                 offers memory, and checks the data that
+                                                         the initiator has written
+    mooncake_peer.py initiator ADDRESS TARGET PORT       writes and reads with a transfer engine,
+                                                         and checks the data it has read
+    mooncake_peer.py writer ADDRESS MASTER PORT          puts objects into a store, and lets the
+                                                         two readers check them
+    mooncake_peer.py reader ADDRESS MASTER WRITER PORT   reads every object of the store; the
+                                                         second reader is killed, the first goes on
 
-ADDRESS is the program's own one, MASTER the ADDRESS:PORT of a `mooncake_master`. The programs direct each other over TCP connections.
+ADDRESS is the program's own address, MASTER the ADDRESS:PORT of a `mooncake_master`. The programs
+control each other over TCP connections.
 """
 import ctypes
 import hashlib
@@ -119,14 +124,15 @@ def value(key):
 def put(own, keys):
     until = time.monotonic() + 90
     for key in keys:
-        # Space in the memory of a program that was killed is given out until the master has missed it for long enough.
+        # After a program has been killed, its memory is still allocated until the master has missed
+        # the program for long enough.
         while (code := own.put(key, value(key))) != 0:
             assert time.monotonic() < until, f"{key} is not stored: {code}"
             time.sleep(0.5)
 
 
 def read(own, keys):
-    """How many are there. A value that differs is an error."""
+    """Returns the number of existing keys. A value that differs is an error."""
     found = 0
     for key in keys:
         data = own.get(key)
@@ -157,7 +163,7 @@ def writer(address, master, port):
         raise AssertionError("a program that was to be killed is there")
     except (EOFError, ConnectionError):
         pass
-    # Those in its memory are lost; no other one is, and none differs.
+    # Objects in the killed program's memory are lost; all others must exist with the right value.
     send(readers[0], "read")
     left = receive(readers[0])
     put(own, SECOND)

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Two agents of NIXL (a Python wheel with a UCX of its own), default settings: one writes to the other's memory and reads from it.
+"""Two NIXL agents (a Python wheel with its own UCX) with default settings.
 
-    nixl_peer.py target PORT            has memory, and checks what was written
-    nixl_peer.py initiator ADDRESS PORT writes and reads, and checks what it has read
+One agent writes to the memory of the other one and reads from it.
 
-The agents' metadata, and the places of memory, are exchanged over one TCP connection.
+    nixl_peer.py target PORT            offers memory, and checks the data that was written
+    nixl_peer.py initiator ADDRESS PORT writes and reads, and checks the data it has read
+
+The agents' metadata and the memory locations are exchanged over one TCP connection.
 """
 import pickle
 import socket

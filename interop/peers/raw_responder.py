@@ -1,5 +1,9 @@
-"""An iWARP responder of one connection, written from RFC 5044, 5041, 5040 and 6581 alone. It prints its port; every Send is answered with its bytes
-reversed; Writes and Reads reach 4 KiB of STag 0x1234 from TO 0x1000 on; it prints what came, and the end of the connection."""
+"""An iWARP responder for one connection, written from RFC 5044, 5041, 5040 and 6581 alone.
+
+It prints its port. Every Send is answered with its bytes reversed. Writes and Reads can access
+4 KiB of STag 0x1234 from TO 0x1000 on. It prints the messages it receives and the end of the
+connection.
+"""
 
 import socket
 import struct

@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn siw_rtr_write_requests_nothing() {
-        // A zero-length Write with STag 1, TO 0.
+        // The first FPDU is a zero-length Write with STag 1 and TO 0.
         let mut responder = PeerCaps::new(false, CapabilityExchange::On, false, 0);
         assert!(!responder.on_zero_write(STag(1), 0, true));
         assert_eq!(responder.kind, PeerKind::Unknown);

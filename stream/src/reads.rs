@@ -224,7 +224,7 @@ mod tests {
                 let segment = QuotedSegment::new(&[], 0);
                 reads.inbound.push_back(InboundRead { kind: InboundKind::Read(request), segment });
             }
-            // Doubled when it is full, from four places on.
+            // The capacity starts at four entries and doubles when the queue is full.
             assert!(capacities(&reads).iter().all(|places| *places <= (2 * count).max(4)), "{count}");
             for _ in 0..count {
                 assert!(reads.pop_outstanding().is_some() && reads.pop_inbound().is_some());

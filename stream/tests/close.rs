@@ -1,5 +1,5 @@
-//! How streams end: in order, by the host, by the transport; and what becomes of requests and of
-//! FPDUs that are partly sent.
+//! Tests how streams end: orderly, by the host or by the transport, and what happens to requests
+//! and to partly sent FPDUs.
 
 mod common;
 
@@ -12,7 +12,7 @@ fn pair() -> Pair {
     Pair::open(RdmapConfig::default(), RdmapConfig::default())
 }
 
-/// FPDUs as large as MPA allows, sent from memory.
+/// Opens two streams with FPDUs as large as MPA allows, which are sent directly from memory.
 fn large_pair() -> Pair {
     let config = config_with(|config| config.fpdu = FpduSize::Large);
     Pair::open(config.clone(), config)
@@ -40,7 +40,7 @@ fn orderly_close_finishes_requests_and_answers() {
                 .is_some_and(|ended| ended.terminate.is_none() && ended.named == AffectedRequest::Nothing)
         );
     }
-    // The close interrupted nothing at the end that did not ask for it.
+    // The close interrupted nothing at the end that did not initiate it.
     assert!(pair.ends[1].ended.as_ref().is_some_and(|ended| ended.idle));
     assert_eq!(pair.ends[1].host.received[0].1, b"last");
 }
@@ -49,7 +49,7 @@ fn orderly_close_finishes_requests_and_answers() {
 fn unanswered_close_times_out() {
     let mut pair = pair();
     pair.call(0, |stream, _, now| stream.close(now));
-    // The FIN leaves, and nothing comes back.
+    // The FIN is sent, and no answer arrives.
     assert!(matches!(next_transmit(&mut pair, 0), Some(None)));
     pair.now = pair.now.after(Duration::from_millis(4_999));
     pair.call(0, RdmapStream::handle_timeout);
@@ -90,8 +90,8 @@ fn abort_does_not_blame_peer() {
     assert_eq!((host.get(done).completions, host.get(open).completions, host.built), (1, 0, 2));
 }
 
-/// The whole of what an end has said is FPDUs, however far a gathered one was sent when the stream
-/// ended.
+/// An end sends only complete FPDUs, however much of a gathered FPDU has been sent when the stream
+/// ends.
 #[test]
 fn partial_fpdu_finished_before_terminate() {
     for taken in [1, 2, 15, 16, 17, 18, 4_000, 64_000, 64_772, 64_775, 64_776, 64_777, 70_000, 129_553] {
@@ -120,15 +120,15 @@ fn partial_fpdu_finished_before_terminate() {
     }
 }
 
-/// Markers stand every 512 bytes of what is sent (RFC 5044 section 4.3): what is dropped does not
-/// count.
+/// Markers are placed every 512 bytes of the data sent (RFC 5044 section 4.3); discarded data does
+/// not count.
 #[test]
 fn terminate_markers_follow_sent_bytes() {
     let config = config_with(|config| {
         config.fpdu = FpduSize::Large;
         config.startup.want_markers = true;
     });
-    // The Terminate begins at every place between two Markers, in steps shorter than it is.
+    // The Terminate begins at every position between two Markers, in steps shorter than itself.
     for len in (0..512).step_by(24) {
         let mut pair = Pair::open(config.clone(), config.clone());
         pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(len, 9));
@@ -155,7 +155,7 @@ fn partial_fpdu_without_memory_resets() {
         assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
         assert!(pair.ends[0].ended.as_ref().is_some_and(|ended| ended.terminate.is_none()));
     }
-    // Of FPDUs that were not begun nothing is missing.
+    // The FPDUs have not been started, so the missing memory does not matter.
     let mut pair = large_pair();
     pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
     pair.send_cuts = Box::new(|| 0);
@@ -247,7 +247,7 @@ fn lost_transport_flushes_requests() {
         assert!(end.stream.is_over() && end.stream.is_reset());
         assert_eq!((end.host.get(done).completions, end.host.get(open).completions), (1, 0));
     }
-    // Behind the end nothing is reported again.
+    // After the end, nothing is reported again.
     let mut pair = pair();
     pair.call(0, RdmapStream::abort);
     pair.call(0, RdmapStream::handle_lost);
@@ -276,7 +276,7 @@ fn acknowledged() -> RdmapConfig {
     config_with(|config| config.acknowledged = true)
 }
 
-/// Acknowledged completion towards a peer that is no uiw peer: zero-length Reads follow the
+/// Settings for acknowledged completion with a peer that is not uiw: zero-length Reads follow the
 /// requests.
 fn acknowledged_by_reads() -> RdmapConfig {
     config_with(|config| {
@@ -306,7 +306,7 @@ fn requests_complete_when_placed(config: &RdmapConfig) {
     pair.run();
     assert_eq!(pair.ends[0].host.completed, ids);
     assert!(pair.ends[0].stream.awaits_doorbell(), "no acknowledgement is open");
-    // A request that the peer refuses never completes, nor does what is behind it.
+    // A request that the peer refuses never completes, and neither do the requests after it.
     pair.ends[0].post(Op::Write { remote: at(0) }, b"placed");
     let bad = pair.ends[0].post(Op::Write { remote: at(1 << 40) }, b"refused");
     pair.ends[0].post(Op::Write { remote: at(0) }, b"behind");
@@ -340,8 +340,8 @@ fn detach_with_requests_in_flight(config: &RdmapConfig) {
     assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)), "{:?}", pair.ends[0].ended);
 }
 
-/// The acknowledging Read of the last Send waits for the ORD that a Read has, and the peer closes
-/// as soon as it has the Send.
+/// The acknowledging Read of the last Send waits for the ORD that another Read uses, and the peer
+/// closes as soon as it has received the Send.
 #[test]
 fn orderly_close_answers_last_acknowledgements() {
     for (closes_both, capabilities) in [false, true]
@@ -363,7 +363,7 @@ fn orderly_close_answers_last_acknowledgements() {
         pair.receive(1, usize::MAX);
         assert_eq!(pair.ends[1].host.received.len(), 1, "the peer has it all");
         pair.call(1, |stream, _, now| stream.close(now));
-        // All that it sends at once, before the other end looks.
+        // The peer sends everything at once, before the other end receives any of it.
         let now = pair.now;
         let [end, peer] = &mut pair.ends;
         loop {
@@ -386,7 +386,7 @@ fn orderly_close_answers_last_acknowledgements() {
     }
 }
 
-/// A host that lets go of a stream which closes leaves the rest to the stream.
+/// If the host detaches a stream during the close, the stream completes the close itself.
 #[test]
 fn detach_during_close_stays_orderly() {
     let mut pair = Pair::open(acknowledged_by_reads(), acknowledged_by_reads());
@@ -395,7 +395,7 @@ fn detach_during_close_stays_orderly() {
     while forward(&mut pair).is_some() {}
     pair.receive(1, usize::MAX);
     pair.call(1, |stream, _, now| stream.close(now));
-    // The acknowledgement, then the drain Read.
+    // The acknowledgement is sent first, then the drain Read.
     let now = pair.now;
     for is_draining in [false, true] {
         let (sent, fin) = pair.ends[1].transmit(usize::MAX, now);
@@ -409,7 +409,8 @@ fn detach_during_close_stays_orderly() {
     assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)), "{:?}", pair.ends[0].ended);
 }
 
-/// A peer that closes meanwhile answers no drain Read, and one that waits for a receive could not.
+/// A peer that closes in the meantime does not answer the drain Read. If this end waits for a
+/// receive, it could not process the answer, so it sends the FIN at once.
 #[test]
 fn close_ends_without_drain_answer() {
     let mut pair = Pair::open(acknowledged_by_reads(), acknowledged_by_reads());
@@ -430,8 +431,8 @@ fn close_ends_without_drain_answer() {
     assert!(matches!(next_transmit(&mut pair, 1), Some(None)), "FIN at once");
 }
 
-/// The acknowledgement is the next thing that is sent after a message was placed, and the host
-/// learns when TCP has it.
+/// After a message has been placed, its acknowledgement is sent before anything else, and the host
+/// is informed when TCP has accepted it.
 #[test]
 fn placement_acked_before_anything_else() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
@@ -442,7 +443,7 @@ fn placement_acked_before_anything_else() {
         pair.ends[0].post(Op::WriteImm { remote: at(8), imm: 7 }, b"both"),
     ];
     while forward(&mut pair).is_some() {}
-    // What this end sends itself stays behind.
+    // The requests of this end are sent after the acknowledgement.
     pair.ends[1].post(Op::Write { remote: at(64) }, &[1; 4096]);
     pair.receive(1, usize::MAX);
     let acks: Vec<_> = pair.ends[1].host.received.iter().map(|(message, _)| message.awaits_ack).collect();
@@ -459,10 +460,10 @@ fn placement_acked_before_anything_else() {
     assert!(pair.ends[0].stream.awaits_doorbell(), "no Read was sent");
 }
 
-/// An FPDU without payload: length, tagged header, CRC.
+/// Length of an FPDU without payload: length field, tagged header and CRC.
 const ACK_LEN: usize = 2 + uiw_ddp::Tagged::LEN + 4;
 
-/// The requests before the one that fails are known to be placed, whatever ends the stream.
+/// The requests before the failed one are known to be placed, however the stream ends.
 #[test]
 fn placement_acked_before_stream_ends() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
@@ -495,8 +496,8 @@ fn fin_follows_placement_ack() {
     assert_eq!(pair.ends[0].host.completed, [id]);
 }
 
-/// An end that does not ask for acknowledgements gets none, and acknowledges what its peer asks
-/// for.
+/// An end that does not request acknowledgements gets none, but acknowledges the requests of a peer
+/// that does.
 #[test]
 fn acks_sent_only_on_request() {
     let mut pair = Pair::open(acknowledged(), RdmapConfig::default());
@@ -556,7 +557,7 @@ fn completion_queue_overflow_ends_stream() {
 
 #[test]
 fn nothing_follows_a_fin() {
-    // A request that is posted behind it stays with the host, and one of the peer is not answered.
+    // A request posted after the FIN stays with the host, and a Read of the peer is not answered.
     let mut pair = pair();
     pair.call(0, |stream, _, now| stream.close(now));
     let now = pair.now;
@@ -569,7 +570,7 @@ fn nothing_follows_a_fin() {
     assert!(pair.ends[0].stream.is_open() && pair.ends[0].incoming.is_empty(), "the peer has not closed");
     assert!(pair.ends[0].transmit(usize::MAX, now).0.is_empty());
     assert_eq!((pair.ends[0].host.built, pair.ends[0].host.get(late).completions), (0, 0));
-    // Nor is the peer's capability request answered, where it is the first FPDU behind our FIN.
+    // The peer's capability request is not answered either if it is the first FPDU after our FIN.
     let config = config_with(|config| config.startup.peer_to_peer = false);
     let mut pair = Pair::new(config.clone(), config.clone());
     pair.ends[1].decision = common::Decision::Wait;
@@ -588,7 +589,7 @@ fn nothing_follows_a_fin() {
     assert!(pair.ends[1].stream.has_nothing_due());
 }
 
-/// The limit of an open stream's lifetime does not move the deadline of one that closes.
+/// The lifetime limit of an open stream does not change the deadline of a stream that is closing.
 #[test]
 fn limited_lifetime_resets_open_stream() {
     for closes in [false, true] {
@@ -608,7 +609,7 @@ fn limited_lifetime_resets_open_stream() {
     }
 }
 
-/// No receive will come for a Send that waits for one: a Terminate reports it to the peer at once,
+/// No receive will be posted for the waiting Send. A Terminate reports this to the peer at once,
 /// and the Send is not acknowledged.
 #[test]
 fn detached_stream_refuses_waiting_send() {
@@ -625,7 +626,7 @@ fn detached_stream_refuses_waiting_send() {
     assert!(!pair.ends[0].host.completed.contains(&(placed + 1)));
 }
 
-/// A Send that waits for a receive came before the FIN: it is delivered first.
+/// The Send that waits for a receive arrived before the FIN, so it is delivered first.
 #[test]
 fn fin_after_waiting_send_ends_nothing() {
     let mut pair = pair();
@@ -640,7 +641,8 @@ fn fin_after_waiting_send_ends_nothing() {
     assert!(matches!(pair.ends[1].error(), ConnError::Closed));
 }
 
-/// The stream is over with our FIN if the peer has closed already, so the host need not ask again.
+/// If the peer has already closed, the stream is over after our FIN, and the host need not poll
+/// again.
 #[test]
 fn stream_over_after_both_fins() {
     let mut pair = pair();
@@ -653,7 +655,7 @@ fn stream_over_after_both_fins() {
 fn reset_stream_sends_nothing() {
     let mut pair = large_pair();
     pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
-    // A part of an FPDU is with TCP: the rest of it would be sent before a FIN.
+    // TCP has a part of an FPDU, whose rest would be sent before a FIN.
     let now = pair.now;
     assert_eq!(pair.ends[0].transmit(100, now).0.len(), 100);
     pair.call(0, RdmapStream::handle_lost);
@@ -661,7 +663,7 @@ fn reset_stream_sends_nothing() {
     assert!(next_transmit(&mut pair, 0).is_none());
 }
 
-/// The length known of an FPDU that was taken does not apply to the next one.
+/// The known length of a received FPDU does not apply to the next one.
 #[test]
 fn needed_bytes_unknown_after_waiting_send() {
     let mut pair = pair();

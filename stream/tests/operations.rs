@@ -1,5 +1,5 @@
-//! Every operation, both ways at once, over every framing; and the same result however the wire
-//! cuts the bytes.
+//! Tests every operation in both directions at once, with all kinds of framing. The result must not
+//! depend on how the wire splits the bytes.
 
 mod common;
 
@@ -17,7 +17,7 @@ const WRITTEN: u64 = 0;
 const SOURCE: u64 = 128 << 10;
 const ATOMIC: u64 = 250 << 10;
 
-/// Results of everything that one end posted.
+/// Results of everything posted by one end.
 #[derive(Debug, PartialEq)]
 struct PostedResults {
     memory: Vec<u8>,
@@ -25,8 +25,8 @@ struct PostedResults {
     answers: Vec<Vec<u8>>,
 }
 
-/// Every operation, with payloads of `large` bytes where there are any; the other end has receives
-/// for all of it.
+/// Posts every operation at end `n`, with payloads of `large` bytes where possible; the other end
+/// posts the receives.
 fn post_everything(pair: &mut Pair, n: usize, large: usize) {
     let seed = 1 + n as u8;
     let atomic = ATOMIC as usize;
@@ -63,7 +63,8 @@ fn post_everything(pair: &mut Pair, n: usize, large: usize) {
     end.stream.doorbell();
 }
 
-/// Returns the results of `post_everything` that are due at end `n`'s peer and in `n`'s answers.
+/// Returns the expected results of `post_everything` at the peer of end `n` and in the answers to
+/// `n`.
 fn expected(n: usize, large: usize) -> PostedResults {
     let seed = 1 + n as u8;
     let (big, source) = (pattern(large, seed), pattern(large, seed + 64));
@@ -110,7 +111,7 @@ fn outcome(pair: &Pair, n: usize) -> PostedResults {
     }
 }
 
-/// Runs everything both ways, and compares.
+/// Runs all operations in both directions and compares the results.
 fn everything(mut pair: Pair, large: usize) {
     (0..2).for_each(|n| post_everything(&mut pair, n, large));
     pair.run();
@@ -134,7 +135,7 @@ fn everything(mut pair: Pair, large: usize) {
     pair.assert_over();
 }
 
-/// A host's pool keeps it for the next batch.
+/// The pool of a host keeps the buffer for the next batch.
 #[test]
 fn large_fpdu_buffer_has_promised_capacity() {
     let config = || {
@@ -156,7 +157,7 @@ fn large_fpdu_buffer_has_promised_capacity() {
     }
 }
 
-/// One of the ways in which streams differ, from bits.
+/// Returns one of the possible combinations of settings, selected by `bits`.
 fn setting(bits: u32) -> RdmapConfig {
     config_with(|config| {
         config.startup.crc = bits & 1 == 0;
@@ -212,7 +213,7 @@ fn stable_payloads_gathered() {
         let mut pair = pair(bits | bits << 8);
         let len = 60_000;
         pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(len, 1));
-        // The source of an answer may always change.
+        // The source of a Read Response may always change.
         pair.ends[0].post(Op::Read { remote: at(SOURCE), invalidate: None }, &vec![0; len]);
         pair.run();
         assert_eq!(pair.ends[0].from_memory, if bits == 0 { len } else { 0 }, "{bits:#x}");
@@ -278,7 +279,7 @@ fn byte_wise_transport_gets_same_bytes() {
     }
 }
 
-/// Sizes from 1 on, small ones more often, as a seed says.
+/// Returns sizes from 1 on, derived from a seed; small sizes are more frequent.
 fn cuts(seed: u64) -> common::Cuts {
     let mut state = seed | 1;
     Box::new(move || {
@@ -291,7 +292,7 @@ fn cuts(seed: u64) -> common::Cuts {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
-    /// Partial sends of gathered pieces, and partial arrivals, of any sizes.
+    /// Gathered pieces are sent partly and arrive partly, with arbitrary sizes.
     #[test]
     fn any_cuts_give_the_same_result(
         bits in 0u32..1 << 18, large in 600usize..40_000, send in any::<u64>(), receive in any::<u64>(),
@@ -302,7 +303,7 @@ proptest! {
         everything(pair, large);
     }
 
-    /// Start-up frames, too.
+    /// Start-up frames are split as well.
     #[test]
     fn startup_independent_of_cuts(
         bits in 0u32..1 << 16, send in any::<u64>(), receive in any::<u64>(),
@@ -320,8 +321,8 @@ proptest! {
     }
 }
 
-/// Extensions of RFC 7306 are used alone, as some NICs have them. Without any, the requests fail
-/// and name the missing extension.
+/// Extensions of RFC 7306 are used separately, as some NICs support only a part of them. Without an
+/// extension, a request fails and the error names the missing extension.
 #[test]
 fn extensions_used_if_peer_has_them() {
     let assume = || config_with(|config| config.capabilities = CapabilityExchange::Assume);
@@ -347,7 +348,7 @@ fn extensions_used_if_peer_has_them() {
         let [(refused, missing)] = pair.ends[0].host.refused[..] else { panic!("not refused") };
         assert_eq!(refused, id);
         assert!(!missing.is_empty());
-        // Nothing of it was sent, and the stream goes on.
+        // No part of the request was sent, and the stream continues.
         pair.receives(1, 1, 64);
         pair.ends[0].post(Op::Send, b"behind it");
         pair.run();
@@ -357,8 +358,8 @@ fn extensions_used_if_peer_has_them() {
     }
 }
 
-/// The completion of Immediate Data has the length of the Write directly in front of it, and of no
-/// other one.
+/// The completion of Immediate Data contains the length of the directly preceding Write, but not of
+/// an earlier one.
 #[test]
 fn immediate_counts_preceding_write_only() {
     let mut pair = pair(0);
@@ -377,15 +378,15 @@ fn read_sink_names_no_memory() {
     pair.ends[0].post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
     let before = pair.ends[0].sent.len();
     pair.run();
-    // The Read Request: untagged header, then the sink's STag.
+    // The Read Request consists of the untagged header followed by the sink's STag.
     let request = &pair.ends[0].sent[before..];
     let sink = u32::from_be_bytes(request[2 + 18..][..4].try_into().unwrap());
     assert_eq!(STag(sink), pair.ends[0].stream.sink());
     assert_ne!(STag(sink), MEMORY);
 }
 
-/// The answer to the capability request is awaited on a path whose round trip takes longer than a
-/// second.
+/// On a path whose round trip takes longer than a second, the stream waits for the answer to the
+/// capability request.
 #[test]
 fn capability_answer_awaited_for_round_trips() {
     for millis in [1, 600, 1500, 3000] {
@@ -393,7 +394,7 @@ fn capability_answer_awaited_for_round_trips() {
         let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
         let id = pair.ends[0].post(Op::SendImm { imm: 7 }, b"early");
         pair.receives(1, 1, 64);
-        // Request, Reply, the request for capabilities, its answer, the Send.
+        // The legs are the Request, the Reply, the capability request, its answer and the Send.
         for leg in 0..5 {
             let from = leg % 2;
             let (bytes, _) = pair.ends[from].transmit(usize::MAX, pair.now);
@@ -407,7 +408,7 @@ fn capability_answer_awaited_for_round_trips() {
     }
 }
 
-/// A peer that takes our request and says nothing.
+/// The peer accepts the capability request but does not answer.
 #[test]
 fn silent_peer_fails_request_only() {
     let mut pair = Pair::new(

@@ -1,8 +1,8 @@
-//! Two streams back to back whose hosts call their methods in any order, over a wire that cuts
-//! anywhere, breaks and changes bytes.
+//! Runs two connected streams whose hosts call their methods in random order, over a wire that
+//! splits bytes at any position, breaks, and changes bytes.
 //!
-//! The hosts of `common` check what they are asked; here every deadline is checked to be consumed
-//! when it is served, and that both streams come to their end.
+//! The hosts of `common` check the requests of their streams. In addition, these tests check that
+//! every deadline is consumed when it is handled, and that both streams come to an end.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use uiw_mpa::startup::{Revision, RtrKinds};
 use uiw_stream::{CapabilityExchange, FpduSize, LocalError, Op, RdmapConfig, RdmapStream, StableTx, Time};
 
-/// SplitMix64.
+/// SplitMix64 generator.
 struct RandomBytes(u64);
 
 impl RandomBytes {
@@ -50,7 +50,7 @@ fn random_config(random: &mut RandomBytes) -> RdmapConfig {
             RtrKinds { write: false, read: false, send: true },
         ]);
         startup.ird = random.pick(&[16, 4, 1, 0]);
-        // An RTR Read needs an ORD.
+        // An RTR Read requires an ORD greater than zero.
         let reads_only = startup.rtr.read && !startup.rtr.write;
         startup.ord = random.pick(if reads_only { &[16, 1] } else { &[16, 4, 1, 0] });
         config.fpdu =
@@ -83,7 +83,7 @@ fn random_op(random: &mut RandomBytes) -> (Op, Vec<u8>) {
     (op, pattern(len, 3))
 }
 
-/// Serves the deadline of end `n`, if it has passed: it is not due a second time.
+/// Handles the deadline of end `n` if it has passed, and checks that it is not due a second time.
 fn serve_deadline(pair: &mut Pair, n: usize) {
     if pair.ends[n].stream.poll_timeout() <= pair.now {
         pair.call(n, RdmapStream::handle_timeout);
@@ -144,7 +144,7 @@ fn step(pair: &mut Pair, random: &mut RandomBytes, rude: bool) {
             pair.ends[n].incoming[place] ^= 1 << random.below(8);
         }
         34 if random.one_in(3) => {
-            // The wire ends here.
+            // The wire breaks here.
             let keep = random.below(pair.ends[n].incoming.len() + 1);
             pair.ends[n].incoming.truncate(keep);
             pair.ends[n].incoming_fin = true;
@@ -217,5 +217,5 @@ fn streams_end_whatever_their_hosts_post() {
     }
 }
 
-/// Miri takes a part.
+/// Number of runs; Miri executes only a few of them.
 const RUNS: u64 = if cfg!(miri) { 2 } else { 2000 };

@@ -1,5 +1,5 @@
-//! Start-up in both roles: every revision, model and RTR kind, rejects, the fall-back, time-outs,
-//! broken frames.
+//! Tests the start-up in both roles: every revision, model and RTR kind, rejections, the fallback,
+//! timeouts and invalid frames.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// One Send and one Read each way.
+/// Performs one Send and one Read in each direction.
 fn assert_works(pair: &mut Pair) {
     for n in 0..2 {
         pair.receives(n, 1, 64);
@@ -56,7 +56,7 @@ fn every_revision_model_and_rtr_kind() {
                     let negotiated = pair.ends[0].negotiated();
                     let two = revision == Revision::Two;
                     assert_eq!((negotiated.enhanced, negotiated.peer_to_peer), (two, two && peer_to_peer));
-                    // Revision 1 has no agreement on a Send.
+                    // Revision 1 cannot agree on a Send.
                     let sends_rtr = peer_to_peer && (two || kind != Rtr::Send);
                     assert_eq!(negotiated.rtr, sends_rtr.then_some(kind));
                     let capable = matches!(pair.ends[0].kind, Some(PeerKind::Capable(_)));
@@ -83,8 +83,8 @@ fn private_data_and_credits_reach_peer() {
 
 #[test]
 fn responder_waits_for_first_fpdu() {
-    // RFC 5044 section 7.1.1, in the client-server model: nothing is lost, and it goes on behind
-    // the first FPDU.
+    // In the client-server model (RFC 5044 section 7.1.1) nothing is lost, and the responder
+    // continues after the first FPDU.
     let config = config_with(|config| {
         config.startup.peer_to_peer = false;
         config.capabilities = CapabilityExchange::Off;
@@ -135,7 +135,7 @@ fn unestablished_connection_ends_without_fpdu() {
     pair.run();
     assert_eq!(pair.ends[0].sent.len(), request);
     assert!(pair.ends[1].established.is_none(), "{:?}", pair.ends[1].established);
-    // An orderly close establishes it first.
+    // An orderly close establishes the connection first.
     let initiator = config_with(|config| config.awaits_establish = true);
     let mut pair = Pair::new(initiator, RdmapConfig::default());
     pair.run();
@@ -174,7 +174,7 @@ fn reject_carries_private_data() {
         assert_eq!((&private_data[..], *markers_refused), (&b"rejected"[..], false));
         assert_eq!(peer_ird_ord.is_some(), revision == Revision::Two);
         assert!(pair.ends[0].stream.is_over() && pair.ends[1].fin_sent);
-        // The initiator's transport ends with a reset.
+        // The transport of the initiator ends with a reset.
         pair.call(1, RdmapStream::handle_lost);
         assert!(pair.ends[1].stream.is_over());
         assert!(pair.ends[1].ended.is_none() && pair.ends[1].failed.is_none(), "the host rejected it");
@@ -199,7 +199,7 @@ fn missing_decision_or_frame_times_out() {
 #[test]
 fn late_rtr_message_times_out() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
-    // The Request goes there, the Reply does not come back: the initiator sends no FPDU.
+    // The Request arrives, but the Reply does not, so the initiator sends no FPDU.
     let bytes = first_bytes(&mut pair.ends[0]);
     pair.ends[1].incoming.extend(bytes);
     let (sent, now) = (pair.ends[1].incoming.len(), pair.now);
@@ -214,7 +214,7 @@ fn late_rtr_message_times_out() {
     assert!(pair.ends[1].established.is_none());
 }
 
-/// The start-up frame of `end`.
+/// Returns the start-up frame of `end`.
 fn first_bytes(end: &mut End) -> Vec<u8> {
     let Some(uiw_stream::Transmit::Bytes(batch)) =
         end.stream.poll_transmit(&mut end.host, uiw_stream::Time::default())
@@ -280,8 +280,8 @@ fn startup_timeout_covers_both_revisions() {
     assert_eq!(pair.ends[0].failed, Some(StartupFailure::TimedOut));
 }
 
-/// The new connection of TCP comes too late: a stream that has failed does not begin again, with no
-/// deadline any more.
+/// The new TCP connection is established too late. A stream that has failed must not start again,
+/// because it would have no deadline.
 #[test]
 fn no_reconnect_after_startup_timeout() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
@@ -346,7 +346,7 @@ fn invalid_frame_fails_startup() {
 
 #[test]
 fn insufficient_reply_refused_with_terminate() {
-    // RFC 6581 section 9: its RTR kinds are none of ours.
+    // The Reply contains none of our RTR kinds (RFC 6581 section 9).
     let [read, send] =
         [Rtr::Read, Rtr::Send].map(|kind| config_with(|config| config.startup.rtr = rtr(kind)));
     let mut pair = Pair::new(read, send);
@@ -360,7 +360,7 @@ fn insufficient_reply_refused_with_terminate() {
 
 #[test]
 fn foreign_peer_detected_despite_pause() {
-    // The responder's first FPDU is no answer to the capability request.
+    // The responder's first FPDU is not an answer to the capability request.
     let off = config_with(|config| config.capabilities = CapabilityExchange::Off);
     let mut pair = Pair::open(RdmapConfig::default(), off.clone());
     pair.receives(0, 1, 64);
@@ -368,7 +368,7 @@ fn foreign_peer_detected_despite_pause() {
     pair.ends[1].post(Op::Send, b"no answer");
     pair.run();
     assert_eq!(pair.ends[0].kind, Some(PeerKind::Foreign));
-    // Nothing comes at all: the request is repeated five times, and the exchange decided after a
+    // Nothing arrives: the request is repeated five times, and the exchange is decided after a
     // second.
     let mut pair = Pair::open(RdmapConfig::default(), off);
     let mut lengths = vec![pair.ends[0].sent.len()];

@@ -1,5 +1,5 @@
-//! What the stream answers to a peer that breaks a rule: which Terminate, which receive fails,
-//! which request is named.
+//! Tests the reaction to a peer that violates the protocol: which Terminate is sent, which receive
+//! fails, and which request is named.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn untagged(opcode: Opcode, qn: u32, msn: u32, mo: u32) -> Header {
     Header::Untagged(uiw_rdmap::untagged_header(opcode, qn, msn, mo, true, 0))
 }
 
-/// The responder gets one FPDU that is wrong, and says so.
+/// Injects an invalid FPDU at the responder, and asserts that it reports `reason`.
 #[track_caller]
 fn refused(mut pair: Pair, header: &Header, payload: &[u8], reason: Reason) -> Pair {
     pair.inject(1, header, payload);
@@ -39,7 +39,7 @@ fn invalid_writes_terminated() {
     refused(pair(), &write(MEMORY, u64::MAX), b"xy", Reason::TaggedToWrap);
     let mut forbidden = pair();
     forbidden.ends[1].host.forbidden = 5..6;
-    // RFC 5041 section 7.2 has no code for rights.
+    // RFC 5041 section 7.2 has no code for missing access rights.
     let over = refused(forbidden, &write(MEMORY, 0), &[1; 6], Reason::TaggedInvalidStag);
     assert_eq!(over.ends[1].host.memory[..6], [0; 6], "nothing of it is placed");
 }
@@ -82,10 +82,10 @@ fn wrong_crc_or_marker_terminated() {
         (Reason::LlpCrc, Reason::LlpCrc)
     );
     wrong.assert_over();
-    // With CRCs a Marker is covered by one.
+    // With CRCs, a wrong Marker would be reported as a wrong CRC.
     let config = config_with(|config| (config.startup.want_markers, config.startup.crc) = (true, false));
     let mut marked = Pair::open(config.clone(), config);
-    // The Marker in front of the next 512 bytes points back to where no FPDU begins.
+    // The Marker before the next 512 bytes points to a position where no FPDU begins.
     marked.ends[0].post(Op::Write { remote: at(0) }, &[0; 3000]);
     marked.receive_cuts = Box::new(|| 0);
     marked.run();
@@ -160,14 +160,14 @@ fn unsolicited_answers_are_refused() {
     let atomic = untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 1, 0);
     let answer = uiw_rdmap::AtomicResponse { request_id: 1, original: 5 }.emit();
     refused(pair(), &atomic, &answer, Reason::OperationUnspecified);
-    // Of a Read that is open: another sink, more bytes than asked for.
+    // The answer to an outstanding Read names another sink or contains a wrong number of bytes.
     for (stag, len, reason) in [
         (STag(1), 4, Reason::TaggedInvalidStag),
         (sink, 5, Reason::TaggedBaseOrBounds),
         (sink, 3, Reason::TaggedBaseOrBounds),
     ] {
         let mut pair = pair();
-        // The peer never sees it.
+        // The request is not delivered to the peer.
         pair.ends[1].host.post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
         pair.ends[1].stream.doorbell();
         let now = pair.now;
@@ -199,7 +199,7 @@ fn reads_beyond_ird_refused() {
         for msn in 1..=count {
             fpdus.extend(fpdu(&untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, msn, 0), &request));
         }
-        // All of them come at once, before an answer is built.
+        // All requests arrive at once, before an answer is built.
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdus, now));
         if count == 2 {
             assert!(pair.ends[1].ended.is_none());
@@ -209,11 +209,11 @@ fn reads_beyond_ird_refused() {
     }
 }
 
-/// RFC 5040 section 6.1: a Read counts against the IRD until the last segment of its answer is
-/// built.
+/// A Read counts against the IRD until the last segment of its answer has been built (RFC 5040
+/// section 6.1).
 #[test]
 fn partly_answered_read_counts_against_ird() {
-    // More than one batch.
+    // The answer is longer than one batch.
     let request =
         ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1 << 18, source_stag: MEMORY, source_to: 0 };
     let fpdu = |msn| fpdu(&untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, msn, 0), &request.emit());
@@ -322,7 +322,7 @@ fn send_waits_for_receive() {
     assert!(pair.ends[1].stream.is_stalled() && !pair.ends[1].stream.accepts_bytes());
     assert_eq!(pair.ends[1].stream.parked_len(), 18 + 5);
     assert_eq!(pair.ends[1].host.memory[..6], [0; 6], "nothing behind it is placed");
-    // The stalled end goes on sending.
+    // The stalled end continues to send.
     pair.ends[1].post(Op::Write { remote: at(0) }, b"on");
     pair.run();
     assert_eq!(&pair.ends[0].host.memory[..2], b"on");
@@ -352,7 +352,7 @@ fn send_without_receive_times_out() {
         assert_eq!(pair.ends[1].stream.parked_len(), 0);
         pair.assert_over();
     }
-    // The host may change its mind while one waits.
+    // The host may change the timeout while a Send waits.
     let mut pair = pair();
     pair.ends[0].post(Op::Send, b"early");
     pair.run();
@@ -376,8 +376,8 @@ fn short_receive_fails_waiting_send() {
 
 #[test]
 fn nothing_is_taken_behind_a_terminate() {
-    // Before it is sent, with the FPDU that it is about or behind that, and while the peer's FIN is
-    // awaited.
+    // The late FPDU arrives together with the invalid one, before the Terminate is sent, or while
+    // this end waits for the peer's FIN.
     for when in 0..3 {
         let mut pair = pair();
         pair.receives(1, 1, 64);
@@ -404,7 +404,7 @@ fn nothing_is_taken_behind_a_terminate() {
     }
 }
 
-/// An FPDU with a right CRC.
+/// Returns an FPDU with a correct CRC.
 fn fpdu(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut fpdu = vec![0; 2 + header.len()];
     header.emit(&mut fpdu[2..]);

@@ -1,5 +1,5 @@
-//! Chooses the types that the engine is compiled with: `cfg(loom)`, or `cfg(shuttle)` with the
-//! feature of that name.
+//! Selects the types that the engine is compiled with: `cfg(loom)`, or `cfg(shuttle)` with the
+//! feature of the same name.
 
 fn main() {
     let shuttle = std::env::var_os("CARGO_FEATURE_SHUTTLE").is_some();

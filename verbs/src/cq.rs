@@ -626,8 +626,8 @@ mod tests {
         assert!(device.async_events().try_pop().is_none());
     }
 
-    /// Completions are taken in order and none twice, however many at a time, where the ring wraps
-    /// and where it is full.
+    /// Completions are taken in order and without duplicates, however many are taken at a time,
+    /// also when the ring wraps or is full.
     #[test]
     fn completions_ordered_across_ring_wrap() {
         let device = Device::open().unwrap();
@@ -640,7 +640,8 @@ mod tests {
             let room = 7 - cq.len();
             let added = cq.push_all((pushed..pushed + count).map(cqe), &mut wakes);
             assert_eq!(added, room.min(count as usize));
-            // Those that found no room are lost; the next ones get their numbers here.
+            // Completions that found no room are lost; the next ones reuse their numbers in this
+            // test.
             pushed += added as u64;
             let before = cq.len();
             let got = if all { cq.poll(&mut taken, max) } else { cq.take_with(max, |wc| taken.push(wc)) };

@@ -543,7 +543,7 @@ mod tests {
         assert_eq!(queue.pop_with_token(), Some(1));
         assert!(!is_readable(fd));
 
-        // Two readers: one has the token, the other takes the event.
+        // One of the two readers gets the token, the other one takes the event.
         queue.post(2);
         read();
         assert_eq!(queue.try_pop(), Some(2));

@@ -295,7 +295,7 @@ mod tests {
         }
     }
 
-    /// The thread that wakes is preempted before its write, while something else ends the sleep.
+    /// The waking thread is preempted before its write, while something else ends the sleep.
     #[test]
     fn late_wakeup_cleared_by_sleep() {
         let waiter = PollWaiter::new(&Device::open().unwrap()).unwrap();

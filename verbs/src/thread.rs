@@ -117,7 +117,7 @@ mod tests {
 
     fn blocks(signal: i32) -> bool {
         let mut now = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: a set that can be written, and is by this call.
+        // SAFETY: the set may be written, and the first call initializes it.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), now.as_mut_ptr());
             libc::sigismember(now.as_ptr(), signal) == 1
@@ -148,12 +148,12 @@ mod tests {
         let before = slice();
         let (sender, receiver) = mpsc::channel();
         spawn("slice", move || sender.send(slice()).unwrap()).unwrap().join().unwrap();
-        // Before Linux 6.12 there is none to be set, and it is reported as 0.
+        // Before Linux 6.12 the slice cannot be set and is reported as 0.
         assert_eq!(receiver.recv().unwrap(), if before == 0 { 0 } else { SLICE });
         assert_eq!(slice(), before);
     }
 
-    /// A process without the right to raise it keeps the priority that it has.
+    /// A process without the right to raise the priority keeps its current one.
     #[test]
     fn raised_priority_restored() {
         fn nice() -> i32 {
@@ -166,7 +166,7 @@ mod tests {
             assert!([before, (before - RAISED_BY).max(-20)].contains(&raised), "{before} to {raised}");
             raise_priority(false);
             assert_eq!(nice(), before);
-            // Without one that was raised.
+            // Nothing is restored if the priority was not raised.
             raise_priority(false);
             assert_eq!(nice(), before);
         });

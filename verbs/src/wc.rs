@@ -210,7 +210,7 @@ mod tests {
             reason(TerminateEncoding::Siw)
                 .ends_with("in the bytes of the Linux siw driver, which swaps layer and type")
         );
-        // The other reading is an RDMAP error.
+        // In the alternative interpretation it is an RDMAP error.
         let both = reason(TerminateEncoding::Ambiguous);
         assert!(
             both.contains("if the peer is the Linux siw driver") && both.contains("(0/2/0x06)"),

@@ -1,4 +1,4 @@
-//! Planned faults: what the application gets, and what its peer does.
+//! Tests planned faults: the errors that the application gets, and the behaviour of its peer.
 
 #![expect(unused_qualifications, reason = "what the examples of the documentation share has whole paths")]
 
@@ -16,17 +16,18 @@ fn device(plan: &str) -> Device {
     Device::open_with(DeviceConfig::default().faults(plan.parse().unwrap())).unwrap()
 }
 
-/// A client whose device has this plan, and its server, whose device has the other.
+/// Connects a client and a server whose devices have these fault plans.
 fn pair(client: &str, server: &str) -> [End; 2] {
     connected(End::on(device(client)).unwrap(), End::on(device(server)).unwrap()).unwrap()
 }
 
-/// Posts a signaled Write of 8 bytes to what `to` has registered.
+/// Posts a signaled Write of 8 bytes to the memory that `to` has registered.
 fn write(from: &End, to: &End, wr_id: u64) -> Result<(), uiw_verbs::PostError> {
     let remote = Remote { addr: to.memory.addr(), rkey: to.memory.rkey() };
     let wr =
         SendWr { wr_id, op: SendOp::Write { remote }, sges: &[from.sge(0, 8)], flags: SendFlags::SIGNALED };
-    // SAFETY: the ends keep their memory, which is the engine's, until after their queue pairs.
+    // SAFETY: the ends keep their memory, which the engine owns, until after their queue pairs are
+    // destroyed.
     unsafe { from.qp.post_send([wr]) }
 }
 
@@ -117,7 +118,7 @@ fn planned_outcomes_of_connections() {
         let CmEventKind::Failed(error) = end.event() else { panic!("no failure") };
         assert!(format!("{error:?}").starts_with(expected), "{outcome}: {error:?}");
         assert!(listener.accept().is_err(), "nothing is sent");
-        // The queue pair is free for the next attempt, which is not planned to fail.
+        // The queue pair is free for the next attempt, for which no fault is planned.
         cm::connect(&end.qp, None, peer, &options, b"", &end.channel).unwrap();
         cm::abandon(&end.qp);
     }

@@ -1,4 +1,5 @@
-//! What idle connections hold: counted by the allocator, the kernel's memory for sockets aside.
+//! Measures the memory held by idle connections. The allocator counts it, so the kernel's memory
+//! for sockets is not included.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::SocketAddr;
@@ -8,22 +9,22 @@ use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind, Listener};
 use uiw_verbs::{ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpInit};
 
-/// Bytes allocated and not freed.
+/// Number of bytes that are allocated and not freed.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
 struct CountingStack;
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for CountingStack {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -32,9 +33,10 @@ unsafe impl GlobalAlloc for CountingStack {
 static ALLOCATOR: CountingStack = CountingStack;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Each has two ends in this process; fewer where the process may not have as many descriptors.
+/// Number of connections, both ends of which are in this process; less if the process may not open
+/// as many descriptors.
 const CONNECTIONS: usize = 5000;
-/// Memory that one end may hold while nothing moves.
+/// Maximum number of bytes that one idle end may hold.
 const BOUND: usize = 16 << 10;
 
 struct IdleSide {
@@ -75,7 +77,7 @@ fn connect(client: &mut IdleSide, server: &mut IdleSide, to: SocketAddr, options
     }
 }
 
-/// Descriptors the process may have, raised as far as it may.
+/// Raises the limit of descriptors as far as possible and returns it.
 fn descriptors() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls get a valid `rlimit`.
@@ -87,22 +89,24 @@ fn descriptors() -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
-/// One test counts at a time.
+/// Ensures that only one test counts at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Returns the memory that each end of new connections holds.
+/// Returns the average memory in bytes that an end of a new connection holds.
 fn held_each(connections: usize, options: &Arc<ConnConfig>) -> usize {
     let (mut client, mut server) = (IdleSide::new(), IdleSide::new());
     let any = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(&server.device, any, 64, options, &server.channel).unwrap();
-    // What the first ones allocate for all: tables, staging.
+    // The first connections allocate memory that all connections share, such as tables and staging
+    // buffers.
     (0..8).for_each(|_| connect(&mut client, &mut server, listener.local_addr(), options));
     let before = HELD.load(Ordering::Relaxed);
     (0..connections).for_each(|_| connect(&mut client, &mut server, listener.local_addr(), options));
     (HELD.load(Ordering::Relaxed) - before) / (2 * connections)
 }
 
-/// A place for a Read takes 32 bytes at least: a queue made for all of them would hold 32 KiB more.
+/// An entry for a Read takes at least 32 bytes, so a queue allocated for all of them would hold 32
+/// KiB more.
 #[test]
 fn connection_memory_independent_of_ird() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Breaks each sentence of table.tsv in a copy of the sources (ID.patch) and runs the test that claims it, which must fail.
-# The sentences are random samples of all that tests claim. Prints a line a sentence; exit code 1 when a test did not notice.
-# With ids as arguments, only those.
+# Breaks each sentence of table.tsv in a copy of the sources (ID.patch) and runs the test that
+# claims it, which must fail. The sentences are a random sample of all sentences that tests claim.
+# Prints one line per sentence; the exit code is 1 if a test did not notice. With ids as arguments,
+# only these sentences are run.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
@@ -9,7 +10,8 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}/drawn"
 unnoticed=0
-# Files as of now: cargo identifies a crate by its place in the workspace, and must not take what an earlier run has built of broken ones.
+# tar -m sets the current time: cargo identifies a crate by its place in the workspace, and must not
+# reuse the builds of broken sources from an earlier run.
 (cd "$root" && git ls-files -z | tar --no-recursion --null -cf - -T -) | tar -xmf - -C "$copy"
 cd "$copy"
 tab=$(printf '\t')

@@ -2,12 +2,11 @@
  *
  * It communicates over one byte stream (a virtio-serial port):
  *
- *	host:	RUN id seconds length \n script		run a shell script, at most that long
- *		KILL id \n				end it now, with all it started
- *	guest:	READY \n				once, at the start
- *		OUT id length \n bytes			what the script wrote, standard output and error mixed
- *		END id status \n			exit status; 128 + signal; 124 when the time was over
- */
+ * 	host:	RUN id seconds length \n script		run a shell script, with this time limit
+ * 		KILL id \n				kill it now, with all its processes
+ * 	guest:	READY \n				once, at the start
+ * 		OUT id length \n bytes			output of the script, both streams mixed
+ * 		END id status \n			exit status; 128 + signal; 124 after a timeout */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -79,7 +78,7 @@ static void say(const char *what, unsigned id, long number)
 	put(line, (size_t)snprintf(line, sizeof(line), "%s %u %ld\n", what, id, number));
 }
 
-/* Takes exactly `len` bytes from the port. */
+/* Reads exactly `len` bytes from the port. */
 static void take(char *to, size_t len)
 {
 	while (len > 0) {
@@ -154,7 +153,7 @@ static void command(void)
 	}
 }
 
-/* Passes on what a job has written. Returns 0 when there is nothing more to come now. */
+/* Forwards the output of a job. Returns 0 if no more output is available now. */
 static int drain(struct job *job)
 {
 	static char bytes[32 << 10];

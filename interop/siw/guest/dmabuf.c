@@ -1,4 +1,5 @@
-/* Requests from and to a DMA-buf of the kernel's vgem driver, on uiw's libibverbs; what is wrong is refused. Writes "dmabuf: N checks" at its end. */
+/* Posts requests from and to a DMA-buf of the kernel's vgem driver on uiw's libibverbs, and
+ * checks that invalid ones are refused. Prints "dmabuf: N checks" at the end. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -14,13 +15,14 @@
 #include <unistd.h>
 
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
-/* The buffer, the part of it that is registered, and where that begins for peers. */
+/* Size of the buffer, the part of it that is registered, and the address at which the part
+ * begins for peers. */
 #define SIZE 65536
 #define OFFSET 4106
 #define LENGTH 9000
 #define IOVA 0x7000000000aULL
 
-/* Of drm/drm.h, which only libdrm's package has. */
+/* Definitions from drm/drm.h, which only the package of libdrm contains. */
 struct drm_mode_create_dumb {
 	uint32_t height, width, bpp, flags, handle, pitch;
 	uint64_t size;
@@ -54,7 +56,7 @@ static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static union ibv_gid gid;
 
-/* A buffer of the driver's, as a DMA-buf. */
+/* Creates a buffer of the driver as a DMA-buf. */
 static int make(int flags)
 {
 	int card = open("/dev/dri/card0", O_RDWR | O_CLOEXEC);
@@ -111,7 +113,7 @@ static void join(struct ibv_qp *qp, struct ibv_qp *to)
 				       IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
 }
 
-/* One request between local and remote memory, to its end. */
+/* Posts one request between local and remote memory and waits for its completion. */
 static void request(struct ibv_qp *qp, enum ibv_wr_opcode opcode, struct ibv_mr *mr, uint64_t at, struct ibv_mr *remote, uint64_t to)
 {
 	struct ibv_sge sge = {.addr = at, .length = LENGTH, .lkey = mr->lkey};
@@ -189,7 +191,7 @@ int main(void)
 	CHECK((mr = ibv_reg_dmabuf_mr(pd, OFFSET, LENGTH, IOVA, fd, ALL)));
 	CHECK(mr->addr == (void *)OFFSET && mr->length == LENGTH);
 	CHECK((host_mr = ibv_reg_mr(pd, host, LENGTH, ALL)));
-	/* The region keeps the buffer. */
+	/* The region keeps the buffer alive. */
 	close(fd);
 
 	fill(host, 1);

@@ -1,4 +1,5 @@
-/* What ibv_reg_mr says of memory of every kind: a line a case, its name and what it says. Run on siw and on uiw, whose answers are compared. */
+/* Prints the result of ibv_reg_mr for all kinds of memory, one line per case with its name. The
+ * program runs on siw and on uiw, and the results are compared. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -36,7 +37,7 @@ static char *map(int protection)
 	return at;
 }
 
-/* The pages of the kernel's clock, which are of a device (VM_PFNMAP). */
+/* Returns the pages of the kernel's clock, which belong to a device (VM_PFNMAP). */
 static void *clock_pages(void)
 {
 	FILE *maps = fopen("/proc/self/maps", "r");

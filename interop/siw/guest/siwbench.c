@@ -1,14 +1,17 @@
-/* siwbench: throughput and latency on libibverbs and librdmacm, one connection, both ends poll. Runs on any device of iw_cm.
+/* siwbench: measures throughput and latency on libibverbs and librdmacm with one connection;
+ * both ends poll. It runs on any device of iw_cm.
  *
- *	siwbench serve ADDR PORT
- *	siwbench run ADDR PORT write|read|send SIZE DEPTH bw|lat SECONDS
+ * 	siwbench serve ADDR PORT
+ * 	siwbench run ADDR PORT write|read|send SIZE DEPTH bw|lat SECONDS
  *
- * It measures as `uiw perf` does: requests posted one by one, DEPTH under way, a completion for one in a quarter of DEPTH (at most
- * 16); Writes and Sends from and to one place, Reads side by side. The time ends when the peer has every byte: at the answer to
- * a Read behind the last request. A round trip is measured from post to answer. Up to 64 bytes go inline.
+ * It measures in the same way as `uiw perf`: requests are posted one by one with DEPTH
+ * outstanding, and one request in a quarter of DEPTH (at most 16) asks for a completion. Writes
+ * and Sends use a single place in memory, Reads use adjacent places. The time ends when the peer
+ * has every byte, which the response to a Read after the last request shows. A round trip is
+ * measured from the post to the answer. Up to 64 bytes are sent inline.
  *
- * Sends are never more than the receives posted: the server writes how many it has posted so far into the client's memory.
- */
+ * The number of Sends never exceeds the number of receives posted: the server writes the number
+ * of receives it has posted so far into the client's memory. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <endian.h>
@@ -25,13 +28,13 @@
 #define MAX_DEPTH 512
 #define INLINE 64
 #define MAX_ROUNDS (1 << 20)
-/* Seconds until a peer counts as lost. */
+/* Seconds after which a peer counts as lost. */
 #define PATIENCE 20
 
 enum op { WRITE, READ, SEND };
 static const char *OPS[] = { "write", "read", "send" };
 
-/* Private data of both: what is asked for, and the memory of the one that speaks. */
+/* Private data of both ends: the requested measurement and the memory of the sender. */
 struct greeting {
 	uint32_t op, size, depth, latency;
 	uint64_t addr;
@@ -44,15 +47,16 @@ struct end {
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	struct ibv_mr *mr;
-	/* What the peer writes, reads and sends to; a line in which it counts its receives; one from which we write such a count;
-	 * what we write and send, or read to. */
+	/* data: memory that the peer writes to, reads from and sends to; then a line in which the peer
+	 * counts its receives, a line from which this end writes its own count, and the memory that
+	 * this end writes, sends or reads into. */
 	uint8_t *data;
 	size_t slots;
 	struct greeting want, peer;
 	unsigned signal_every;
 	uint64_t posted, done, received, reposted, told;
 	unsigned words, words_done;
-	/* The server's: a flush says that the client has gone. */
+	/* Used by the server: a flushed request means that the client has disconnected. */
 	int serves, over;
 };
 
@@ -86,7 +90,7 @@ static unsigned receives(const struct end *e)
 	return 4 * e->want.depth;
 }
 
-/* How many Sends the peer has receives for. */
+/* Returns the number of Sends for which the peer has posted receives. */
 static uint64_t credit(struct end *e)
 {
 	uint64_t told = be64toh(*(volatile uint64_t *)(void *)(e->data + area(e)));
@@ -99,7 +103,7 @@ static void setup(struct end *e)
 	unsigned depth = e->want.depth;
 	struct ibv_qp_init_attr attr = { .cap = { depth + 32, 4 * depth + 32, 1, 1, INLINE }, .qp_type = IBV_QPT_RC };
 
-	/* Reads go side by side; a peer's receives may lie on each other. */
+	/* Reads use separate places; the receives of a peer may overlap. */
 	e->slots = e->want.op == READ ? depth : 1;
 	e->signal_every = depth / 4 < 1 ? 1 : depth / 4 > 16 ? 16 : depth / 4;
 	e->pd = ibv_alloc_pd(e->id->verbs);
@@ -148,7 +152,8 @@ static void receive(struct end *e)
 	e->reposted++;
 }
 
-/* Numbers of requests: a message's is how many are done with it; a word's is 0. */
+/* Posts a request. The number of a message is the count of messages that its completion
+ * confirms; the number of a word is 0. */
 static void request(struct end *e, struct ibv_send_wr *wr)
 {
 	struct ibv_send_wr *bad;
@@ -174,7 +179,8 @@ static void message(struct end *e, int signaled)
 	request(e, &wr);
 }
 
-/* A word behind the peer's messages: written there (how many receives stand), or read from there (is everything there?). */
+/* Transfers a word after the peer's messages: writes the count of posted receives, or reads to
+ * find out whether all data has arrived. */
 static void word(struct end *e, enum ibv_wr_opcode opcode)
 {
 	uint64_t *line = (void *)(e->data + area(e) + 64);
@@ -191,7 +197,7 @@ static void word(struct end *e, enum ibv_wr_opcode opcode)
 	request(e, &wr);
 }
 
-/* Takes completions; gives how many. */
+/* Takes completions and returns their number. */
 static int take(struct end *e)
 {
 	struct ibv_wc wc[16];
@@ -228,7 +234,7 @@ static int by_size(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Round trips for so long. */
+/* Performs round trips for the given time. */
 static void ping_pong(struct end *e, double seconds)
 {
 	float *took = malloc(sizeof(*took) * MAX_ROUNDS);
@@ -261,7 +267,7 @@ static void ping_pong(struct end *e, double seconds)
 	free(took);
 }
 
-/* Messages for so long. */
+/* Transfers messages for the given time. */
 static void stream(struct end *e, double seconds)
 {
 	double begun = now();
@@ -311,7 +317,7 @@ static void run(struct sockaddr *address, const struct greeting *want, double se
 	if (rdma_connect(e.id, &p))
 		fail("connect", strerror(errno));
 	await(&e, RDMA_CM_EVENT_ESTABLISHED);
-	/* siw's responder can miss an FPDU that comes right behind its reply. */
+	/* siw's responder can miss an FPDU that arrives directly after its reply. */
 	usleep(100000);
 	if (e.want.latency)
 		ping_pong(&e, seconds);
@@ -327,7 +333,8 @@ static int is_over(struct end *e)
 	return poll(&p, 1, 0) > 0;
 }
 
-/* What the server does until the client goes: nothing for Reads and streams of Writes, the time belongs to the driver then. */
+/* Serves the client until it disconnects. For Reads and streams of Writes nothing is done, so
+ * that the driver gets the processor time. */
 static void answer(struct end *e)
 {
 	volatile uint8_t *in = e->data + e->want.size - 1;

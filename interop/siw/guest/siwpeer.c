@@ -1,17 +1,19 @@
-/* siwpeer: one end of `uiw siwtest`, on libibverbs and librdmacm. Runs on any RDMA device that connects by iw_cm.
+/* siwpeer: one end of `uiw siwtest` on libibverbs and librdmacm. It runs on any RDMA device that
+ * connects by iw_cm.
  *
- *	siwpeer serve ADDR PORT [KEY=VALUE...]		runs as server
- *	siwpeer run ADDR PORT [KEY=VALUE...] ORDER...	gives them
+ * 	siwpeer serve ADDR PORT [KEY=VALUE...]		runs as server
+ * 	siwpeer run ADDR PORT [KEY=VALUE...] ORDER...	connects and gives the orders
  *
- * An order is OP[:SIZE[xCOUNT[xSGES]]]. "me.OP" is done by the end that connected, "you.OP" by the other one; without either
- * it is done by both, one after the other. Keys: ird, ord (128 each), pd (bytes of private data, or text behind "pd=:"),
- * seconds (repeat the orders that long), pause (milliseconds between connecting and the first order).
+ * An order is OP[:SIZE[xCOUNT[xSGES]]]. "me.OP" is carried out by the end that connected,
+ * "you.OP" by the other one, and OP alone by both, one after the other. Keys: ird and ord (128
+ * each), pd (bytes of private data, or a text after "pd=:"), seconds (how long the orders are
+ * repeated), pause (milliseconds between connecting and the first order).
  *
- * Messages between the ends are 128 bytes, big-endian: see struct talk. After ORDER the end that acts gets READY (from the
- * one that accepted) or has in ORDER all it needs; behind its last operation it says DONE; the one that accepted ends with
- * VERDICT if the other one acted. The order ABOUT is answered by a VERDICT whose text is what this machine is.
- * `cli/src/siwtest` is the other implementation.
- */
+ * Messages between the ends are 128 bytes long and big-endian, see struct talk. After ORDER, the
+ * acting end gets READY from the accepting end, unless ORDER contains everything it needs. After
+ * its last operation it sends DONE; the accepting end finishes with VERDICT if the other end
+ * acted. The order ABOUT is answered by a VERDICT whose text describes this machine.
+ * `cli/src/siwtest` is the other implementation. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <endian.h>
@@ -32,18 +34,20 @@
 #define MAX_COUNT 400
 #define GAP 8
 #define SLOTS 4
-/* Milliseconds in which something must move, and for which one wait may last whatever moves. */
+/* Milliseconds within which something must move, and for which a single wait may last even if
+ * something moves. */
 #define PATIENCE 30000
 #define BOUND 600000
-/* Bytes on the interfaces that are no progress of a transfer: acknowledgements and probes of an idle connection, broadcasts. */
+/* Bytes on the interfaces that are not progress of a transfer: acknowledgements and probes of an
+ * idle connection, broadcasts. */
 #define IDLE_BYTES 4096
 
 enum kind { ORDER = 1, READY, DONE, VERDICT };
 enum op {
 	SEND = 1, SEND_SE, SEND_INV, SEND_SE_INV, SEND_INLINE, WRITE, READ, FENCE,
-	/* What this machine is, in the text of the verdict. */
+	/* Asks for a description of the machine, which is the text of the verdict. */
 	ABOUT,
-	/* These end the connection. */
+	/* These orders end the connection. */
 	BAD_WRITE = 32, OUT_WRITE, BAD_READ, OUT_READ, RO_WRITE, WO_READ, LONG_SEND, NO_RECV, BAD_INV, USED_INV, HANG_UP,
 };
 
@@ -55,7 +59,7 @@ static const struct { enum op op; const char *name; } OPS[] = {
 	{ BAD_INV, "badinv" }, { USED_INV, "usedinv" }, { HANG_UP, "hangup" },
 };
 
-/* What the ends say to each other. */
+/* Message between the two ends. */
 struct talk {
 	uint32_t magic;
 	uint8_t kind, op, actor, zero;	/* actor: 0 = the end that connected */
@@ -76,15 +80,15 @@ struct conn {
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	int initiator, broken, gone;
-	/* Talk: slots that arrive, then one that leaves. */
+	/* Slots for incoming messages, followed by one for an outgoing message. */
 	struct talk talk[SLOTS + 1];
 	struct ibv_mr *talk_mr;
 	unsigned posted_slot, next_slot, arrived, taken;
-	/* The order's memory. */
+	/* Memory of the order. */
 	uint8_t *data, *revocable;
 	size_t len;
 	struct ibv_mr *mr, *inv_mr;
-	/* The order's progress. */
+	/* Progress of the order. */
 	unsigned in_posted, in_done, out_posted, out_done, all_posted, all_done;
 	int talk_out;
 	char wrong[160];
@@ -132,7 +136,7 @@ static uint8_t byte(uint32_t seed, uint32_t message, uint32_t at)
 	return (uint8_t)(seed + message * 7 + at * 31 + (at >> 8) * 17);
 }
 
-/* Bytes between messages where they lie in pieces. */
+/* Returns the distance in bytes between messages that consist of pieces. */
 static size_t stride(const struct talk *o)
 {
 	return (size_t)o->size + GAP * (o->sges - 1);
@@ -149,7 +153,8 @@ static unsigned elements(struct conn *c, const struct talk *o, size_t start, str
 	return o->sges;
 }
 
-/* Puts the order's bytes there, or compares with them. `gap` bytes lie between the pieces of a message. */
+/* Fills the memory with the bytes of the order, or compares them. `gap` bytes lie between the
+ * pieces of a message. */
 static int pattern(struct conn *c, uint8_t *at, const struct talk *o, unsigned gap, int compare)
 {
 	uint32_t pieces = gap ? o->sges : 1, piece = o->size / pieces;
@@ -168,7 +173,8 @@ static int pattern(struct conn *c, uint8_t *at, const struct talk *o, unsigned g
 	return 0;
 }
 
-/* Remote memory, one message behind the other, then local memory in pieces. */
+/* Length of the remote memory, in which messages follow each other; the local memory in pieces
+ * comes after it. */
 static size_t remote_len(const struct talk *o)
 {
 	return ((size_t)o->size * o->count + 63) & ~(size_t)63;
@@ -279,7 +285,7 @@ static void on_completion(struct conn *c, const struct ibv_wc *wc, const struct 
 	}
 }
 
-/* Takes completions; sleeps for the next if there is none. */
+/* Takes completions, and sleeps until the next one if there are none. */
 static void step(struct conn *c, const struct talk *o, int solicited)
 {
 	struct ibv_wc wc[16];
@@ -303,7 +309,7 @@ static void step(struct conn *c, const struct talk *o, int solicited)
 	if ((p[1].revents & POLLIN) && !rdma_get_cm_event(c->events, &event)) {
 		c->gone = event->event == RDMA_CM_EVENT_DISCONNECTED;
 		rdma_ack_cm_event(event);
-		/* What had completed before counts. */
+		/* Requests that had completed before count. */
 		for (int n = 1; c->gone && n > 0;) {
 			n = ibv_poll_cq(c->cq, 16, wc);
 			for (int i = 0; i < n; i++)
@@ -316,7 +322,8 @@ static void step(struct conn *c, const struct talk *o, int solicited)
 	}
 }
 
-/* Bytes that all interfaces but the loopback have received and sent; 0 where the kernel does not say. */
+/* Returns the bytes that all interfaces except loopback have received and sent, or 0 if the
+ * kernel does not report them. */
 static unsigned long long wire_bytes(void)
 {
 	FILE *f = fopen("/proc/net/dev", "r");
@@ -331,7 +338,8 @@ static unsigned long long wire_bytes(void)
 	return sum;
 }
 
-/* A wait that lasts as long as something moves: requests and receives, or the bytes of a long one. */
+/* A wait that lasts as long as something moves: requests and receives, or the bytes of a long
+ * request. */
 struct progress {
 	long bound, deadline;
 	unsigned done;
@@ -409,7 +417,7 @@ static int hear(struct conn *c, const struct talk *o, enum kind kind, struct tal
 	return 0;
 }
 
-/* The requests of an order that ends the connection. */
+/* Builds the requests of an order that ends the connection. */
 static void fault(struct talk *o, const struct talk *theirs, struct ibv_send_wr *wr, struct ibv_sge *sge)
 {
 	wr->opcode = IBV_WR_RDMA_WRITE;
@@ -440,7 +448,7 @@ static void fault(struct talk *o, const struct talk *theirs, struct ibv_send_wr 
 	}
 }
 
-/* Does what was ordered. `theirs` is the place. */
+/* Carries out an order. `theirs` describes the peer's memory. */
 static int act(struct conn *c, struct talk *o, const struct talk *theirs)
 {
 	struct ibv_sge sge[8];
@@ -464,7 +472,8 @@ static int act(struct conn *c, struct talk *o, const struct talk *theirs)
 		case SEND_INV: case SEND_SE_INV:
 			if (m + 1 == o->count) {
 				wr.opcode = IBV_WR_SEND_WITH_INV;
-				/* libsiw puts rdma.rkey on the wire, others invalidate_rkey: one is in a union with nothing else. */
+				/* libsiw sends rdma.rkey, other providers send invalidate_rkey. The two fields do not share
+				 * memory, so both are set. */
 				wr.wr.rdma.rkey = theirs->inv_rkey;
 				wr.invalidate_rkey = theirs->inv_rkey;
 				wr.send_flags = o->op == SEND_SE_INV ? IBV_SEND_SOLICITED : 0;
@@ -477,7 +486,7 @@ static int act(struct conn *c, struct talk *o, const struct talk *theirs)
 			wr.opcode = IBV_WR_RDMA_READ;
 			break;
 		case USED_INV:
-			/* The STag is invalidated first. */
+			/* The first request invalidates the STag. */
 			wr.opcode = IBV_WR_SEND_WITH_INV;
 			wr.wr.rdma.rkey = wr.invalidate_rkey = theirs->inv_rkey;
 			if (post_out(c, &wr))
@@ -501,7 +510,7 @@ static int act(struct conn *c, struct talk *o, const struct talk *theirs)
 	return UNTIL(c, o, 0, c->out_done >= c->out_posted);
 }
 
-/* Memory as the end that acts needs it, or the one that is acted on. */
+/* Prepares the memory for the acting end, or for the other one. */
 static int prepare(struct conn *c, struct talk *o, int acts)
 {
 	if (memory(c, o))
@@ -535,7 +544,8 @@ static void answer(struct conn *c, const struct talk *from)
 		wrong(c, "the other end: %s", from->text);
 }
 
-/* The passive end waits for the data before the message that it is done: solicited events where they were ordered. */
+/* The passive end waits for the data before it takes the message that the order is done, using
+ * solicited events if they were ordered. */
 static int await_done(struct conn *c, struct talk *o, struct talk *reply)
 {
 	if (is_send(o->op) && UNTIL(c, o, o->op == SEND_SE, c->in_done >= c->in_posted || c->arrived > c->taken))
@@ -543,7 +553,7 @@ static int await_done(struct conn *c, struct talk *o, struct talk *reply)
 	return hear(c, o, DONE, reply);
 }
 
-/* One order, at the end that gives it. */
+/* Carries out one order at the end that gives it. */
 static int give(struct conn *c, struct talk *o)
 {
 	struct talk reply;
@@ -573,7 +583,7 @@ static int give(struct conn *c, struct talk *o)
 	return c->wrong[0] ? -1 : 0;
 }
 
-/* Device, driver, firmware and kernel. */
+/* Describes the device, the driver, the firmware and the kernel. */
 static int about(struct conn *c, struct talk *o)
 {
 	struct ibv_device_attr attr = { .fw_ver = "" };
@@ -584,7 +594,7 @@ static int about(struct conn *c, struct talk *o)
 	snprintf(path, sizeof(path), "/sys/class/infiniband/%s/device/driver", device);
 	ssize_t len = readlink(path, link, sizeof(link) - 1);
 	const char *driver = len > 0 && strrchr(link, '/') ? strrchr(link, '/') + 1 : "";
-	/* A device in software has no driver link; its name begins with the driver's. */
+	/* A software device has no driver link; its name begins with the name of the driver. */
 	int name = *driver ? (int)strlen(driver) : (int)strcspn(device, "0123456789_");
 	ibv_query_device(c->id->verbs, &attr);
 	uname(&kernel);
@@ -595,7 +605,7 @@ static int about(struct conn *c, struct talk *o)
 	return say(c, o, VERDICT);
 }
 
-/* One order, at the end that takes it. */
+/* Carries out one order at the end that receives it. */
 static int take(struct conn *c)
 {
 	struct talk o, reply;
@@ -641,7 +651,8 @@ static int setup(struct conn *c)
 	return c->talk_mr ? 0 : wrong(c, "ibv_reg_mr: %s", strerror(errno));
 }
 
-/* Everything that was posted must complete or flush, whatever became of the connection. Five seconds of nothing are enough. */
+/* Waits until everything posted has completed or been flushed, whatever happened to the
+ * connection. Five seconds without a completion end the wait. */
 static int drain(struct conn *c)
 {
 	unsigned seen = c->all_done;
@@ -693,7 +704,8 @@ static void *serve_one(void *argument)
 	struct conn *c = argument;
 	struct rdma_cm_event *event;
 
-	/* In this thread: of an initiator that has reset its connection none may come, and others are accepted meanwhile. */
+	/* The thread itself takes these events: an initiator that has reset its connection may cause
+	 * none, and other connections are accepted in the meantime. */
 	if (rdma_get_cm_event(c->events, &event)) {
 		discard(c);
 		return NULL;
@@ -730,7 +742,7 @@ static void on_request(struct rdma_cm_event *event)
 		free(c);
 		return;
 	}
-	/* Private data goes back as it came. */
+	/* Private data is returned unchanged. */
 	struct rdma_conn_param p = parameters(data, len);
 	c->events = rdma_create_event_channel();
 	if (setup(c) || expect_talk(c) || rdma_migrate_id(c->id, c->events) || rdma_accept(c->id, &p)) {
@@ -809,7 +821,8 @@ static int connect_to(struct conn *c, struct sockaddr *address)
 	return c->wrong[0] ? -1 : 0;
 }
 
-/* OP[:SIZE[xCOUNT[xSGES]]], with "me." or "you." in front; -1 = both, one after the other. */
+/* Parses OP[:SIZE[xCOUNT[xSGES]]] with an optional "me." or "you."; -1 means both, one after the
+ * other. */
 static int parse(const char *text, struct talk *o)
 {
 	int both = 1;

@@ -359,7 +359,6 @@ impl Bench {
     ///
     /// # Errors
     /// If the guest does not answer.
-    /// When the guest does not answer.
     pub fn resets_by_close(&self) -> Result<u64> {
         let text = self.vm.guest.must("cat /proc/net/netstat")?;
         let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
@@ -405,7 +404,7 @@ impl Bench {
     /// Waits until the partner has written a line that contains `what`.
     ///
     /// # Errors
-    /// If it does not in time.
+    /// If the line does not appear in time.
     pub fn partner_line(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let (_, job) = self.partner.as_mut().ok_or_else(|| Error::Failed("no partner runs".to_owned()))?;
         job.wait_for(what, timeout)
@@ -436,7 +435,7 @@ impl Bench {
     /// Waits until the listener on the host has written a line that contains `what`.
     ///
     /// # Errors
-    /// If it does not in time.
+    /// If the line does not appear in time.
     pub fn listener_line(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let (_, process, _) =
             self.listener.as_mut().ok_or_else(|| Error::Failed("nothing listens".to_owned()))?;

@@ -23,7 +23,6 @@ impl Cache {
     ///
     /// # Errors
     /// If the folder cannot be made.
-    /// If the folder cannot be made.
     pub fn open(kernel: Option<&str>) -> Result<Self> {
         let root = env::var_os(VARIABLE)
             .map_or_else(|| crate::workspace::workspace().join("target/siw"), PathBuf::from);

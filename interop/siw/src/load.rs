@@ -1,17 +1,18 @@
-//! A busy process on each core of this machine, for runs that must pass beside other work.
+//! Keeps every core of this machine busy with a process, for runs that must pass on a busy machine.
 
 use crate::Result;
 use crate::shell::Process;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::process::Command;
 
-/// Processes that only keep their core busy. They end when this is dropped, and with this process.
+/// Processes that keep their cores busy. They end when this value is dropped and when this process
+/// ends.
 pub struct Load {
     processes: Vec<Process>,
 }
 
 impl Load {
-    /// Starts one on each core that this process may use.
+    /// Starts one process on each core that this process may use.
     ///
     /// # Errors
     /// If `taskset` or `setpriv` cannot be run.

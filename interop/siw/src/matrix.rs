@@ -54,7 +54,7 @@ pub struct Options {
     pub list: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn main(options: &Options) -> ExitCode {
     let cases: Vec<Case> = cases::all().into_iter().filter(|case| chosen(options, case)).collect();
     if options.list {
@@ -82,7 +82,7 @@ fn chosen(options: &Options, case: &Case) -> bool {
     options.only.as_deref().is_none_or(|only| case.name.contains(only)) && (!options.short || case.short)
 }
 
-/// Runs the cases; gives the number of failed rows.
+/// Runs the cases and returns the number of failed rows.
 fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     if cases.is_empty() {
         return Err(Error::Failed("no case has that in its name: see --list".to_owned()));
@@ -104,7 +104,7 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
         println!("the guest stays until Enter; its network: {}", keep_hint(&bench));
         let _ = std::io::stdin().read_line(&mut String::new());
     }
-    // The last row may have left no guest.
+    // The last row may have given up its guest.
     bench.apply(&Setting::USUAL)?;
     let busy = load.as_mut().map_or(0, Load::cores);
     drop(load);
@@ -121,8 +121,8 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     Ok(counts.failed)
 }
 
-/// Returns whether the rows are those that a file of results has: all, and of another kernel the
-/// short set.
+/// Returns whether a file of results contains exactly these rows: all of them, or the short set for
+/// another kernel.
 fn is_whole(options: &Options) -> bool {
     let all = options.only.is_none() && options.from.is_none() && !options.usual;
     all && options.short == options.kernel.is_some()
@@ -135,7 +135,7 @@ fn keep_hint(bench: &Bench) -> String {
     }
 }
 
-/// Setting by setting, so that the driver is changed seldom.
+/// Runs the cases grouped by setting, so that the driver is changed seldom.
 fn go(options: &Options, cases: &[Case], bench: &mut Bench) -> Result<Results> {
     let mut results = Results::default();
     for setting in crate::case::Axes::All.settings() {
@@ -158,7 +158,7 @@ fn go(options: &Options, cases: &[Case], bench: &mut Bench) -> Result<Results> {
     Ok(results)
 }
 
-/// A row's capture.
+/// Returns the file name for the capture of a row.
 fn file_name(case: &Case, direction: Direction, setting: &Setting) -> String {
     let text = format!(
         "{} {direction} {}",
@@ -197,7 +197,7 @@ pub fn build_release() -> Result<PathBuf> {
     build(&[&["--release"], &PACKAGES[..]].concat())
 }
 
-/// Builds the example that passes 9P between RDMA and a file server; gives its path.
+/// Builds the example that forwards 9P between RDMA and a file server, and returns its path.
 ///
 /// # Errors
 /// If it does not build.

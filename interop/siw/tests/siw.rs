@@ -1,6 +1,6 @@
-//! The short set of the matrix, one test a case and direction, on one guest. Not libtest's harness:
-//! the guest is to be shut down when the last test is over, and its tests come one after the other.
-//! The output is as libtest's.
+//! Runs the short set of the matrix on one guest, one test per case and direction. libtest's
+//! harness is not used, because the guest must be shut down after the last test, and the tests run
+//! one after the other. The output has the format of libtest.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -12,7 +12,8 @@ use uiw_siw::case::{Case, Direction, Setting, Verdict};
 use uiw_siw::cases;
 use uiw_siw::test_vm::TestVm;
 
-/// Names the file to which a test that cannot run appends a line (as in `uiw_interop::SKIP_LOG`).
+/// Variable with the file to which a test that cannot run appends a line (as in
+/// `uiw_interop::SKIP_LOG`).
 const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
 struct SiwTest {
@@ -59,7 +60,7 @@ fn tests() -> Vec<SiwTest> {
     tests
 }
 
-/// A case's name as that of a function.
+/// Converts the name of a case to the form of a function name.
 fn words(name: &str) -> String {
     let letters: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' }).collect();
@@ -101,12 +102,13 @@ fn run(tests: &[SiwTest], filtered: usize) -> ExitCode {
 }
 
 fn bench() -> uiw_siw::Result<Bench> {
-    // The virtual machine first: without it nothing needs to be built.
+    // The virtual machine is booted first; nothing needs to be built if that fails.
     let vm = TestVm::boot(None)?;
     Ok(Bench::new(vm, uiw_interop::stock::uiw().to_owned()))
 }
 
-/// Runs one; gives why it failed. `known` counts failures that are siw's.
+/// Runs one test and returns the reason if it failed. `known` counts failures caused by known
+/// faults of siw.
 fn one(bench: &mut Bench, test: &SiwTest, known: &mut usize) -> Option<String> {
     match test.case.run(bench, &Setting::USUAL, test.direction).limited(*known) {
         Verdict::Pass(_) => {
@@ -129,8 +131,8 @@ fn one(bench: &mut Bench, test: &SiwTest, known: &mut usize) -> Option<String> {
     }
 }
 
-/// Like `uiw_interop::skip`: libtest has no such verdict, so the test counts as passed here and as
-/// skipped where the log is read.
+/// Records a skipped test like `uiw_interop::skip`. libtest has no such result, so the test counts
+/// as passed here and as skipped where the log is read.
 fn skip(name: &str, what: &str) {
     println!("SKIPPED: {name}: {what}\ntest {name} ... ok");
     if let Some(log) = std::env::var_os(SKIP_LOG) {

@@ -33,7 +33,6 @@ pub struct Namespaces {
 ///
 /// # Panics
 /// If the system has no free port.
-/// When the system has none.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let chosen = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
@@ -51,7 +50,7 @@ pub fn free_port() -> u16 {
     panic!("no free port from {FIRST_PORT} to {end}");
 }
 
-/// Well above the ports of services.
+/// First candidate port, well above the ports of services.
 const FIRST_PORT: u32 = 10_240;
 
 impl Network {

@@ -1,4 +1,4 @@
-//! The captures in `interop/data` against the counts that tshark's dissection of them gave.
+//! Compares the captures in `interop/data` with counts obtained from tshark's dissection of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::decoded::Decoded;
 
-/// A line of `expected.tsv`.
+/// One line of `expected.tsv`.
 pub(crate) struct Expected {
     pub(crate) file: String,
     pub(crate) requests: u64,
@@ -103,7 +103,8 @@ fn siw_terminates_named() {
             .map(|value| ["layer", "etype", "code"].map(|field| value[field].as_u64().expect("a number")))
             .collect();
         assert_eq!(numbers, expected.terminates, "{}", expected.file);
-        // Where siw began or Read nothing, it was our end that terminated.
+        // In captures where siw initiated the connection or the Read was empty, our end sent the
+        // Terminate.
         let ours = expected.file.starts_with("siw/uiw-")
             && (expected.file.ends_with("-from-siw.pcapng") || expected.file.contains("read0-stale"));
         let from_siw = expected.file.starts_with("siw/") && !ours;
@@ -117,7 +118,7 @@ fn siw_terminates_named() {
     }
 }
 
-/// siw leaves what its buffer held before in the PAD when CRCs are off.
+/// If CRCs are off, siw leaves the previous contents of its buffer in the PAD.
 #[test]
 fn pad_of_siw_reported() {
     let decoded = Decoded::new(uiw_interop::data("siw/write-bw-64k.pcapng"));

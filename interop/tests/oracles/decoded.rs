@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 use uiw_decode::{DecodeConfig, Summary, decode_to};
 
-/// All of its lines, the last one (the summary) apart.
+/// All output lines except the last one, which is the summary.
 pub(crate) struct Decoded {
     pub(crate) records: Vec<Value>,
     pub(crate) summary: Summary,

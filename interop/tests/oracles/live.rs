@@ -1,5 +1,5 @@
-//! Every operation that our stack sends, captured while two of our own ends talk, and judged by
-//! tshark and by our decoder.
+//! Captures every operation that our stack sends while two of our own ends talk to each other, and
+//! checks the capture with tshark and with our decoder.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,13 +20,13 @@ use crate::decoded::Decoded;
 
 const LEN: usize = 200_000;
 
-/// A device whose connections are captured.
+/// Returns a device that captures its connections to `sink`.
 fn captured(sink: &Arc<PcapSink>) -> Device {
     let stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), Arc::clone(sink), "uiw");
     Device::with_stack(Box::new(stack), DeviceConfig::default()).unwrap()
 }
 
-/// A file that is gone when the test is over, whether it passed or not.
+/// Temporary file that is removed when the test ends, whether or not it passed.
 pub(crate) struct TempFile(pub(crate) PathBuf);
 
 impl TempFile {
@@ -45,7 +45,8 @@ fn buffer(pd: &Pd, len: usize) -> Mr<Vec<u8>> {
     pd.register((0..len).map(|i| (i * 31) as u8).collect()).unwrap()
 }
 
-/// The server: shares memory, says where, then takes messages until the client leaves.
+/// Runs the server: shares memory, announces it, then receives messages until the client
+/// disconnects.
 fn serve(device: Device, listener: Listener) -> SharedMr {
     device.block_on(async {
         let connection = listener.accept().await.unwrap();
@@ -64,11 +65,12 @@ fn serve(device: Device, listener: Listener) -> SharedMr {
     })
 }
 
-/// Messages that the client sends.
+/// Selects the messages that the client sends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Script {
     Everything,
-    /// Only what leaves one FPDU at a time: with Markers, tshark 4.0 follows nothing else.
+    /// Only messages that are sent one FPDU at a time, because tshark 4.0 cannot follow anything
+    /// else when Markers are used.
     OneFpduAtATime,
 }
 
@@ -102,15 +104,15 @@ async fn every_operation(connection: &Connection, script: Script) {
     connection.disconnect().await.unwrap();
 }
 
-/// End whose bytes the capture holds as they were given to TCP; those of the other end are as TCP
-/// gave them here.
+/// End at which the capture is made: its own bytes are recorded as they were passed to TCP, the
+/// peer's bytes as TCP delivered them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Client,
     Server,
 }
 
-/// Runs the conversation with `settings` and gives the capture made at `end`.
+/// Runs the conversation with `settings` and returns the capture made at `end`.
 pub(crate) fn converse(name: &str, settings: &ConnectionConfig, script: Script, end: End) -> TempFile {
     let file = TempFile::new(name);
     let sink = PcapSink::create(&file.0).unwrap();
@@ -142,8 +144,8 @@ fn opcodes(dissection: &Dissection) -> BTreeMap<u8, usize> {
     counts
 }
 
-/// Our decoder follows every byte and has nothing to complain of but the experimental opcode of
-/// Send with immediate.
+/// Asserts that our decoder follows every byte and reports nothing except the experimental opcode
+/// of Send with immediate.
 fn judge_by_ourselves(file: &Path) -> Decoded {
     let decoded = Decoded::new(file.to_owned());
     assert!(decoded.summary.followed(), "{:?}", decoded.summary);
@@ -153,8 +155,8 @@ fn judge_by_ourselves(file: &Path) -> Decoded {
     decoded
 }
 
-/// tshark and our decoder find nothing wrong in the capture; returns whole messages by opcode, as
-/// tshark counts them.
+/// Asserts that tshark and our decoder find nothing wrong in the capture, and returns the number of
+/// complete messages per opcode as counted by tshark.
 fn judge_file(tshark: &Tshark, name: &str, file: &TempFile, crc: Crc) -> BTreeMap<u8, usize> {
     judge_by_ourselves(&file.0);
     let seen = tshark.dissect(&file.0).unwrap();

@@ -1,5 +1,5 @@
-//! `docs/uiw.lua` in tshark: the capability exchange and Send with immediate of a live connection,
-//! and datagrams that are made here, by docs/datagrams.md.
+//! Runs `docs/uiw.lua` in tshark on the capability exchange and a Send with immediate of a live
+//! connection, and on datagrams built here according to `docs/datagrams.md`.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,8 @@ fn exchange_and_immediate_dissected() {
         |filter: &str, fields: &[&str]| tshark.fields(&script(), &capture.0, filter, fields).unwrap();
     let exchange =
         fields("uiw.capabilities", &["uiw.capabilities", "uiw.capabilities.bits", "uiw.capabilities.nonce"]);
-    // The request may be repeated until the answer comes.
+    // The client may repeat the request until it receives the answer, so only the last row is the
+    // answer.
     let answer = exchange.last().expect("an exchange");
     assert_eq!((exchange[0][0].as_str(), answer[0].as_str()), ("request", "answer"), "{exchange:?}");
     for row in &exchange {
@@ -60,7 +61,7 @@ fn placement_acks_dissected() {
     assert!(!bits.is_empty() && bits.iter().all(|row| row[0] == "0x003f"), "both ends ask: {bits:?}");
 }
 
-/// An Ethernet frame with a UDP datagram.
+/// Builds an Ethernet frame that contains a UDP datagram.
 fn frame(payload: &[u8]) -> Vec<u8> {
     let length = |more: usize| u16::try_from(payload.len() + more).unwrap().to_be_bytes();
     let ip = [&[0x45, 0][..], &length(28), &[0, 1, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]].concat();
@@ -68,7 +69,7 @@ fn frame(payload: &[u8]) -> Vec<u8> {
     [&[2; 12][..], &[8, 0], &ip, &udp, payload].concat()
 }
 
-/// A big-endian pcap file of Ethernet frames.
+/// Builds a big-endian pcap file of Ethernet frames.
 fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     let header: [u32; 6] = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 262_144, 1];
     let mut file: Vec<u8> = header.into_iter().flat_map(u32::to_be_bytes).collect();

@@ -1,4 +1,5 @@
-//! uiw's decoder against test oracles: captures and programs that share no code with it.
+//! Checks the decoder of uiw against test oracles: captures and programs that share no code with
+//! it.
 
 mod captures;
 mod decoded;

@@ -1,5 +1,5 @@
-//! tshark and uiw look at the same captures, which lack packets and have others in another order:
-//! uiw finds what tshark finds, and accuses no end of it.
+//! Runs tshark and uiw on the same captures after packets were removed or reordered: uiw must find
+//! the FPDUs that tshark finds and must not report a departure of either end.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use crate::decoded::Decoded;
 use crate::live::TempFile;
 use crate::segments::{Link, Segment, capture_of, segments_of};
 
-/// Captures without a departure: of siw's end and of uiw's, CRCs on and off, Reads, revisions, 22
-/// conversations of vectors.
+/// Captures without departures: sent by siw and by uiw, with and without CRCs, Reads, both MPA
+/// revisions, and the test vectors, which contain 22 conversations.
 const CAPTURES: [&str; 17] = [
     "siw/uiw-all-to-siw.pcapng",
     "siw/uiw-all-from-siw.pcapng",
@@ -31,10 +31,10 @@ const CAPTURES: [&str; 17] = [
     "siw/tool-multisge.pcap",
     "siw/tool-inline.pcap",
 ];
-/// Mutated captures of each, in one file: their hosts differ.
+/// Number of mutated copies of each capture; they are stored in one file and have different hosts.
 const VARIANTS: u8 = 12;
 
-/// xorshift64: the same captures in every run.
+/// xorshift64 generator, so that every run produces the same captures.
 struct RandomBytes(u64);
 
 impl RandomBytes {
@@ -46,8 +46,8 @@ impl RandomBytes {
     }
 }
 
-/// Without 1 to 3 of its packets, 1 to 3 others swapped with one of the three behind them, and with
-/// hosts of its own.
+/// Returns a copy of `segments` with 1 to 3 packets removed, 1 to 3 packets each swapped with one
+/// of the three that follow, and host addresses that are unique to `variant`.
 fn mutated(segments: &[Segment], variant: u8) -> Vec<Segment> {
     let mut random = RandomBytes(u64::from(variant + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut left = segments.to_vec();
@@ -65,7 +65,7 @@ fn mutated(segments: &[Segment], variant: u8) -> Vec<Segment> {
     left
 }
 
-/// FPDUs by variant, CRC field and length: how many there are.
+/// Number of FPDUs by variant, CRC field and length.
 type Found = BTreeMap<(u8, u32, u16), usize>;
 
 fn variant_of(host: &str) -> u8 {
@@ -103,7 +103,7 @@ fn tshark_findings_in_mutated_captures_found() {
             ends.push(ends.last().unwrap_or(&0) + segments.len() as u64);
         }
         let mut theirs = Found::new();
-        // What tshark takes for an FPDU and its CRC denies is none.
+        // A candidate that tshark takes for an FPDU is not one if its CRC is wrong.
         for fpdu in tshark.dissect(&file.0).expect("tshark").fpdus.iter().filter(|fpdu| fpdu.crc != Crc::Bad)
         {
             let variant = ends.partition_point(|end| *end < fpdu.packet) as u8;

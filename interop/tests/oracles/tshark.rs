@@ -1,4 +1,4 @@
-//! tshark and uiw look at the same captures; every field of every FPDU must agree.
+//! Runs tshark and uiw on the same captures; every field of every FPDU must agree.
 
 use serde_json::Value;
 use uiw_interop::tshark::{Crc, Fpdu, Tshark};
@@ -6,7 +6,7 @@ use uiw_interop::tshark::{Crc, Fpdu, Tshark};
 use crate::captures::Expected;
 use crate::decoded::Decoded;
 
-/// uiw's record of an FPDU, in tshark's form.
+/// Converts uiw's record of an FPDU to the form that tshark reports.
 fn as_tshark(record: &Value) -> Fpdu {
     let number = |field: &str| record[field].as_u64();
     let number32 = |field: &str| number(field).map(|number| u32::try_from(number).expect("32 bits"));
@@ -38,7 +38,7 @@ fn as_tshark(record: &Value) -> Fpdu {
 #[test]
 fn agrees_with_uiw_on_every_field() {
     let Some(tshark) = Tshark::require() else { return };
-    // In quirks.pcap tshark is wrong, as its documentation says.
+    // tshark misreads `quirks.pcap`, see `interop/README.md`.
     for expected in Expected::all().iter().filter(|expected| expected.file != "vectors/quirks.pcap") {
         let file = &expected.file;
         let capture = uiw_interop::data(file);

@@ -1,5 +1,5 @@
-//! `uiw conform`: a scripted peer in Python breaks one requirement at a time, and it is found;
-//! uiw's own listener breaks none, whatever the path does.
+//! Tests `uiw conform`: it must find each requirement that a scripted peer in Python violates, and
+//! must not report a violation of uiw's own listener on any path.
 
 use crate::pairings::Stack;
 use crate::path::Path as WanPath;
@@ -11,19 +11,20 @@ use std::process::Command;
 use std::sync::Mutex;
 use uiw_interop::stock::{Running, free_port, uiw};
 
-/// Requirements that are broken in a run of the tests, and how many of them must be found.
+/// Number of requirements violated in a normal run of the tests, and how many of them must be
+/// found.
 const DRAWN: usize = 30;
 const FOUND: usize = 27;
-/// Requirements that are broken at a time.
+/// Number of scripted peers that run at the same time.
 const AT_A_TIME: usize = 3;
-/// Runs against uiw itself over each path.
+/// Number of runs against uiw itself on each path.
 const RUNS: u32 = 2;
-/// Variable with which (`cargo xtask interop conform`) every requirement is broken and has to be
-/// found, and uiw is judged so often.
+/// Environment variable, set by `cargo xtask interop conform`, that selects the complete run: every
+/// requirement is violated and must be found, and uiw is tested [`RUNS_OF_WHOLE`] times per path.
 const WHOLE: &str = "INTEROP_CONFORM_WHOLE";
 const RUNS_OF_WHOLE: u32 = 50;
 
-/// Output of a run.
+/// Exit code and verdicts of one run of `uiw conform`.
 struct RunVerdicts {
     code: i32,
     said: String,
@@ -42,7 +43,7 @@ impl RunVerdicts {
     }
 }
 
-/// Runs it, to its end.
+/// Runs the command until it exits and parses its verdicts.
 fn conform(command: Command) -> RunVerdicts {
     let ended = Running::start(command).end();
     let mut of = BTreeMap::new();
@@ -67,28 +68,30 @@ fn peer() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/conform_peer.py")
 }
 
-/// A run against the scripted peer that breaks this requirement, or none.
+/// Runs `uiw conform` against the scripted peer, which violates requirement `breaks` if one is
+/// given.
 fn scripted(python: &Path, breaks: Option<&str>) -> RunVerdicts {
     let mut command = Command::new(python);
     command.arg(peer()).args(breaks);
     let mut running = Running::start(command);
     running.wait_saying("port ");
     let port = running.said().split_whitespace().nth(1).expect("a port").to_owned();
-    // What is broken on purpose may take its time limit: a short one costs nothing but findings.
+    // A violation may run into the time limit. A short limit can only hide findings, never invent
+    // them.
     let stall = if breaks.is_some() { "2" } else { "20" };
     let verdicts = conform(asking(&format!("127.0.0.1:{port}"), &["--stall", stall, "--jobs", "8"]));
     let _ = running.stop();
     verdicts
 }
 
-/// The requirements that can be judged from outside, by the table.
+/// Returns the requirements that can be tested from outside according to the table.
 fn judged_by_the_table() -> BTreeSet<String> {
     let rows =
         uiw_requirements::TABLE.lines().filter(|row| row.ends_with("\talone") || row.ends_with("\tpartner"));
     rows.map(|row| row.split('\t').next().expect("an id").to_owned()).collect()
 }
 
-/// The commit that is tested; without git, the peer's own text.
+/// Returns the tested commit or, without git, the source text of the scripted peer.
 fn commit() -> String {
     let git = Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"]).output();
     match git {
@@ -97,13 +100,13 @@ fn commit() -> String {
     }
 }
 
-/// FNV-1a.
+/// Computes the FNV-1a hash of `text`.
 fn hash(text: &str) -> u64 {
     text.bytes()
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
 }
 
-/// Returns the broken requirements that were not found.
+/// Returns the violated requirements that `uiw conform` did not find.
 fn missed(python: &Path, ids: &[String]) -> Vec<String> {
     let next = Mutex::new(ids.iter());
     let missed = Mutex::new(Vec::new());
@@ -135,7 +138,7 @@ fn conforming_peer_has_no_violations() {
     assert!(table.len() >= 120);
     let kept = verdicts.with("kept");
     assert!(kept.iter().all(|id| table.contains(*id)), "judged, and not marked so in the table");
-    // Four cases need a listener that asks for Markers.
+    // These four cases require a listener that asks for Markers.
     let not_judged: Vec<_> = table.iter().filter(|id| !kept.contains(id.as_str())).collect();
     assert_eq!(not_judged, ["RFC5044-4.2-03b", "RFC5044-4.3-06", "RFC5044-4.3-11", "RFC5044-8-04"]);
 }
@@ -154,7 +157,8 @@ fn is_whole() -> bool {
     std::env::var_os(WHOLE).is_some()
 }
 
-/// Returns the requirements that the commit selects; all of them in the complete run.
+/// Hashing the commit selects the requirements, so each commit tests others; the complete run tests
+/// all of them.
 #[test]
 fn broken_requirements_found() {
     let Some(python) = uiw_interop::require("python3") else { return };
@@ -174,11 +178,11 @@ fn runs() -> u32 {
     if is_whole() { RUNS_OF_WHOLE } else { RUNS }
 }
 
-/// uiw's own listener, as the partner.
+/// Runs uiw's own listener, which is the partner under test.
 fn partner(address: &str, number: u32) -> Command {
     let mut command = Command::new(uiw());
     command.args(["siwtest", "--listen", address]);
-    // Every second one asks for Markers, and leaves CRCs to the other end.
+    // Every second partner asks for Markers and leaves the choice of CRCs to the other end.
     if number % 2 == 1 {
         command.args(["--markers", "on", "--crc", "off"]);
     }

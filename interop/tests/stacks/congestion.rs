@@ -1,4 +1,5 @@
-//! The congestion control of the kernel's TCP beside a route's own, and by the length of the path.
+//! Tests which congestion control the kernel's TCP uses: the route's, the configured one, or one
+//! chosen by the length of the path.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
@@ -16,8 +17,9 @@ fn congestion(stream: &dyn TransportStream) -> String {
     stream.info().congestion.expect("the kernel names it")
 }
 
-/// Makes reno the default of both places, as every network namespace may: the machine's own may be
-/// what a test expects of another cause.
+/// Makes reno the default in both network namespaces.
+///
+/// The default of the host may be the algorithm that a test expects for another reason.
 fn default_is_reno(network: &Network) {
     let write = || {
         let mut command = Command::new("sh");
@@ -28,7 +30,7 @@ fn default_is_reno(network: &Network) {
     Running::start(network.client(write())).end().is_well();
 }
 
-/// Returns the congestion control of an established connection from the client's namespace.
+/// Connects from the client's namespace and returns the congestion control of the connection.
 fn connected(network: &Network, asked: &str) -> String {
     let server = network.inside_server(|| TcpListener::bind((network.server_address(), 0)).unwrap());
     let to = server.local_addr().unwrap();
@@ -44,7 +46,7 @@ fn connected(network: &Network, asked: &str) -> String {
     })
 }
 
-/// Returns the congestion control of a connection to the server's namespace.
+/// Accepts a connection in the server's namespace and returns its congestion control.
 fn accepted(network: &Network, asked: &str) -> String {
     let mut stack = network.inside_server(|| TcpStack::new().unwrap());
     let any = SocketAddr::new(network.server_address().into(), 0);

@@ -1,4 +1,4 @@
-//! Messages with a peer in Python that was written from `docs/datagrams.md` alone, both ways.
+//! Exchanges messages in both directions with a Python peer written only from `docs/datagrams.md`.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,7 +16,7 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const QKEY: u32 = 0x0123_4567;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A UD queue pair with its device.
+/// UD queue pair with its device and memory.
 pub(crate) struct End {
     device: Device,
     cq: Arc<Cq>,
@@ -52,7 +52,8 @@ impl End {
     }
 
     pub(crate) fn receive(&self) {
-        // SAFETY: the region lives as long as the queue pair, and is read through copies.
+        // SAFETY: the region lives as long as the queue pair, and its contents are only read
+        // through copies.
         unsafe { self.qp.post_recv([RecvWr { wr_id: 1, sges: &[self.sge(8192, 8192)] }]) }.unwrap();
     }
 
@@ -90,7 +91,7 @@ impl End {
         out[0]
     }
 
-    /// The next received message.
+    /// Waits for the next received message and returns its completion and payload.
     pub(crate) fn message(&self) -> (Wc, Vec<u8>) {
         let wc = self.next();
         let mut bytes = vec![0; wc.byte_len as usize - 40];

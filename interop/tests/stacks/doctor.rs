@@ -1,11 +1,11 @@
-//! `uiw doctor` in namespaces, as root and as a user without rights, with what the stacks say
-//! themselves beside it.
+//! Runs `uiw doctor` in network namespaces, as root and without capabilities, and compares its
+//! report with the errors of the stacks themselves.
 
 use serde_json::Value;
 use std::process::Command;
 use uiw_interop::stock::{Network, Running, uiw};
 
-/// The report, and the exit code.
+/// Runs `uiw doctor` and returns its report and exit code.
 fn report(mut command: Command, network: &Network) -> (Value, i32) {
     command.args(["doctor", "--json", "--need", "xdp", "--bdp", "1M"]);
     let ended = Running::start(network.server(command)).end();
@@ -19,7 +19,7 @@ fn check<'a>(report: &'a Value, name: &str, of: Option<&str>) -> &'a Value {
     found.next().unwrap_or_else(|| panic!("no {name} of {of:?} in {report}"))
 }
 
-/// A command as a user without capabilities, or without some: `drop` is for setpriv.
+/// Returns a `uiw` command without the capabilities that `drop`, arguments of setpriv, removes.
 fn without(drop: &[&str]) -> Option<Command> {
     let mut command = Command::new(uiw_interop::require("setpriv")?);
     command.args(drop).arg(uiw());
@@ -45,8 +45,8 @@ fn doctor_reports_namespace() {
     assert_eq!(buffers["details"]["wanted"].as_u64(), Some(2 << 20), "{buffers}");
 }
 
-/// Returns whether the kernel's TCP goes on on a path that loses long packets, and what to do where
-/// it does not.
+/// On a path that drops long packets, the kernel's TCP recovers only if it probes the path MTU. The
+/// report says whether it does, and what to change if it does not.
 #[test]
 fn probing_of_the_path_is_reported() {
     let Some(network) = Network::veth() else { return };
@@ -78,7 +78,7 @@ fn doctor_reports_missing_capabilities() {
     }
 }
 
-/// The stack itself names the missing capability, and no other.
+/// The stack's own error names the missing capability and no other.
 #[test]
 fn missing_capability_named() {
     let Some(network) = Network::veth() else { return };

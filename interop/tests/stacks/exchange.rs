@@ -1,5 +1,5 @@
-//! Every operation of the safe API, in both directions at once over each of many connections,
-//! verified byte for byte at both ends.
+//! Performs every operation of the safe API in both directions at once on many connections, and
+//! verifies every byte at both ends.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -14,21 +14,21 @@ use uiw::{
     SharedMr,
 };
 
-/// The longest time in which no connection gets on.
+/// Time after which the test fails if no connection has made progress.
 const TIMEOUT: Duration = Duration::from_secs(90);
-/// Bytes of messages: from none to several segments of any MTU.
+/// Message lengths in bytes, from zero to several segments at any tested MTU.
 const MESSAGES: [usize; 5] = [0, 1, 1441, 9001, 20_000];
 const LARGEST: usize = MESSAGES[MESSAGES.len() - 1];
-/// Bytes of Writes and Reads; each has a place of its own.
+/// Lengths of Writes and Reads in bytes; each of them has its own place in memory.
 const PLACES: [usize; 6] = [0, 1, 1459, 8961, 20_000, 60_001];
-/// Writes with immediates have theirs behind the others.
+/// Lengths in bytes of Writes with immediate; their places follow the others.
 const WITH_IMMEDIATE: [usize; 2] = [5000, 3];
 const IMMEDIATE: u32 = 0xC0FF_EE00;
 const ADDEND: u64 = 0x1_0000_0001;
 const ADDS: u64 = 5;
 const SWAPPED: u64 = 0x0123_4567_89AB_CDEF;
-/// Offsets of the destination of the peer's Writes, of the source of its Reads, and of the operands
-/// of atomics.
+/// Offsets of the destination of the peer's Writes, the source of its Reads and the operands of its
+/// atomics.
 const TARGET: usize = 0;
 const SOURCE: usize = 128 << 10;
 const WORDS: usize = 256 << 10;
@@ -38,7 +38,7 @@ fn bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(seed)).collect()
 }
 
-/// Offset and length of each place; the last ones are those of the Writes with immediates.
+/// Returns the offset and length of each place; the last ones belong to the Writes with immediate.
 fn places() -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
     PLACES.into_iter().chain(WITH_IMMEDIATE).map(move |len| {
@@ -48,16 +48,16 @@ fn places() -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Returns the settings of both ends and of the listener.
+/// Returns the settings used by both ends and by the listener.
 pub(crate) fn settings() -> ConnectionConfig {
-    // On a busy machine messages of many connections may wait for their receives, and connections
-    // for their start-up.
+    // On a busy machine, messages of many connections may wait long for a receive, and connections
+    // may wait long for their start-up.
     let options = ConnConfig::default().no_receive_timeout(TIMEOUT).startup_timeout(TIMEOUT);
     ConnectionConfig::default().options(options).recv_size(LARGEST as u32).recv_depth(8).send_depth(16)
 }
 
-/// Wakes the waiter for all, and records which one it was: of many futures only those are polled
-/// that were woken.
+/// Waker of one future among many: wakes the common task and records which future was woken, so
+/// that only woken futures are polled.
 struct OneOfMany {
     has_rung: AtomicBool,
     all: Waker,
@@ -70,7 +70,7 @@ impl Wake for OneOfMany {
     }
 }
 
-/// All futures' ends, on one thread.
+/// Runs all futures on the current thread and returns their outputs in order.
 async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let all = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
     let waker = || Arc::new(OneOfMany { has_rung: AtomicBool::new(true), all: all.clone() });
@@ -95,7 +95,7 @@ async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> V
 }
 
 thread_local! {
-    /// Counters of the connections of this thread.
+    /// Number of steps completed by the connections of this thread.
     static STEPS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -104,7 +104,8 @@ fn step<T>(done: T) -> T {
     done
 }
 
-/// Waits as long as connections get on: how long all of them take depends on the machine.
+/// Runs `future` as long as connections make progress, because the total time depends on the
+/// machine.
 fn within<T>(device: &Device, what: &str, future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     loop {
@@ -116,7 +117,7 @@ fn within<T>(device: &Device, what: &str, future: impl Future<Output = T>) -> T 
     }
 }
 
-/// Takes `count` connections and does everything with each; ends with them.
+/// Accepts `count` connections, performs all operations on each, and waits until they have ended.
 pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize) {
     within(device, "all connections are served", async {
         let mut incoming = Vec::new();
@@ -133,7 +134,7 @@ pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize)
     });
 }
 
-/// Makes `count` connections and does everything with each.
+/// Opens `count` connections, performs all operations on each, and disconnects them.
 pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
     within(device, "all connections are made", async {
         let settings = settings();
@@ -146,14 +147,14 @@ pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
     });
 }
 
-/// Memory for the other end.
+/// Memory offered to the other end.
 struct OfferedMemory {
     memory: SharedMr,
-    /// For its two ways of invalidating.
+    /// One window for each of the two operations that invalidate.
     windows: [BoundWindow; 2],
 }
 
-/// Memory and messages that the other end provides.
+/// Memory regions and windows that the other end offers.
 #[derive(Clone, Copy)]
 struct PeerOffer {
     memory: RemoteMr,
@@ -193,15 +194,17 @@ impl PeerOffer {
     }
 }
 
-/// Both ends do the same: each asks for everything, and looks at what the other one asks for.
+/// Performs all operations towards the peer, and checks the operations that the peer performs.
+///
+/// Both ends run this function.
 async fn converse(pd: &Pd, connection: &Connection) {
     let ours = OfferedMemory::new(pd, connection).await;
     connection.send_copy(&ours.to_bytes()).await.expect("a Send");
     let theirs = PeerOffer::from_bytes(&connection.recv().await.expect("a message").expect("no end"));
     let asking: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(ask(pd, connection, theirs));
     all([asking, Box::pin(answer(connection, &ours))]).await;
-    // Neither closes before the other one has everything: what is still unread when a connection
-    // ends is lost.
+    // An end must not close before the other end has received everything, because unread data is
+    // lost when a connection ends.
     connection.send_copy(b"seen").await.expect("a Send");
     assert_eq!(*connection.recv().await.expect("a message").expect("no end"), *b"seen");
 }
@@ -213,7 +216,7 @@ fn buffer(pd: &Pd, len: usize, seed: u8) -> Mr<Vec<u8>> {
 async fn ask(pd: &Pd, connection: &Connection, theirs: PeerOffer) {
     let places: Vec<_> = places().collect();
     let (plain, with_immediate) = places.split_at(PLACES.len());
-    // All under way at once.
+    // All of these operations are outstanding at the same time.
     let writes = plain.iter().enumerate().map(|(n, (offset, len))| {
         connection.write(buffer(pd, *len, n as u8), theirs.place(TARGET + offset, *len))
     });
@@ -275,7 +278,7 @@ async fn answer(connection: &Connection, ours: &OfferedMemory) {
     assert_eq!(*next().await, *b"that is all");
     for (n, (offset, len)) in places().enumerate() {
         let seed = if n < PLACES.len() { n } else { 40 + n - PLACES.len() };
-        // One byte more: nothing was written behind the place.
+        // Reading one more byte shows that nothing was written after the place.
         let came = ours.memory.to_vec(TARGET + offset..TARGET + offset + len + 1).expect("in range");
         assert!(came[..len] == bytes(len, seed as u8) && came[len] == 0, "a Write of {len} bytes");
     }

@@ -1,19 +1,20 @@
-//! Frames of AF_XDP that run out under connections.
+//! Uses up the AF_XDP frames of a server that has connections.
 
 use crate::pairings::{Stack, at};
 use std::net::UdpSocket;
 use std::process::Command;
 use uiw_interop::stock::{Network, Running, uiw};
 
-/// Frames that the server's interface had none of our memory for.
+/// Returns the number of frames that the server's interface dropped because our memory had no free
+/// frame.
 fn dropped(network: &Network) -> u64 {
     let said = at(network, true, "ethtool", &["-S", "veth0"]);
     let line = said.lines().find_map(|line| line.trim().strip_prefix("rx_queue_0_drops:"));
     line.unwrap_or_else(|| panic!("no drops in {said}")).trim().parse().expect("a number")
 }
 
-/// The server does not run, and is flooded until every frame of its memory is used up. Then it runs
-/// again: its connection goes on, byte for byte, and others can be made.
+/// The stopped server is flooded until every frame of its memory is used. After it continues, its
+/// connection carries every byte correctly, and new connections can be made.
 #[test]
 fn unread_frame_flood_survived() {
     if uiw_interop::require("ethtool").is_none() {
@@ -33,7 +34,7 @@ fn unread_frame_flood_survived() {
         Running::start(network.client(command))
     };
     let measured = client("4");
-    // The client's kernel has the server's MAC once there is a connection.
+    // The client's kernel knows the server's MAC address once a connection exists.
     while !at(&network, false, "ip", &["neighbour", "show", address]).contains("lladdr") {
         std::thread::yield_now();
     }
@@ -46,7 +47,7 @@ fn unread_frame_flood_survived() {
             floods += 1;
             assert!(floods < 1000, "frames of the server's never run out");
             for _ in 0..256 {
-                // The client's own memory may be full for a moment.
+                // The client may be out of buffers for a moment, so errors are ignored.
                 let _ = socket.send_to(&[0x5A; 100], (address, 9));
             }
         }

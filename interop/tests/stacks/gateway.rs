@@ -1,5 +1,5 @@
-//! TCP of our own across a router: the kernel of a third namespace forwards between the client's
-//! network and the server's.
+//! Runs the user-space TCP across a router: the kernel of a third namespace forwards between the
+//! client's network and the server's network.
 
 use crate::datagram_peer::End;
 use crate::pairings::{at, at_middle, exchange_between, open};
@@ -10,11 +10,12 @@ use std::thread;
 use uiw::raw::{AddressHandle, SendFlags};
 use uiw_interop::stock::{Network, uiw};
 
-/// The third namespace with an address in both networks, of both versions, and forwarding.
+/// Configures the third namespace as a router with an IPv4 and an IPv6 address in both networks.
 fn routed() -> Option<Network> {
     let network = Network::path()?;
     for (interface, number) in [("server", 77), ("client", 78)] {
-        // Of a router's questions for neighbours the sender is link-local (RFC 4861 section 7.2.2).
+        // A router sends its neighbour solicitations from a link-local address (RFC 4861 section
+        // 7.2.2).
         for address in
             [format!("10.{number}.0.254/24"), format!("fd{number}::fe/64"), "fe80::fe/64".to_owned()]
         {
@@ -28,7 +29,7 @@ fn routed() -> Option<Network> {
     Some(network)
 }
 
-/// A stack in network `number` with the router as its gateway.
+/// Returns the spec of a stack in network `number` with the router as its gateway.
 fn spec(kind: &str, number: u8, host: u8) -> String {
     let ip = format!("ip=10.{number}.0.{host}/24,ip=fd{number}::{host}/64");
     format!("{kind}:veth0,{ip},gw=10.{number}.0.254,gw=fd{number}::fe")
@@ -52,8 +53,8 @@ fn every_operation_across_a_gateway() {
     }
 }
 
-/// A router takes 1 from the hop limit of an address handle and drops what has none left; without
-/// one messages pass.
+/// A router decrements the hop limit of an address handle and drops packets whose limit is used up.
+/// Messages without an explicit limit pass.
 #[test]
 fn hop_limit_passes_routers() {
     if uiw_interop::require("sysctl").is_none() {
@@ -61,7 +62,8 @@ fn hop_limit_passes_routers() {
     }
     let Some(network) = routed() else { return };
     let ip = |args: &[&str]| at(&network, false, "ip", args);
-    // The kernel's stack at the client: its address there is one of the server's network.
+    // The client uses the kernel's stack here, so its address must be removed from the server's
+    // network.
     ip(&["address", "flush", "dev", "veth0", "scope", "global"]);
     ip(&["address", "add", "10.78.0.1/24", "dev", "veth0"]);
     ip(&["address", "add", "fd78::1/64", "dev", "veth0", "nodad"]);
@@ -98,14 +100,15 @@ fn hop_limit_passes_routers() {
                 end.send_to(way.with_hop_limit(2), to, b"two hops", None, SendFlags::empty());
                 may_send.recv().expect("the receiver");
                 end.send_to(way, to, b"as many as the system has", None, SendFlags::empty());
-                // What waits for a neighbour is lost with the end.
+                // Messages that wait for neighbour resolution are lost if the end is closed, so it
+                // stays open.
                 let _ = may_send.recv();
             });
         });
     }
 }
 
-/// Packets that the router has forwarded: of IPv4, and of IPv6.
+/// Returns the number of packets that the router has forwarded, for IPv4 and IPv6.
 fn forwarded(network: &Network) -> [u64; 2] {
     let of_v4 = at_middle(network, "cat", &["/proc/net/snmp"]);
     let mut lines = of_v4.lines().filter_map(|line| line.strip_prefix("Ip:")).map(str::split_whitespace);
@@ -116,7 +119,8 @@ fn forwarded(network: &Network) -> [u64; 2] {
     [v4, v6].map(|count| count.trim().parse().expect("a number"))
 }
 
-/// No host has the gateway's address: the connection attempt ends, and the error names the gateway.
+/// No host has the gateway's address: the connection attempt fails, and the error names the
+/// gateway.
 #[test]
 fn gateway_address_without_host() {
     let Some(network) = Network::veth() else { return };

@@ -1,5 +1,5 @@
-//! The stacks against each other: the kernel's TCP, smoltcp over AF_PACKET and over AF_XDP, in two
-//! network namespaces.
+//! Runs the stacks against each other in two network namespaces: the kernel's TCP, smoltcp over
+//! AF_PACKET and smoltcp over AF_XDP.
 
 mod conform;
 mod congestion;

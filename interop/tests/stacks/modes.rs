@@ -1,22 +1,23 @@
-//! The modes of AF_XDP, each asked for by name.
+//! Tests the modes of AF_XDP, each selected by name.
 
 use crate::pairings::{Stack, at, exchange_between, network_of};
 use std::process::Command;
 use uiw_interop::stock::uiw;
 
-/// `--llp` with a mode.
+/// Returns the value of `--llp` that selects a mode.
 fn spec(mode: &str, host: u8) -> String {
     format!("{},mode={mode}", Stack::Xdp.spec(host))
 }
 
-/// Every operation between two ends in `mode`, while `ip link` says that the server's program is
-/// attached as `shown`.
+/// Performs every operation between two ends in `mode`, and checks that `ip link` shows the program
+/// of the server as attached in the way `shown`.
 fn both_ends(mode: &str, shown: &str) {
     for mtu in [1500, 9000] {
         let Some(network) = network_of(mtu, true) else { return };
         exchange_between(&network, [&spec(mode, 11), &spec(mode, 12)], &Stack::Xdp.addresses(), || {
             let said = at(&network, true, "ip", &["link", "show", "dev", "veth0"]);
-            // `xdp/id:` or `prog/xdp` of the driver, `xdpgeneric` in front of the stack.
+            // The driver's mode is shown as `xdp/id:` or `prog/xdp`; the generic mode, which runs
+            // before the network stack, as `xdpgeneric`.
             assert!(said.contains(shown), "mode={mode}, MTU {mtu}: {said}");
             assert_eq!(said.contains("xdpgeneric"), mode == "generic", "mode={mode}, MTU {mtu}: {said}");
         });
@@ -33,11 +34,11 @@ fn every_operation_in_mode_generic() {
     both_ends("generic", "xdpgeneric");
 }
 
-/// A driver that lacks a mode: one line that names it, and what works instead.
+/// If the driver lacks a mode, one line names the mode and a hint names an alternative.
 #[test]
 fn mode_missing_in_driver() {
     let Some(network) = network_of(1500, true) else { return };
-    // A bridge's driver runs no programs, and a veth's moves no frames in place.
+    // The driver of a bridge runs no programs, and the driver of a veth does not support zero-copy.
     at(&network, true, "ip", &["link", "add", "br0", "type", "bridge"]);
     at(&network, true, "ip", &["link", "set", "br0", "up"]);
     let serve = |interface: &str, mode: &str| {

@@ -1,4 +1,4 @@
-//! Multicast groups with members on the kernel's stack and on one of our own.
+//! Tests multicast groups with members on the kernel's stack and on a user-space stack.
 
 use crate::datagram_peer::End;
 use crate::pairings::{Stack, at, network_of, open};
@@ -8,13 +8,13 @@ use std::thread;
 use uiw::raw::{AddressHandle, SendFlags};
 use uiw_interop::stock::Network;
 
-/// The index of an end's interface.
+/// Returns the interface index of veth0 at one end.
 fn index(network: &Network, server: bool) -> u32 {
     let shown = at(network, server, "ip", &["-o", "link", "show", "dev", "veth0"]);
     shown.split(':').next().expect("an index").trim().parse().expect("a number")
 }
 
-/// A member that waits until the other end has got as far.
+/// Group member that can wait until the other end has reached the same point.
 struct GroupMember {
     end: End,
     way: AddressHandle,
@@ -31,8 +31,8 @@ impl GroupMember {
         let host = if stack == Stack::Kernel { 1 } else { 12 };
         let end = End::on(open(&stack.spec(host)).0, own, 1024);
         end.qp.attach_multicast(group, own, index).expect("the group is joined");
-        // Of a group whose address does not name its interface, sockets of the kernel's need the
-        // index.
+        // If the address of a group does not name its interface, the kernel's sockets need the
+        // interface index as the scope.
         let scope = if stack == Stack::Kernel && group.is_ipv6() { index } else { 0 };
         Self { end, way: AddressHandle::new(own, group, scope), there, here }
     }
@@ -42,7 +42,7 @@ impl GroupMember {
         self.here.recv().expect("the other end");
     }
 
-    /// Both receive what one of them sends.
+    /// One of the two members sends; both receive the message.
     fn one_message(&self, sends: bool, text: &[u8]) {
         self.end.receive();
         self.meet();
@@ -87,8 +87,9 @@ fn exchange(stack: Stack) {
     }
 }
 
-/// The program on the interface leaves frames to groups to the kernel: a member there receives them
-/// beside the one over AF_XDP, before it joins, while it is a member and when it has left.
+/// The XDP program passes multicast frames on to the kernel, so a member there receives them
+/// together with the AF_XDP member: before that member joins, while it is a member, and after it
+/// has left.
 #[test]
 fn xdp_member_leaves_kernel_members_intact() {
     let Some(network) = network_of(1500, true) else { return };
@@ -128,8 +129,8 @@ fn xdp_member_leaves_kernel_members_intact() {
     }
 }
 
-/// A socket of the kernel's gets datagrams of a group that came by the interface at which it is
-/// joined, and no others (IP_MULTICAST_ALL, IPV6_MULTICAST_ALL are off).
+/// A kernel socket receives datagrams of a group only from the interface at which it has joined
+/// (IP_MULTICAST_ALL and IPV6_MULTICAST_ALL are off).
 #[test]
 fn group_received_at_joined_interface() {
     let Some(network) = network_of(1500, true) else { return };
@@ -151,7 +152,8 @@ fn group_received_at_joined_interface() {
             network.inside_server(|| (kernel(own[0], LOOPBACK), kernel(own[1], at_server)));
         let scope = if group.is_ipv6() { at_client } else { 0 };
         let way = AddressHandle::new(own[2], group, scope);
-        // Each from a port of its own, as the kernel may choose among sockets by that.
+        // Every sender has its own port, because the kernel may choose among sockets by the source
+        // port.
         for number in 0..8 {
             let sender = network.inside_client(|| End::on(open("tcp").0, own[2], 1024));
             sender.send_to(way, 0xFF_FFFF, &[number], None, SendFlags::empty());
@@ -163,12 +165,12 @@ fn group_received_at_joined_interface() {
     }
 }
 
-/// The index of the loopback interface in every namespace.
+/// Index of the loopback interface in every namespace.
 const LOOPBACK: u32 = 1;
 
-/// If the MTUs of two ends differ, a datagram that is too long for the other end is lost behind its
-/// completion; what is too long for this end's interface is counted. Neither keeps anything from
-/// the next message.
+/// If the MTUs of two ends differ, a datagram that is too long for the other end is lost after the
+/// send has completed, and a datagram that is too long for the own interface is counted as unsent.
+/// The next message arrives in both cases.
 #[test]
 fn overlong_messages_dropped() {
     let Some(network) = network_of(1500, true) else { return };
@@ -182,7 +184,7 @@ fn overlong_messages_dropped() {
     let send = |payload: &[u8]| {
         sender.send_to(way, receiver.qp.num(), payload, None, SendFlags::empty());
     };
-    // No socket of either end has a count of what the interface drops: see docs/datagrams.md.
+    // Sockets do not count frames that the interface drops, see `docs/datagrams.md`.
     let dropped = || {
         let count = at(&network, true, "cat", &["/sys/class/net/veth0/statistics/rx_dropped"]);
         count.trim().parse::<u64>().expect("a number")

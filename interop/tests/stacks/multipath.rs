@@ -1,4 +1,5 @@
-//! The kernel's Multipath TCP on two links, each with an emulator, between two namespaces.
+//! Tests the kernel's Multipath TCP on two links between two namespaces, with an emulator on each
+//! link.
 
 use serde_json::Value;
 use std::process::Command;
@@ -80,7 +81,8 @@ fn result(ended: &ProcessEnd) -> Value {
     serde_json::from_str(ended.said.lines().last().expect("a result")).expect("JSON")
 }
 
-/// Bytes that an emulator has carried to the server.
+/// Stops the emulator and returns the number of bytes that it carried in its busier direction,
+/// which is the one to the server.
 fn carried(emulator: Running) -> u64 {
     let ended = emulator.interrupt();
     let statistics = result(&ended);
@@ -111,7 +113,8 @@ fn connection_survives_loss_of_link() {
     let cut = result(&client.end());
     assert_eq!(cut["messages"], 60, "{cut}");
     let second = carried(second);
-    // Each has carried some of the first transfer; the second most of what came after the cut.
+    // Each link carried a part of the first transfer, and the second link carried most of the data
+    // sent after the first one was cut.
     assert!(first > 4 << 20 && second > 24 << 20, "{first} {second}");
     let _ = serve.stop();
 }
@@ -129,7 +132,8 @@ fn peer_without_multipath_reached_over_tcp() {
     let _ = serve.stop();
 }
 
-/// Both paths end without a word: no subflow acknowledges, and the connection ends at its own time.
+/// Both links go silent, so no subflow receives acknowledgements and the connection ends after its
+/// own dead time.
 #[test]
 fn dead_peer_detected() {
     if !is_offered() {

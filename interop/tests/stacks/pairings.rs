@@ -1,4 +1,4 @@
-//! Every operation between every two stacks, verified byte for byte.
+//! Performs every operation between all pairs of stacks, and verifies every byte.
 
 use crate::exchange;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use uiw::{Device, DeviceConfig, Listener, Pd};
 use uiw_interop::stock::Network;
 use uiw_smol::Spec;
 
-/// A stack at one end of the cable.
+/// Stack at one end of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stack {
     Kernel,
@@ -20,16 +20,17 @@ pub(crate) enum Stack {
 
 const STACKS: [Stack; 3] = [Stack::Kernel, Stack::Packet, Stack::Xdp];
 
-/// Differences between the namespaces and plain ones.
+/// Properties of the link between the namespaces.
 #[derive(Clone, Copy, Debug)]
 struct LinkShape {
     mtu: u32,
-    /// The kernel leaves checksums and segmentation to the "card".
+    /// Whether the kernel leaves checksums and segmentation to the virtual network card.
     offload: bool,
 }
 
 impl Stack {
-    /// Returns the name for `--llp`; 10.77.0.`host` and fd77::`host` are its own addresses.
+    /// Returns the value for `--llp`; a user-space stack gets the addresses 10.77.0.`host` and
+    /// fd77::`host`.
     pub(crate) fn spec(self, host: u8) -> String {
         let addresses = format!("veth0,ip=10.77.0.{host}/24,ip=fd77::{host}/64");
         match self {
@@ -39,7 +40,7 @@ impl Stack {
         }
     }
 
-    /// The server's addresses: those of the kernel's interface, or its own.
+    /// Returns the IPv4 and IPv6 addresses of a server on this stack.
     pub(crate) fn addresses(self) -> [&'static str; 2] {
         match self {
             Self::Kernel => ["10.77.0.1", "fd77::1"],
@@ -54,7 +55,7 @@ pub(crate) fn at(network: &Network, server: bool, program: &str, args: &[&str]) 
     said_by(if server { network.server(command) } else { network.client(command) })
 }
 
-/// The same between the two.
+/// Like [`at`], but runs the program in the namespace between the two ends.
 pub(crate) fn at_middle(network: &Network, program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
@@ -68,7 +69,7 @@ fn said_by(mut command: Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Two namespaces, or nothing where they cannot be had.
+/// Creates two connected namespaces, or returns `None` if namespaces are not available.
 pub(crate) fn network_of(mtu: u32, offload: bool) -> Option<Network> {
     network(LinkShape { mtu, offload })
 }
@@ -88,8 +89,8 @@ fn network(link: LinkShape) -> Option<Network> {
     Some(network)
 }
 
-/// One server on `stack`, and clients on every stack, over both versions of IP: `count` connections
-/// at once between each two.
+/// Runs one server on `stack` and clients on every stack over both IP versions, with `count`
+/// simultaneous connections for each pair.
 fn serve_all(link: LinkShape, stack: Stack, count: usize) {
     let Some(network) = network(link) else { return };
     let (tx, rx) = mpsc::channel();
@@ -97,7 +98,7 @@ fn serve_all(link: LinkShape, stack: Stack, count: usize) {
         scope.spawn(|| {
             network.inside_server(move || {
                 let (device, pd) = open(&stack.spec(11));
-                // The wildcard: one server for both versions.
+                // One listener on the wildcard address serves both IP versions.
                 let any = "[::]:0".parse().expect("an address");
                 let listener = Listener::bind(&pd, any, &exchange::settings()).expect("a listener");
                 tx.send(listener.local_addr().port()).expect("the client listens");
@@ -121,8 +122,8 @@ fn serve_all(link: LinkShape, stack: Stack, count: usize) {
     });
 }
 
-/// Every operation between one server and one client, on stacks by name, at each of the server's
-/// addresses. `meanwhile` is called while both stacks are there.
+/// Performs every operation between one server and one client, whose stacks are given by name, at
+/// each of the server's addresses. Calls `meanwhile` while both stacks exist.
 pub(crate) fn exchange_between(
     network: &Network,
     [server, client]: [&str; 2],

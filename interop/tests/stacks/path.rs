@@ -1,4 +1,4 @@
-//! The same over a long, narrow, lossy path: `uiw wan` between the namespaces.
+//! Runs the stacks over a long, narrow, lossy path: `uiw wan` emulates it between the namespaces.
 
 use crate::pairings::Stack;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use uiw_interop::stock::{Network, Running, uiw};
 
-/// Two namespaces with an emulator between them.
+/// Two namespaces connected by an emulator.
 pub(crate) struct Path {
     pub(crate) network: Network,
     wan: Running,
@@ -24,7 +24,8 @@ impl Path {
         Some(Self { network, wan })
     }
 
-    /// Ends the emulator: what became of frames towards the client, and towards the server.
+    /// Stops the emulator and returns its statistics of the frames towards the client and towards
+    /// the server.
     pub(crate) fn end(self) -> [Value; 2] {
         let ended = self.wan.interrupt();
         ended.is_well();
@@ -39,7 +40,8 @@ impl Path {
     }
 }
 
-/// All operations, verified byte for byte, by a client on `client` at a server on `server`.
+/// Performs all operations of a client on stack `client` with a server on stack `server`, and
+/// verifies every byte.
 fn soak(client: Stack, server: Stack, path: &[&str]) {
     const OPERATIONS: [&[&str]; 5] = [
         &["--op", "write", "--size", "30000"],
@@ -69,7 +71,7 @@ fn soak(client: Stack, server: Stack, path: &[&str]) {
     assert!(sum("lost") > 0 && sum("duplicated") > 0 && sum("reordered") > 0, "{ways:?}");
 }
 
-/// Frames are lost, doubled and overtaken in both directions.
+/// Emulator options that lose, duplicate and reorder frames in both directions.
 const ROUGH: [&str; 14] = [
     "--delay",
     "1ms",
@@ -108,15 +110,15 @@ fn rough_path_between_kernel_and_smoltcp() {
     soak(Stack::Xdp, Stack::Kernel, &ROUGH);
 }
 
-/// Damaged frames are as good as lost: TCP's checksum or the CRC finds them.
+/// Damaged frames count as lost, because the TCP checksum or the CRC detects the damage.
 #[test]
 fn damaging_path() {
     let rough = ["--damage", "1%", "--duplicate", "1%", "--reorder", "1%", "--loss", "0.3%", "--seed", "3"];
     soak(Stack::Packet, Stack::Kernel, &rough);
 }
 
-/// Packets of more than 1,300 bytes vanish, in both directions, and no message says so. smoltcp
-/// goes on by itself.
+/// The path silently drops packets of more than 1,300 bytes in both directions. smoltcp recovers on
+/// its own.
 #[test]
 fn path_mtu_black_hole() {
     for (client, server) in
@@ -155,11 +157,12 @@ fn path_mtu_black_hole() {
     }
 }
 
-/// A folder, removed when dropped.
+/// Directory that is removed when dropped.
 struct TestFolder(PathBuf);
 
 impl TestFolder {
-    /// With the keys of two ends that accept each other, and the files for `--tls` that name them.
+    /// Creates a directory with the keys of two ends that accept each other, and the `--tls` files
+    /// that name these keys.
     fn with_keys() -> Self {
         let folder = std::env::temp_dir().join(format!("uiw-path-{}", std::process::id()));
         std::fs::create_dir(&folder).expect("a folder");
@@ -183,11 +186,12 @@ impl Drop for TestFolder {
     }
 }
 
-/// A connection on which nothing comes is given up after 20 s.
+/// Upper limit for a download; a connection on which nothing arrives is given up after 20 s.
 const DOWNLOAD: Duration = Duration::from_secs(40);
 
-/// Between kernels without probing, on such a path: `uiw cp` connects again with shorter segments
-/// by itself. In clear a connection is stuck; with TLS the first message is too long already.
+/// The kernels at both ends do not probe the path MTU, and the path drops long packets. `uiw cp`
+/// reconnects by itself with shorter segments. In clear text the connection stalls; with TLS
+/// already the first handshake message is too long.
 #[test]
 fn copies_through_path_mtu_black_hole() {
     let folder = TestFolder::with_keys();
@@ -218,7 +222,8 @@ fn copies_through_path_mtu_black_hole() {
         assert_eq!(ended.code, 0, "{name}: {}{}", ended.said, serve.said());
         let copy = std::fs::read(folder.0.join(name));
         assert!(copy.is_ok_and(|copy| copy == bytes), "{name}");
-        // In the other direction nothing comes, and this end has nothing to be acknowledged.
+        // During a download this end sends nothing that needs an acknowledgement, so only the
+        // missing data reveals the problem.
         let (got, begun) = (folder.name(&format!("got-{name}")), Instant::now());
         let mut command = Command::new(uiw());
         command.args(["cp", "10.77.0.1:files/source", &got]).args(protected("client.conf"));
@@ -234,7 +239,6 @@ fn copies_through_path_mtu_black_hole() {
     }
 }
 
-/// The share of lost frames and the way's time are those that were asked for.
 #[test]
 fn emulator_with_real_time_priority() {
     let Some(path) = Path::new(&["--delay", "1ms", "--realtime"]) else { return };
@@ -247,12 +251,14 @@ fn emulator_with_real_time_priority() {
     Running::start(path.network.client(command)).end().is_well();
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", path.wan.id())).expect("it runs");
     let behind_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    // proc(5): field 41 is the policy, the first one behind the name is field 3; 1 is SCHED_FIFO.
+    // proc(5): field 41 is the scheduling policy, and the first field after the name is field 3.
+    // The value 1 is SCHED_FIFO.
     assert_eq!(behind_name.split_whitespace().nth(41 - 3), Some("1"), "{stat}");
     let _ = server.stop();
     let _ = path.end();
 }
 
+/// The share of lost frames and the delay match the requested values.
 #[test]
 fn path_matches_settings() {
     let Some(path) = Path::new(&["--delay", "3ms", "--loss", "2%", "--seed", "5"]) else { return };
@@ -272,7 +278,7 @@ fn path_matches_settings() {
     let ways = path.end();
     let sum = |what: &str| ways.iter().map(|way| way[what].as_f64().expect("a number")).sum::<f64>();
     let share = sum("lost") / sum("frames");
-    // Some 1000 frames: four standard deviations.
+    // The tolerance is four standard deviations for about 1000 frames.
     assert!(sum("frames") > 600.0 && (share - 0.02).abs() < 0.02, "{ways:?}");
     assert!(
         ways.iter().all(|way| way["way_us_mean"].as_f64().is_some_and(|mean| mean >= 3000.0)),

@@ -1,19 +1,19 @@
-//! Stock programs on the C libraries with a TCP of their own (`UIW_LLP`), against each other and
-//! against the kernel's.
+//! Runs stock programs on the C libraries with a user-space TCP (`UIW_LLP`), against each other and
+//! against the kernel's TCP.
 
 use crate::pairings::Stack;
 use serde_json::{Value, json};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, uiw};
 
-/// The program at one end, on `stack` as `host`.
+/// Returns a command that runs `program` on `stack`, with addresses for `host`.
 fn at(libraries: &Libraries, stack: Stack, host: u8, program: &str, args: &[&str]) -> Command {
     let mut command = libraries.command(User::Same, program);
     command.args(args).env("UIW_LLP", stack.spec(host));
     command
 }
 
-/// A server that listens on `port`, and a client.
+/// Runs a server that listens on `port` and a client, and returns how both ended.
 fn pair(
     server: Stack,
     client: Stack,
@@ -25,7 +25,7 @@ fn pair(
     let network = Network::veth()?;
     let libraries = Libraries::get();
     let mut command = at(&libraries, server, 11, program, args[0]);
-    // Its own TCP is in no table of the kernel's.
+    // A user-space listener appears in no kernel table, so the log is used to detect it.
     command.env("UIW_LOG", "uiw_smol=debug");
     let mut there = Running::start(network.server(command));
     if server == Stack::Kernel {
@@ -40,7 +40,7 @@ fn pair(
     Some([there.end(), here])
 }
 
-/// rping's client reports its result in its output, not by its exit code.
+/// The client of rping reports its result in its output, not by its exit code.
 fn rping(server: Stack, client: Stack) {
     let of_server = ["-s", "-V", "-C", "200", "-S", "40000", "-p", "7999"];
     let of_client = ["-c", "-a", "ADDRESS", "-V", "-C", "200", "-S", "40000", "-p", "7999"];
@@ -73,7 +73,7 @@ fn rping_between_af_packet_and_af_xdp() {
     rping(Stack::Packet, Stack::Xdp);
 }
 
-/// perftest's Writes, connected by rdma_cm.
+/// Measures the bandwidth of Writes with perftest; rdma_cm makes the connection.
 #[test]
 fn ib_write_bw_over_af_packet_and_af_xdp() {
     for (server, client) in [(Stack::Packet, Stack::Xdp), (Stack::Xdp, Stack::Kernel)] {
@@ -87,7 +87,7 @@ fn ib_write_bw_over_af_packet_and_af_xdp() {
     }
 }
 
-/// The device is the interface, and its GIDs are our own addresses.
+/// The device is the interface, and its GIDs are the stack's own addresses.
 #[test]
 fn device_has_own_addresses() {
     let Some(program) = uiw_interop::require("ibv_devinfo") else { return };
@@ -103,7 +103,7 @@ fn device_has_own_addresses() {
     );
 }
 
-/// `uiw devices` shows what programs would see, however they are given their TCP.
+/// `uiw devices` shows the devices that programs would see, for every way to select the TCP.
 #[test]
 fn device_as_programs_see_it() {
     let Some(network) = Network::veth() else { return };
@@ -129,7 +129,7 @@ fn device_as_programs_see_it() {
     assert!(ended.said.contains("UIW_LLP=packet:veth0: expected tcp"), "{}", ended.said);
 }
 
-/// A stack that cannot be had is one line and an error number.
+/// An unavailable stack causes one line on stderr and an error number.
 #[test]
 fn missing_interface_for_programs() {
     let Some(program) = uiw_interop::require("rping") else { return };

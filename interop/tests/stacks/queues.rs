@@ -1,14 +1,15 @@
-//! AF_XDP on interfaces with several queues.
+//! Tests AF_XDP on interfaces with several queues.
 
 use crate::pairings::{Stack, at};
 use std::process::Command;
 use uiw_interop::stock::{Network, Running, uiw};
 
-/// Flows choose their queues by a hash: that all of these choose the same is one chance in 2^31.
+/// Number of connections. A hash assigns each of them to a queue; the probability that all get the
+/// same one is 2^-31.
 const CONNECTIONS: &str = "32";
 const QUEUES: u32 = 2;
 
-/// Frames that each receive queue of an end has given to our sockets.
+/// Returns the number of frames that each receive queue of an end has passed to our sockets.
 fn redirected(network: &Network, server: bool) -> Vec<u64> {
     let said = at(network, server, "ethtool", &["-S", "veth0"]);
     let of = |queue: u32| {
@@ -19,7 +20,7 @@ fn redirected(network: &Network, server: bool) -> Vec<u64> {
     (0..QUEUES).map(of).collect()
 }
 
-/// Runs `uiw perf` from `client` to a server over AF_XDP, both with every byte looked at.
+/// Runs `uiw perf` from `client` to a server over AF_XDP; both ends validate every byte.
 fn measure(network: &Network, client: Stack) {
     let port = uiw_interop::stock::free_port();
     let mut command = Command::new(uiw());
@@ -41,7 +42,8 @@ fn measure(network: &Network, client: Stack) {
     let _ = serving.stop();
 }
 
-/// A veth keeps a frame's queue: what one end sends by its second comes in by the other's second.
+/// A veth keeps the queue number: frames sent on the second queue of one end arrive on the second
+/// queue of the other.
 #[test]
 fn flows_spread_over_queues() {
     if uiw_interop::require("ethtool").is_none() {
@@ -56,11 +58,11 @@ fn flows_spread_over_queues() {
     measure(&network, Stack::Xdp);
     for (server, before) in [true, false].into_iter().zip(before) {
         let after = redirected(&network, server);
-        // More than questions for addresses.
+        // More frames than address resolution alone would cause.
         let served = after.iter().zip(&before).all(|(after, before)| after - before > 100);
         assert!(served, "queues of the server ({server}): {before:?}, {after:?}");
     }
-    // At either end.
+    // The server's program also serves clients on the other stacks.
     measure(&network, Stack::Kernel);
     measure(&network, Stack::Packet);
 }

@@ -1,4 +1,5 @@
-//! What cannot be had is an error with a hint, and a link that goes away ends its connections.
+//! Tests that unavailable stacks cause an error with a hint, and that connections end when their
+//! link goes away.
 
 use std::process::Command;
 use std::thread;
@@ -56,13 +57,13 @@ fn without_the_capabilities() {
     }
 }
 
-/// Errors that name the deleted interface. The log may do so as well.
+/// Counts the errors that name the deleted interface; the log may name it as well.
 fn deletions(ended: &ProcessEnd) -> usize {
     let is_error = |line: &&str| line.starts_with("error: cannot listen on");
     ended.said.lines().filter(is_error).filter(|line| line.ends_with("interface `veth0` was deleted")).count()
 }
 
-/// The cable is cut: both ends of every connection end, with a reason, and soon.
+/// When the link is deleted, both ends of every connection end soon and report the reason.
 #[test]
 fn interface_deleted_under_traffic() {
     for kind in ["packet", "xdp"] {
@@ -87,8 +88,8 @@ fn link(network: &Network, args: &[&str]) {
     assert!(network.server(command).status().expect("ip starts").success());
 }
 
-/// No peer is connected: a program that only listens reports it once, and ends, as that interface
-/// never comes back.
+/// A program that only listens, without connected peers, reports the deletion once and exits,
+/// because the interface never comes back.
 #[test]
 fn interface_deleted_under_listener() {
     for kind in ["packet", "xdp"] {
@@ -102,8 +103,8 @@ fn interface_deleted_under_listener() {
     }
 }
 
-/// One that is down may come back: that is said, and then it goes on. Deleted while it is down, it
-/// does not.
+/// An interface that is down may come back: the program reports it and continues to listen
+/// afterwards. If the interface is deleted while it is down, the program exits.
 #[test]
 fn interface_down_under_listener() {
     let Some(network) = Network::veth() else { return };
@@ -121,8 +122,8 @@ fn interface_down_under_listener() {
     assert_eq!((ended.code, deletions(&ended)), (1, 1), "{}", ended.said);
 }
 
-/// The server's interface is down for a moment: what was connected ends, or goes on if TCP did not
-/// notice, and the server goes on.
+/// The server's interface is down for a moment. Existing connections end, or continue if TCP did
+/// not notice; the server continues.
 #[test]
 fn interface_comes_back() {
     for kind in ["packet", "xdp"] {
@@ -142,7 +143,7 @@ fn interface_comes_back() {
             thread::sleep(Duration::from_millis(500));
         }
         let ended = measured.end();
-        // The socket of AF_PACKET gets an error at once; that of AF_XDP only when it sends.
+        // An AF_PACKET socket gets an error at once, an AF_XDP socket only when it sends.
         assert!(ended.code == 4 || kind == "xdp" && ended.code == 0, "{kind}: {}", ended.said);
         let ended = client(&["ping", "10.77.0.11", "-c", "3"]).end();
         assert_eq!(ended.code, 0, "{kind}: {}{}", ended.said, server.said());
@@ -150,7 +151,8 @@ fn interface_comes_back() {
     }
 }
 
-/// Interfaces, addresses and MACs that a TCP of its own cannot have, and what to do instead.
+/// Interfaces, IP addresses and MAC addresses that a user-space TCP cannot use are refused with a
+/// hint.
 #[test]
 fn addresses_and_interfaces_in_use_refused() {
     let Some(network) = Network::veth() else { return };
@@ -183,7 +185,7 @@ fn addresses_and_interfaces_in_use_refused() {
     }
 }
 
-/// A peer in no network of ours, and no gateway.
+/// The peer is in none of our networks, and no gateway is configured.
 #[test]
 fn peer_without_gateway_refused() {
     let Some(network) = Network::veth() else { return };
@@ -192,7 +194,7 @@ fn peer_without_gateway_refused() {
     fails(&mut network.client(command), 3, &["no network of ours has 10.78.0.1", "gw="]);
 }
 
-/// A server over `kind`.
+/// Starts a server over `kind`.
 fn listening(network: &Network, kind: &str) -> Running {
     let mut command = Command::new(uiw());
     let spec = format!("{kind}:veth0,ip=10.77.0.11/24");
@@ -202,8 +204,8 @@ fn listening(network: &Network, kind: &str) -> Running {
     server
 }
 
-/// A server and a client over `kind`, with a connection between them that carries what `args` of
-/// `uiw` say.
+/// Starts a server and a client over `kind`; `args` is the subcommand of `uiw` that the client
+/// runs.
 fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running) {
     let server = listening(network, kind);
     let mut command = Command::new(uiw());
@@ -211,26 +213,27 @@ fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running)
     (server, Running::start(network.client(command)))
 }
 
-/// An idle connection: neither end spins.
+/// On an idle connection neither end spins.
 #[test]
 fn idle_connection_uses_no_processor() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
         let (server, mut client) = connected(&network, kind, &["ping", "10.77.0.11", "-i", "30", "-c", "3"]);
         client.wait_saying("round 1");
-        // The last acknowledgement, and whatever else has a time-out.
+        // Wait for the last acknowledgement and for anything else that is driven by a timeout.
         thread::sleep(Duration::from_millis(500));
         let before = [server.ticks(), client.ticks()];
         thread::sleep(Duration::from_secs(2));
         let used = [server.ticks() - before[0], client.ticks() - before[1]];
-        // Of 200 ticks; a spinning end would have most of them even on a busy machine.
+        // The limit is 10 of 200 ticks; a spinning end would use most of them even on a busy
+        // machine.
         assert!(used.iter().all(|ticks| *ticks <= 10), "{kind}: {used:?} ticks");
         let _ = client.stop();
         let _ = server.stop();
     }
 }
 
-/// No peer has connected yet: a listener alone sleeps.
+/// A listener to which no peer has connected sleeps.
 #[test]
 fn idle_listener_uses_no_processor() {
     for kind in ["packet", "xdp"] {
@@ -245,8 +248,8 @@ fn idle_listener_uses_no_processor() {
     }
 }
 
-/// The receiver does not run for a while: rings and buffers fill, frames are lost, and then
-/// everything goes on.
+/// While the receiver is stopped, rings and buffers fill and frames are lost. Afterwards all
+/// connections continue.
 #[test]
 fn full_rings_cost_only_time() {
     for kind in ["packet", "xdp"] {
@@ -266,8 +269,8 @@ fn full_rings_cost_only_time() {
     }
 }
 
-/// Detaches the program of process `argv[1]`, by a copy of its descriptor: what an administrator
-/// does with `bpftool link detach`.
+/// Python program that detaches the XDP program of process `argv[1]` through a copy of its file
+/// descriptor, as an administrator would do with `bpftool link detach`.
 const DETACH: &str = "
 import ctypes, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -281,7 +284,8 @@ attr = ctypes.create_string_buffer(struct.pack('I', copy), 128)
 assert libc.syscall(321, 34, attr, 4) == 0, os.strerror(ctypes.get_errno())
 ";
 
-/// Frames go to the kernel then, without an event: the stack checks periodically.
+/// After the detachment, frames go to the kernel and no event reports it, so the stack has to check
+/// periodically.
 #[test]
 fn detached_xdp_program_ends_connections() {
     if !cfg!(target_arch = "x86_64") {

@@ -1,5 +1,5 @@
-//! What AF_PACKET leaves to the interface: packets that it cuts and checksums that it completes, as
-//! tshark sees them on the wire.
+//! Uses tshark to check the work that AF_PACKET leaves to the interface: cutting packets into
+//! segments and completing their checksums.
 
 use crate::pairings::{Stack, at};
 use std::path::PathBuf;
@@ -8,12 +8,12 @@ use std::time::Duration;
 use uiw_interop::stock::{Network, Running, uiw};
 use uiw_interop::tshark::Tshark;
 
-/// A file that goes away.
+/// Capture file that is removed when dropped.
 struct CaptureFile(PathBuf);
 
 impl CaptureFile {
-    /// Waits until nothing is added any more: what tshark has not written when it is interrupted is
-    /// lost.
+    /// Waits until the file stops growing, because packets that tshark has not yet written are lost
+    /// when it is interrupted.
     fn wait_idle(&self) {
         let len = || std::fs::metadata(&self.0).map(|file| file.len()).ok();
         let mut before = None;
@@ -30,7 +30,7 @@ impl Drop for CaptureFile {
     }
 }
 
-/// A TCP segment as tshark has it.
+/// Fields of a TCP segment as reported by tshark.
 struct TcpSegment {
     frame_len: usize,
     payload: usize,
@@ -45,9 +45,10 @@ fn segment(line: &str) -> TcpSegment {
         panic!("six fields: {line}")
     };
     let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("a number: {line}"));
-    // A number in some versions of tshark, a word in others. A sum of zero is written as ones where
-    // the kernel completes it (`CSUM_MANGLED_0`, once in 65,536 segments). To a receiver the two
-    // are the same (RFC 1624); tshark says that it is not right, and why.
+    // The status is a number in some versions of tshark and a word in others. Where the kernel
+    // completes a checksum of zero, it writes it as ones (`CSUM_MANGLED_0`, once in 65,536
+    // segments). Receivers treat both as equal (RFC 1624), but tshark reports the checksum as bad
+    // and gives this reason.
     let is_right = ["1", "Good"].contains(&status) || !is_ffff.is_empty();
     let checksum = checksum.to_owned();
     TcpSegment {
@@ -59,14 +60,15 @@ fn segment(line: &str) -> TcpSegment {
     }
 }
 
-/// Segments in both directions of a measurement between two of AF_PACKET, seen at the server's end,
-/// and what tshark says of those it missed.
+/// Captures a measurement between two AF_PACKET ends at the server, and returns the segments of
+/// both directions and tshark's messages about packets it missed.
 fn capture(network: &Network, version: usize, name: &str) -> (Vec<TcpSegment>, String) {
     let file =
         CaptureFile(std::env::temp_dir().join(format!("uiw-segments-{}-{name}.pcap", std::process::id())));
     let port = uiw_interop::stock::free_port();
     let mut command = Command::new("tshark");
-    // Room for all of it in MiB, should tshark not get a processor meanwhile.
+    // The buffer (in MiB) has room for the whole transfer in case tshark is not scheduled for a
+    // while.
     command.args(["-i", "veth0", "-f", "tcp", "-B", "64", "-w"]).arg(&file.0);
     let mut tshark = Running::start(network.server(command));
     tshark.wait_saying("Capture started");
@@ -111,7 +113,7 @@ fn zero_checksum_written_as_ones() {
     assert!(!segment("78\t24\t0x0001\t0\t\t").is_right);
 }
 
-/// Two messages of 200,000 bytes and more in each direction.
+/// Minimum number of bytes: 20 messages of 200,000 bytes in each direction.
 const BYTES: usize = 2 * 20 * 200_000;
 
 #[test]
@@ -120,7 +122,7 @@ fn segmented_packets_valid_on_wire() {
     for (version, mss) in [(0, 1460), (1, 1440)] {
         let Some(network) = Network::veth() else { return };
         let (whole, _) = capture(&network, version, &format!("whole-{mss}"));
-        // Between the ends of a veth packets stay whole.
+        // Packets stay unsegmented between the ends of a veth.
         assert!(whole.iter().any(|segment| segment.payload > 20_000), "packets of many segments: MSS {mss}");
         for server in [true, false] {
             let off = ["-K", "veth0", "tx", "off", "gso", "off", "tso", "off", "gro", "off"];

@@ -1,5 +1,5 @@
-//! SYNs that nobody follows up, at a listener of smoltcp's: others connect in time, and memory
-//! stays.
+//! Floods a smoltcp listener with SYNs that are never followed up: other clients still connect in
+//! time, and memory use stays bounded.
 
 use crate::pairings::{Stack, at, network_of};
 use etherparse::PacketBuilder;
@@ -12,19 +12,19 @@ use uiw_interop::stock::{Network, Running, free_port, uiw};
 use uiw_smol::packet::PacketLink;
 use uiw_smol::{Link, SmolConfig};
 
-/// SYNs in a millisecond.
+/// SYNs sent per millisecond.
 const RATE: u32 = 2;
-/// Within which a client is served.
+/// Time within which a client must be served.
 const CONNECTS: Duration = Duration::from_secs(3);
-/// KiB by which the server may grow.
+/// Limit for the growth of the server's memory in KiB.
 const GROWS: u64 = 16 << 10;
 
-/// Source addresses of the SYNs.
+/// Source addresses used for the SYNs.
 #[derive(Clone, Copy, Debug)]
 enum SourceAddresses {
-    /// Addresses behind the gateway.
+    /// Addresses beyond the gateway.
     Far,
-    /// Hosts of the server's network that are not there.
+    /// Addresses in the server's network that no host has.
     Absent,
     /// Address of the client's host, which answers with a reset.
     Own,
@@ -56,14 +56,14 @@ fn syn(from: IpAddr, to: IpAddr, ports: (u16, u16), number: u32, macs: ([u8; 6],
     frame
 }
 
-/// KiB that are resident.
+/// Returns the resident memory of the server in KiB.
 fn resident(server: &Running) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// The MAC address that the client's kernel has for an address.
+/// Returns the MAC address that the client's kernel has resolved for an address.
 fn mac_of(network: &Network, address: &str) -> [u8; 6] {
     let said = at(network, false, "ip", &["neighbour", "show", address]);
     let text = said.split_whitespace().skip_while(|word| *word != "lladdr").nth(1);
@@ -99,7 +99,7 @@ fn flooded_listener_serves_others(stack: Stack) {
             let took = thread::scope(|scope| {
                 scope.spawn(|| {
                     network.inside_client(|| {
-                        // An address of its own, which it does not use.
+                        // The link needs an own address, which is not used here.
                         let config = SmolConfig::new([10, 77, 0, 99].into(), 24);
                         let mut link = PacketLink::open("veth0", &config).unwrap();
                         let mut number = 0;
@@ -119,7 +119,7 @@ fn flooded_listener_serves_others(stack: Stack) {
                         }
                     });
                 });
-                // As many as there may be in set-up, and more.
+                // In this time more SYNs arrive than the limit of connections in set-up.
                 thread::sleep(Duration::from_secs(1));
                 let took = ping(&address);
                 is_over.store(true, Ordering::Relaxed);

@@ -1,25 +1,25 @@
-//! `uiw run --with-system`: devices of the system's libibverbs beside uiw's, by a provider of the
-//! tests that needs no hardware.
+//! Tests `uiw run --with-system`, which shows devices of the system's libibverbs next to those of
+//! uiw. A provider written for these tests replaces the hardware.
 
 use crate::reported::run;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, compile, uiw};
 
-/// Path of Debian's library, to which a provider is linked.
+/// Path of Debian's library, which the provider is linked to.
 const SYSTEM: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
-/// Folder in which that library looks for the names of its providers.
+/// Directory in which the system's library looks for the names of its providers.
 const PROVIDERS: &str = "/etc/libibverbs.d";
 
-/// A program in a mount namespace where sysfs has the device `stub0`, and the system's library
-/// finds its provider.
+/// Script that creates the device `stub0` in sysfs and its provider, in a mount namespace of its
+/// own.
 struct StubMachine {
     libraries: Libraries,
     script: String,
 }
 
 impl StubMachine {
-    /// Returns `None` if it cannot be made; then the test is counted as skipped.
+    /// Returns `None`, and counts the test as skipped, if the machine cannot be set up.
     #[track_caller]
     fn new() -> Option<Self> {
         uiw_interop::require("unshare")?;
@@ -28,7 +28,7 @@ impl StubMachine {
             return None;
         }
         if kernel_lists_devices() {
-            // The system's library asks the kernel then, and not sysfs.
+            // If the kernel answers, the system's library asks it and ignores sysfs.
             uiw_interop::skip("a kernel without RDMA");
             return None;
         }
@@ -53,8 +53,8 @@ impl StubMachine {
         Some(Self { libraries, script })
     }
 
-    /// Runs a shell's `command` there, under `uiw run` with `options`. Nothing without mount
-    /// namespaces.
+    /// Runs the shell command `command` in the namespace, under `uiw run` with `options`. Returns
+    /// `None` if mount namespaces are not available.
     fn run(&self, options: &str, command: &str) -> Option<ProcessEnd> {
         let outer = format!(
             "exec {} run --sysfs {options} -- sh -c '{}{command}'",
@@ -77,14 +77,14 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name)
 }
 
-/// Returns whether the kernel answers on the netlink family of RDMA.
+/// Returns whether the kernel answers on the RDMA netlink family.
 fn kernel_lists_devices() -> bool {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, netlink, socket_with};
     socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::RDMA)).is_ok()
 }
 
-/// A C program opens both kinds of device in one process: queries, regions, queues, posts and polls
-/// reach the right library.
+/// A C program opens both devices in one process: queries, regions, queues, posts and polls reach
+/// the right library.
 #[test]
 fn objects_routed_to_their_library() {
     let Some(machine) = StubMachine::new() else { return };
@@ -97,12 +97,13 @@ fn objects_routed_to_their_library() {
     assert_eq!(ended.well().count("both are there"), 1, "{ended:?}");
     let ended = machine.run(&format!("--with-system={SYSTEM}"), &format!("exec {program}")).unwrap();
     assert_eq!(ended.well().count("both are there"), 1, "{ended:?}");
-    // What the program asserts is not so without it.
+    // Without `--with-system` the assertions of the program fail.
     let ended = machine.run("--only-uiw", &format!("exec {program}")).unwrap();
     assert_eq!((ended.code, ended.count("stub0")), (1, 1), "{ended:?}");
 }
 
-/// Debian's own programs: the system's device first, each with its attributes, and data on uiw's.
+/// Debian's own programs list the system's device first, show the attributes of each device, and
+/// transfer data on uiw's device.
 #[test]
 fn stock_programs_list_both_kinds() {
     let Some(machine) = StubMachine::new() else { return };
@@ -127,7 +128,8 @@ fn stock_programs_list_both_kinds() {
     assert_eq!(ended.well().count("50 iters"), 1, "{ended:?}");
 }
 
-/// A library that is asked for and cannot be loaded is no reason to go on with half of the devices.
+/// If the requested library cannot be loaded, the program must not continue with only one of the
+/// devices.
 #[test]
 fn foreign_system_library_refused() {
     let Some(_) = uiw_interop::require("ibv_devices") else { return };

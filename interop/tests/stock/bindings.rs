@@ -1,16 +1,16 @@
-//! Programs that tests are given in a folder, run on two hosts.
+//! Runs programs from a directory, which a variable names, on two hosts.
 
 use crate::proof::options;
 use crate::reported::isolated;
 use std::path::{Path, PathBuf};
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running};
 
-/// A folder with programs.
+/// Directory that contains the programs.
 pub(crate) struct Programs(PathBuf);
 
 impl Programs {
-    /// The folder that the variable names. Nothing without it; the test is noted as skipped then,
-    /// for want of `what`.
+    /// Returns the directory named by the variable. If it is not set, returns `None` and counts the
+    /// test as skipped for lack of `what`.
     #[track_caller]
     pub(crate) fn given(variable: &str, what: &str) -> Option<Self> {
         let folder = std::env::var_os(variable);
@@ -20,12 +20,12 @@ impl Programs {
         folder.map(|folder| Self(folder.into()))
     }
 
-    /// The folder itself.
+    /// Returns the directory.
     pub(crate) fn folder(&self) -> &Path {
         &self.0
     }
 
-    /// A program of it.
+    /// Returns the path of one of the programs.
     pub(crate) fn path(&self, name: &str) -> String {
         let file = self.0.join(name);
         assert!(file.is_file(), "{} is not there", file.display());
@@ -33,15 +33,15 @@ impl Programs {
     }
 }
 
-/// `programs` with two hosts, whose programs have mounts of their own, and the libraries. Nothing
-/// where these cannot be had; the test is noted as skipped then.
+/// Returns `programs` together with two hosts, whose programs have their own mounts, and the
+/// libraries. If they are not available, returns `None` and counts the test as skipped.
 #[track_caller]
 pub(crate) fn on_two_hosts(programs: Programs) -> Option<(Programs, Network, Libraries)> {
     uiw_interop::require("unshare")?;
     Some((programs, Network::veth()?, Libraries::get()))
 }
 
-/// A server and a client on two hosts, in namespaces of their own, when both have ended.
+/// Runs a server and a client on two hosts, in namespaces of their own, until both have ended.
 pub(crate) fn exchange(
     libraries: &Libraries,
     network: &Network,

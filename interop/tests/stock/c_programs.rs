@@ -1,5 +1,5 @@
-//! C programs: those of `examples/c`, one that asks for nonsense, and programs that users gave
-//! where they are at hand.
+//! Runs C programs: those of `examples/c`, one that makes nonsensical requests, and, if they are
+//! available, programs contributed by users.
 
 use std::env;
 use std::io::{Read as _, Write as _};
@@ -11,14 +11,14 @@ use uiw::blocking::Connection;
 use uiw::{ConnectionConfig, Device};
 use uiw_interop::stock::{Libraries, Network, Running, User, compile};
 
-/// Names a folder with a `server.c` and a `client.c` of another project.
+/// Variable that names a directory with a `server.c` and a `client.c` of another project.
 const SEED_PROGRAMS: &str = "INTEROP_SEED_PROGRAMS";
 
 fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// For programs that take the loopback device from an id that is bound to 127.0.0.1 without a port.
+/// Setting for programs that get the loopback device by binding an id to 127.0.0.1 without a port.
 const LOOPBACK: (&str, &str) = ("UIW_LOOPBACK", "own");
 
 fn on_loopback(libraries: &Libraries, program: &Path) -> Command {
@@ -72,7 +72,8 @@ fn nothing_to_complain_of_for_valgrind() {
         command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
         command.arg(format!("--suppressions={}", folder("../packaging/valgrind.supp").display()));
         command.env(LOOPBACK.0, LOOPBACK.1);
-        // The stacks of threads of these programs' own, which glibc keeps, are possibly lost.
+        // glibc keeps the stacks of the threads that these programs start, so valgrind reports them
+        // as possibly lost.
         if [&nonsense, &semantics, &stress].iter().any(|other| *other == program) {
             command.args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
         }
@@ -107,7 +108,8 @@ fn self_managed_queue_pairs_connect() {
     }
 }
 
-/// iWARP has its own reasons and the peer's lengths; the other personas have InfiniBand's.
+/// Events of iWARP have iWARP's reject reasons and the peer's lengths of private data; those of the
+/// other personas follow InfiniBand.
 #[test]
 fn connection_events_follow_persona() {
     let libraries = Libraries::get();
@@ -147,7 +149,7 @@ fn device_events_follow_interface() {
     let source = folder("tests/stock/c/device_events.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
     for persona in ["iwarp", "roce", "ib"] {
-        // Its interface is deleted.
+        // The program deletes the interface, so each run needs a new network.
         let Some(network) = Network::veth() else { return };
         let mut command = libraries.command(User::Same, &program);
         command.env("UIW_PERSONA", persona);
@@ -174,8 +176,8 @@ fn bind_conflicts_reported_as_by_kernel() {
     }
 }
 
-/// A connection that ends with a reset, within its set-up and after it. The number of the queue
-/// pair is written as `uiw stat` writes it.
+/// Connections end with a reset during and after their set-up. The log writes the queue pair number
+/// in the same form as `uiw stat`.
 #[test]
 fn log_lines_name_connection() {
     let libraries = Libraries::get();
@@ -205,7 +207,7 @@ fn log_lines_name_connection() {
         connected.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
         connected.read_exact(&mut [0; 20]).unwrap();
         let peer = reset(connected);
-        // It takes the flushed receives for an error.
+        // The server treats the flushed receives as an error.
         let ended = server.end();
         let line = ended.said.lines().find(|line| line.contains("the stream ends")).unwrap();
         let number = line.split("qp=0x").nth(1).unwrap_or_default();
@@ -228,7 +230,7 @@ fn promises_of_the_manual_are_kept() {
     let source = folder("tests/stock/c/semantics.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
     let mut settings = vec![on_loopback(&libraries, &program)];
-    // Nothing may depend on what the wire looks like.
+    // The result must not depend on the format of the messages.
     for (name, value) in
         [("UIW_MARKERS", "on"), ("UIW_MPA_REVISION", "1"), ("UIW_ACK", "on"), ("UIW_CRC", "off")]
     {
@@ -239,7 +241,7 @@ fn promises_of_the_manual_are_kept() {
     for command in settings {
         Running::start(command).end().well();
     }
-    // What is refused says why.
+    // The log gives the reason of a refused call.
     let mut command = on_loopback(&libraries, &program);
     command.env("UIW_LOG", "uiw_cabi=debug");
     let logged = Running::start(command).end();
@@ -251,9 +253,9 @@ fn queue_pairs_connect_out_of_band() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/pairs.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
-    // They wait for most of their time.
+    // The programs spend most of their time waiting, so they run in parallel.
     let mut running = vec![Running::start(libraries.command(User::Same, &program))];
-    // Where completion says that the peer has placed it, errors say more.
+    // If a completion means that the peer has placed the data, errors are more precise.
     for (persona, ack) in [("roce", ""), ("ib", ""), ("iwarp", "on")] {
         let mut command = libraries.command(User::Same, &program);
         command.arg("acknowledged").env("UIW_PERSONA", persona).env("UIW_ACK", ack);
@@ -264,7 +266,7 @@ fn queue_pairs_connect_out_of_band() {
     }
 }
 
-/// Rights of peers that are taken from a queue pair in RTS, also in the midst of a message.
+/// Access rights are removed from a queue pair in RTS, also in the middle of a message.
 #[test]
 fn removed_rights_take_effect_at_once() {
     let libraries = Libraries::get();
@@ -282,7 +284,7 @@ fn unreliable_connections_lose_messages_silently() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/unreliable.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
-    // They wait for most of their time.
+    // The programs spend most of their time waiting, so they run in parallel.
     let running = ["roce", "ib"].map(|persona| {
         let mut command = on_loopback(&libraries, &program);
         command.env("UIW_PERSONA", persona);
@@ -330,7 +332,7 @@ fn private_data_is_cut(libraries: &Libraries, program: &Path, persona: &str, len
     let settings = ConnectionConfig::default().private_data(vec![0x5A; 508]);
     let connection = Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &settings).unwrap();
     server.wait_saying(&format!("private data is cut to {length} bytes"));
-    // The padding of an event is not on the wire.
+    // The padding of private data in an event is not sent on the wire.
     assert!(connection.info().private_data.is_empty(), "{persona}");
     connection.send_copy(b"good day\0").unwrap();
     assert_eq!(
@@ -366,7 +368,8 @@ fn threads_cancelled_in_waits_only() {
     Running::start(on_loopback(&libraries, &program)).end().well();
 }
 
-/// A program of `tests/stock/c` that has pairs of queue pairs, by the benchmarks' `ends.c`.
+/// Compiles a program of `tests/stock/c` that uses `ends.c` of the benchmarks to create pairs of
+/// queue pairs.
 fn compile_with_ends(libraries: &Libraries, name: &str) -> Option<PathBuf> {
     let shared = folder("../xtask/src/bench/programs");
     let ends = shared.join("ends.c");
@@ -375,8 +378,8 @@ fn compile_with_ends(libraries: &Libraries, name: &str) -> Option<PathBuf> {
     compile(libraries, &folder("tests/stock/c").join(name), &flags)
 }
 
-/// A program that takes an event for a completion (perftest does), and one that takes a readable
-/// channel for an event.
+/// Tests a program that takes an event as a completion, as perftest does, and one that takes a
+/// readable channel as an event.
 #[test]
 fn channels_deliver_expected_events() {
     let libraries = Libraries::get();
@@ -384,8 +387,8 @@ fn channels_deliver_expected_events() {
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
-/// Each child ends, although what the library does at the end runs on the thread that was
-/// interrupted within it.
+/// Every child ends, although the exit handlers of the library run on the thread that the signal
+/// interrupted inside the library.
 #[test]
 fn signal_handler_ends_polling_program() {
     let libraries = Libraries::get();
@@ -394,7 +397,7 @@ fn signal_handler_ends_polling_program() {
     assert_eq!(ended.well().count("20 children ended"), 1, "{ended:?}");
 }
 
-/// A program that registers what is not there, or unmaps what it has registered.
+/// Tests a program that registers unmapped memory and one that unmaps registered memory.
 #[test]
 fn registered_memory_unmapped_anytime() {
     let libraries = Libraries::get();
@@ -405,14 +408,14 @@ fn registered_memory_unmapped_anytime() {
         command
     };
     assert_eq!(Running::start(command()).end().well().count("memory is as it should be"), 1);
-    // 139 is SIGSEGV: the handler leaves a fault of the program's own to the system.
+    // 139 is SIGSEGV: the handler passes faults caused by the program itself on to the system.
     let mut crashing = command();
     crashing.arg("crash");
     let crashed = Running::start(crashing).end();
     assert_eq!((crashed.code, crashed.count("memory is as it should be")), (139, 1), "{crashed:?}");
 }
 
-/// Each round has 35 connections whose receiver ends in a way of its own.
+/// Each round has 35 connections, and the receiver of each ends in a different way.
 fn requests_succeed_though_receiver_ends(persona: &str) {
     let libraries = Libraries::get();
     let Some(program) = compile_with_ends(&libraries, "last_acks.c") else { return };
@@ -447,8 +450,8 @@ fn timestamps_read_under_valgrind() {
     assert_eq!(Running::start(command).end().well().count("a timestamp was read"), 1);
 }
 
-/// A program that takes rights away from what it has registered, as garbage collectors do: an
-/// adapter goes on.
+/// Garbage collectors remove access rights from registered memory. Like an adapter, uiw continues
+/// to use it.
 #[test]
 fn protected_memory_stays_registered() {
     let libraries = Libraries::get();
@@ -468,7 +471,7 @@ fn interposed_functions_found_through_librdmacm() {
     assert_eq!(ended.well().count("functions are as they should be"), 1);
 }
 
-/// The listener and the connections are on any of four shards.
+/// The listener and the connections are distributed over four shards.
 #[test]
 fn established_event_precedes_next_request() {
     let libraries = Libraries::get();
@@ -522,7 +525,7 @@ fn poll_returns_completion_of_its_yield() {
     }
 }
 
-/// A program whose allocator changes mappings with its lock held.
+/// The allocator of this program changes mappings while it holds its lock.
 #[test]
 fn allocator_returns_memory_during_calls() {
     let libraries = Libraries::get();
@@ -553,11 +556,12 @@ fn programs_that_users_gave() {
         return;
     };
     let libraries = Libraries::get();
-    // As given, warnings and all.
+    // The programs are compiled as they are, so warnings are ignored.
     let Some(server_file) = compile(&libraries, &sources.join("server.c"), &["-w"]) else { return };
     let Some(client_file) = compile(&libraries, &sources.join("client.c"), &["-w"]) else { return };
     let Some(_) = uiw_interop::require("stdbuf") else { return };
-    // Its output is not flushed line by line, and says the port.
+    // The server does not flush its output line by line, and the test reads the port from the
+    // output.
     let mut command = libraries.command(User::Same, "stdbuf");
     command.arg("-oL").arg(&server_file);
     let mut server = Running::start(command);
@@ -575,6 +579,6 @@ fn programs_that_users_gave() {
         assert_eq!(client.count("disconnected."), 1);
     }
     server.wait_saying("received message: message from active/client side");
-    // It serves for ever.
+    // The server never exits by itself.
     drop(server.stop());
 }

@@ -1,4 +1,4 @@
-//! Captures of stock programs.
+//! Tests captures that stock programs write.
 
 use std::fs;
 use std::thread;
@@ -8,7 +8,8 @@ use uiw::{ConnectionConfig, Device};
 use uiw_interop::stock::{Libraries, Running, User, WaitLimit, free_port};
 use uiw_interop::tshark::Tshark;
 
-/// The first pieces of a capture that show a connection: more than the file's own headers.
+/// File size in bytes above which a capture contains a connection, not only the headers of the
+/// file.
 const SOME: u64 = 600;
 
 #[test]
@@ -25,7 +26,7 @@ fn capture_of_killed_program() {
     let pd = device.alloc_pd().unwrap();
     let connection =
         Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &ConnectionConfig::default()).unwrap();
-    // The connection stands and nothing more comes: what there was is written all the same.
+    // The connection is idle now, but its capture must be written nevertheless.
     let mut limit = WaitLimit::new(Duration::from_secs(60));
     while fs::metadata(&file).map_or(0, |file| file.len()) < SOME {
         assert!(!limit.is_over(), "nothing was written while the program lived");

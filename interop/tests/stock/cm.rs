@@ -1,8 +1,8 @@
-//! Debian's other connection-manager programs: rdmacm-utils.
+//! Runs the other connection manager programs of Debian's rdmacm-utils.
 
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary};
 
-/// A pair of programs, the server's options and the client's.
+/// A server and a client program with the options of each.
 struct ProgramPair<'a> {
     server: &'a str,
     client: &'a str,
@@ -10,7 +10,7 @@ struct ProgramPair<'a> {
 }
 
 impl ProgramPair<'_> {
-    /// Runs both; a server that never ends by itself is stopped.
+    /// Runs both programs; a server that never exits by itself is stopped.
     fn run(&self, network: &Network, user: User, server_ends: bool) -> Option<[ProcessEnd; 2]> {
         uiw_interop::require(self.server)?;
         let libraries = Libraries::get();
@@ -63,7 +63,7 @@ fn ucmatose_sets_options() {
 #[test]
 fn cmtime_makes_a_thousand_connections() {
     let pair = ProgramPair { server: "cmtime", client: "cmtime", args: &["-c", "1000"] };
-    // Debian's cmtime serves for ever.
+    // Debian's cmtime server never exits by itself.
     let Some([server, client]) = pair.run(&Network::Loopback, User::Same, false) else { return };
     assert_eq!(server.said, "");
     assert_eq!(client.well().count("connect      :"), 1, "{client:?}");
@@ -76,8 +76,8 @@ fn rdma_client_and_server_synchronous_ids() {
 
 #[test]
 fn shared_receive_queue_of_rdma_xserver() {
-    // The server's requests share a receive queue; XRC itself is refused, as every transport but
-    // RC.
+    // The requests of the server share a receive queue. XRC itself is refused, like every transport
+    // except RC.
     ProgramPair { server: "rdma_xserver", client: "rdma_xclient", args: &["-c", "r"] }.both_end_well();
 }
 
@@ -92,7 +92,7 @@ fn xserver_with_unshared_client() {
 fn missing_iwarp_features_refused() {
     let libraries = Libraries::get();
     let unsupported = "Operation not supported";
-    // UD queue pairs, XRC domains, and sockets of datagrams.
+    // The programs need UD queue pairs, an XRC domain and datagram sockets.
     for (program, args) in [("udaddy", &[] as &[&str]), ("rdma_xserver", &["-c", "x"]), ("udpong", &[])] {
         let Some(_) = uiw_interop::require(program) else { return };
         let mut command = libraries.command(User::Same, program);

@@ -1,9 +1,10 @@
-//! `uiw cdi`: stock programs in containers of podman, with Debian's crun and runc, as root and as
-//! an ordinary user.
+//! Tests `uiw cdi`: stock programs run in containers of podman, with Debian's crun and runc, as
+//! root and as an ordinary user.
 //!
-//! Everything of podman is below a folder of the test's own and in namespaces of its own, so
-//! nothing of it is left, and its network is loopback or a veth pair of these namespaces. The root
-//! file system is the programs and what they need, among it Debian's rdma-core; nothing is fetched.
+//! All files of podman are in a directory of the test and in its own namespaces, so nothing remains
+//! afterwards. The network is loopback or a veth pair in these namespaces. The root file system
+//! consists of the programs and the files they need, including Debian's rdma-core; nothing is
+//! downloaded.
 
 use crate::reported::{number, parsed};
 use serde_json::Value;
@@ -15,15 +16,15 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, uiw};
 
-/// Programs of the images.
+/// Programs in the image.
 const PROGRAMS: [&str; 9] =
     ["sh", "ls", "cat", "stat", "test", "ibv_devices", "ib_write_bw", "rping", "true"];
 
-/// The user that is not root.
+/// User id of the ordinary user.
 const ORDINARY: u32 = 65534;
 
-/// Command line before a script. Podman sees cgroups of version 1 alone, as Debian's crun does not
-/// support the mix of both, and a `/run` and a `/dev/shm` of its own.
+/// Shell commands that prepare the namespaces. Podman gets its own `/run` and `/dev/shm`, and sees
+/// only cgroups version 1, because Debian's crun does not support both versions at the same time.
 const ENTER: &str = r#"
     set -e
     umount /sys/fs/cgroup/unified 2>/dev/null || true
@@ -34,7 +35,7 @@ const ENTER: &str = r#"
     "$UIW" cdi --persona roce > /run/cdi/uiw.json
 "#;
 
-/// `run NETWORK PROGRAM..`: in a container, as root.
+/// `run NETWORK PROGRAM..` runs a program in a container as root.
 const AS_ROOT: &str = r#"
     run() {
         network=$1; shift
@@ -43,7 +44,7 @@ const AS_ROOT: &str = r#"
     }
 "#;
 
-/// The same as an ordinary user, without cgroups, which need rights.
+/// Like [`AS_ROOT`], but runs as an ordinary user without cgroups, which require privileges.
 const AS_USER: &str = r#"
     run() {
         network=$1; shift
@@ -54,7 +55,7 @@ const AS_USER: &str = r#"
     }
 "#;
 
-/// `again COMMAND..`: until it succeeds, as its peer may not listen yet.
+/// `again COMMAND..` repeats a command until it succeeds, because its peer may not listen yet.
 const AGAIN: &str = r#"
     again() {
         tries=0
@@ -62,7 +63,7 @@ const AGAIN: &str = r#"
     }
 "#;
 
-/// Namespaces a and b with a veth pair.
+/// Creates the namespaces a and b with a veth pair between them.
 const TWO_NETWORKS: &str = "
     ip netns add a; ip netns add b
     ip link add eth0 netns a type veth peer name eth0 netns b
@@ -70,14 +71,14 @@ const TWO_NETWORKS: &str = "
     for n in a b; do ip -n $n link set lo up; ip -n $n link set eth0 up; done
 ";
 
-/// A folder with the image and all that podman keeps. Removed when dropped.
+/// Directory with the image and all files of podman; removed when dropped.
 struct PodmanFolder {
     folder: PathBuf,
     libraries: Libraries,
 }
 
 impl PodmanFolder {
-    /// Returns `None` if containers cannot be run; then the test is counted as skipped.
+    /// Returns `None`, and counts the test as skipped, if containers cannot be run.
     #[track_caller]
     fn get() -> Option<Self> {
         let tools = ["podman", "unshare", "setpriv", "ip", "ldd"];
@@ -90,7 +91,7 @@ impl PodmanFolder {
         }
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        // Podman's folders have paths of at most 50 bytes.
+        // Podman allows at most 50 bytes in the paths of its directories.
         let folder = std::env::temp_dir().join(format!("uiw-ct-{}-{count}", std::process::id()));
         let place = Self { folder, libraries: Libraries::get() };
         for name in
@@ -133,7 +134,7 @@ impl PodmanFolder {
         }
     }
 
-    /// Runs a script in namespaces of its own. `more`: options of the containers.
+    /// Runs a script in namespaces of its own; `more` are additional options for the containers.
     fn run(&self, runtime: &str, more: &str, script: &[&str]) -> ProcessEnd {
         let mut command = self.libraries.command(User::Same, "unshare");
         command.args(["--mount", "--pid", "--net", "--fork", "--mount-proc", "--kill-child"]);
@@ -156,19 +157,19 @@ impl Drop for PodmanFolder {
     }
 }
 
-/// The libraries that a file is loaded with.
+/// Returns the libraries that the loader loads for a file.
 fn needs(file: &Path) -> BTreeSet<PathBuf> {
     let output = Command::new("ldd").arg(file).output().expect("ldd");
     let text = String::from_utf8_lossy(&output.stdout);
     text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect()
 }
 
-/// The report of the client that succeeded, the last one.
+/// Returns the report of the client that succeeded, which is the last report in the output.
 fn last_report(ended: &ProcessEnd) -> Value {
     parsed(ended.said.lines().rev().find(|line| line.starts_with('{')).unwrap_or_default())
 }
 
-/// Each way in which containers are run here: the runtime, and the functions of the script.
+/// Returns the combinations in which containers are run: the runtime and the shell functions.
 fn ways() -> Vec<(&'static str, &'static str)> {
     let mut ways = Vec::new();
     for runtime in ["crun", "runc"] {
@@ -182,8 +183,8 @@ fn ways() -> Vec<(&'static str, &'static str)> {
     ways
 }
 
-/// Nodes are character devices that can be read and written, the files of sysfs are those of the
-/// container's network, and nothing that is there is covered.
+/// The nodes are character devices that can be read and written, sysfs shows the container's
+/// network, and existing files are not hidden.
 #[test]
 fn container_has_device_nodes_and_sysfs() {
     let Some(place) = PodmanFolder::get() else { return };
@@ -203,7 +204,8 @@ fn container_has_device_nodes_and_sysfs() {
     assert!(!Path::new("/dev/infiniband/uiw_lo").exists());
 }
 
-/// Without the hook, and without a device: nothing but the libraries, and nothing at all.
+/// The device `libraries` adds only the libraries and no device nodes; without a device nothing is
+/// added.
 #[test]
 fn container_matches_cdi_device() {
     let Some(place) = PodmanFolder::get() else { return };
@@ -215,7 +217,7 @@ fn container_matches_cdi_device() {
     assert_eq!((nothing.well().count("uiw_lo"), nothing.count("no nodes")), (0, 1), "{nothing:?}");
 }
 
-/// `ib_write_bw` between two containers, whose client's counters say what it wrote.
+/// `ib_write_bw` runs between two containers; the counters of the client show the bytes it wrote.
 #[test]
 fn containers_write_to_each_other() {
     let Some(place) = PodmanFolder::get() else { return };
@@ -230,7 +232,7 @@ fn containers_write_to_each_other() {
                 wait $server"
             )
         } else {
-            // Both in the network of the first one.
+            // Both containers use the network of the first one.
             format!(
                 "network=none
                 MORE=\"$MORE --name=server\" run none ib_write_bw -R -n 1000 -d uiw_lo >/dev/null & server=$!
@@ -245,7 +247,7 @@ fn containers_write_to_each_other() {
     }
 }
 
-/// rping between a container and a program on the host.
+/// rping runs between a container and a program on the host.
 #[test]
 fn container_and_host_exchange_messages() {
     let Some(place) = PodmanFolder::get() else { return };

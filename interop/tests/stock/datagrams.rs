@@ -1,4 +1,4 @@
-//! Stock programs that use unreliable datagrams: ibverbs-utils, perftest, rdmacm-utils.
+//! Runs stock programs that use unreliable datagrams: ibverbs-utils, perftest and rdmacm-utils.
 
 use crate::pair::pair;
 use crate::wire::Capture;
@@ -9,7 +9,7 @@ use std::process::Command;
 use uiw_decode::{Datagram, Event, Summary, decode};
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary};
 
-/// An end of a network.
+/// Function that runs a command at one end of a network.
 type At = fn(&Network, Command) -> Command;
 
 fn pingpong(network: &Network, user: User, persona: &str, args: &[&str]) {
@@ -55,7 +55,7 @@ fn iwarp_device_has_datagrams_on_request() {
     assert_eq!(server.stop().code, 128 + 9);
 }
 
-/// perftest's Sends, one program after the other.
+/// Runs perftest's Send tests one after the other.
 #[test]
 fn perftest_sends() {
     let cases: &[(&str, &[&str])] = &[
@@ -84,8 +84,8 @@ fn perftest_between_namespaces_as_user() {
     }
 }
 
-/// libfabric's endpoint FI_EP_DGRAM of its verbs provider: `fi_pingpong`, the one program of
-/// fabtests that Debian has.
+/// Tests the endpoint type FI_EP_DGRAM of libfabric's verbs provider with `fi_pingpong`, the only
+/// program of fabtests that Debian packages.
 #[test]
 fn libfabric_dgram_endpoints_exchange_messages() {
     let Some(_) = uiw_interop::require("fi_pingpong") else { return };
@@ -103,13 +103,14 @@ fn libfabric_dgram_endpoints_exchange_messages() {
         let mut client = command("-P");
         client.arg("127.0.0.1");
         for end in [Running::start(client).end(), server.end()] {
-            // Sent and acknowledged, with their contents compared.
+            // All messages were sent and acknowledged, and their contents were compared.
             assert_eq!(end.well().count("=500"), 1, "{end:?}");
         }
     }
 }
 
-/// The two ends of udaddy. What the server's end sends and receives is written to `capture`.
+/// Runs both ends of udaddy. If `capture` is given, the datagrams of the server's end are written
+/// to this file.
 fn udaddy(network: &Network, args: &[&str], capture: Option<&Path>) -> Option<[ProcessEnd; 2]> {
     uiw_interop::require("udaddy")?;
     let address = network.server_address().to_string();
@@ -130,8 +131,8 @@ fn udaddy(network: &Network, args: &[&str], capture: Option<&Path>) -> Option<[P
     Some([server.end(), client])
 }
 
-/// A member of `group` and a sender, by mckey. What the member sends and receives is written to
-/// `capture`.
+/// Runs mckey as a member of `group` and as a sender. If `capture` is given, the datagrams of the
+/// member are written to this file.
 fn mckey(
     network: &Network,
     group: &str,
@@ -154,7 +155,7 @@ fn mckey(
     [member.end(), sender]
 }
 
-/// Addresses of IPv6 at both ends.
+/// Adds an IPv6 address at both ends.
 fn add_v6(network: &Network) {
     for (at, address) in [(Network::server as At, "fd77::1/64"), (Network::client, "fd77::2/64")] {
         let mut command = Command::new("ip");
@@ -164,11 +165,11 @@ fn add_v6(network: &Network) {
     }
 }
 
-/// Returns the port cannot be chosen: each end has a namespace of its own.
+/// udaddy cannot choose its port, so each end runs in a namespace of its own.
 #[test]
 fn udaddy_exchanges_messages() {
     let Some(network) = Network::veth() else { return };
-    // Port spaces UDP and IPOIB.
+    // These are the port spaces UDP and IPOIB.
     for space in ["0x0111", "0x0002"] {
         let common = ["-c", "5", "-C", "20", "-S", "500", "-p", space];
         let Some(ends) = udaddy(&network, &common, None) else { return };
@@ -178,8 +179,8 @@ fn udaddy_exchanges_messages() {
     }
 }
 
-/// Runs on loopback, and between namespaces over both versions of IP. Linux has no route to IPv6
-/// groups on loopback.
+/// Runs on loopback with IPv4, and between namespaces with both IP versions: Linux has no route to
+/// IPv6 groups on loopback.
 #[test]
 fn mckey_sends_to_a_group() {
     let Some(_) = uiw_interop::require("mckey") else { return };
@@ -197,9 +198,9 @@ fn mckey_sends_to_a_group() {
     }
 }
 
-/// The hop limit of an address handle is the program's: 1 of `ibv_ud_pingpong`, 255 of perftest.
-/// Those of rdma_cm's events are the default, for a host and for a group; that of a completion is
-/// 255, as in libibverbs.
+/// The program sets the hop limit of an address handle: `ibv_ud_pingpong` uses 1, perftest 255.
+/// Address handles from rdma_cm events have the default for a host or a group, and those from
+/// completions have 255, as in libibverbs.
 #[test]
 fn datagrams_have_hop_limit_of_handle() {
     let (Some(network), Some(_)) = (Network::veth(), uiw_interop::require("mckey")) else { return };
@@ -209,7 +210,7 @@ fn datagrams_have_hop_limit_of_handle() {
     let programs: [(&dyn Fn() -> bool, &[u8]); 4] = [
         (&|| by_pair("ibv_ud_pingpong", &["-g", "0", "-n", "5", "-s", "100"]), &[1]),
         (&|| by_pair("ib_send_lat", &["-c", "UD", "-F", "-n", "5", "-s", "100"]), &[255]),
-        // The server answers by the address handle of a completion.
+        // The server answers with the address handle made from a completion.
         (
             &|| udaddy(&network, &one, None).is_some_and(|ends| ends.iter().all(|end| end.code == 0)),
             &[64, 255],
@@ -226,7 +227,7 @@ fn datagrams_have_hop_limit_of_handle() {
     for (run, expected) in programs {
         let Some(capture) = Capture::of_ends(&libraries, &network) else { return };
         if !run() {
-            // One of them is not here, which is noted.
+            // One of the programs is not installed, and `require` has recorded that.
             continue;
         }
         assert_eq!(capture.end().hop_limits(), expected);
@@ -253,7 +254,7 @@ fn captured_datagrams_decoded() {
     server.end().well();
     let (found, summary) = decoded(&file);
     let lines: Vec<_> = found.iter().map(|datagram| format!("{datagram:?}")).collect();
-    // Each end sends 100 messages and receives as many.
+    // Each end sends 100 messages and receives 100.
     assert_eq!((summary.packets, summary.datagrams, summary.departures), (200, 200, 0), "{summary}");
     assert!(
         lines.iter().all(|line| line.contains("length: 1024") && line.contains("order: None")),
@@ -261,7 +262,7 @@ fn captured_datagrams_decoded() {
     );
 }
 
-/// The datagrams of a capture, in which is nothing else.
+/// Returns the datagrams of a capture that contains nothing else.
 fn decoded(file: &Path) -> (Vec<Datagram>, Summary) {
     let mut found = Vec::new();
     let summary = decode(File::open(file).unwrap(), &mut |record| match &record.event {
@@ -273,8 +274,8 @@ fn decoded(file: &Path) -> (Vec<Datagram>, Summary) {
     (found, summary)
 }
 
-/// Each of udaddy's connections asks by SIDR, and then messages go to and fro between the queue
-/// pairs that were named.
+/// Each connection of udaddy makes a SIDR request. Afterwards messages are exchanged between the
+/// queue pairs named by the SIDR messages.
 #[test]
 fn sidr_of_a_capture_is_decoded() {
     const CONNECTIONS: usize = 3;
@@ -288,7 +289,7 @@ fn sidr_of_a_capture_is_decoded() {
     let (found, summary) = decoded(&file);
     assert_eq!(summary.departures, 0, "{summary}");
     let named = |name: &str| found.iter().filter(|datagram| datagram.name == name).collect::<Vec<_>>();
-    // A request that is not answered within 250 ms is repeated.
+    // A request that is not answered within 250 ms is repeated, so duplicates are removed.
     let requests: BTreeSet<_> = named("SIDR request").iter().map(|datagram| datagram.transaction).collect();
     let replies: BTreeMap<_, _> =
         named("SIDR reply").iter().map(|datagram| (datagram.transaction, *datagram)).collect();
@@ -303,7 +304,7 @@ fn sidr_of_a_capture_is_decoded() {
         let (received, sent) =
             (of_messages(|message| message.destination_qpn), of_messages(|message| message.source_qpn));
         assert_eq!((received.len(), sent.len()), (MESSAGES, MESSAGES), "{reply:?}");
-        // udaddy takes the Q_Key of the event.
+        // udaddy uses the Q_Key from the event.
         assert!(
             received.iter().all(|message| message.qkey == reply.qkey && message.length == 100),
             "{received:?}"
@@ -320,7 +321,7 @@ fn captured_group_messages_decoded() {
         let file = libraries.folder().join("group.pcapng");
         mckey(&network, group, own, Some(&file)).iter().for_each(ProcessEnd::is_well);
         let (found, summary) = decoded(&file);
-        // mckey's number of messages.
+        // mckey sends 10 messages by default.
         assert_eq!((summary.packets, found.len(), summary.departures), (10, 10, 0), "{summary}");
         for (message, msn) in found.iter().zip(1..) {
             let Datagram { destination_qpn, qkey, order, .. } = message;

@@ -1,11 +1,12 @@
-//! A process has one engine, whichever of the libraries it loads, and in whichever order.
+//! A process has exactly one engine, whichever of the libraries it loads and in whichever order.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, User, compile};
 
-/// `engines.c`, linked to both libraries, and as a program that only opens them at run time.
+/// Compiles `engines.c` twice: linked to both libraries, and as a program that only opens them at
+/// run time.
 fn programs(libraries: &Libraries) -> Option<[PathBuf; 2]> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/engines.c");
     let strict = ["-Wall", "-Wextra", "-Werror", "-Wno-address"];
@@ -45,7 +46,7 @@ fn process_has_one_engine() {
     }
 }
 
-/// Shows that the programs count: a copy of the library in another file has an engine of its own.
+/// Verifies the counting itself: a copy of the library in another file has an engine of its own.
 #[test]
 fn second_engine_counted() {
     let libraries = Libraries::get();

@@ -1,15 +1,15 @@
-//! Log lines about mistakes of a program and about requests that the peer refused.
+//! Tests the log lines about mistakes of a program and about requests that the peer refused.
 
 use std::path::Path;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, compile};
 
-/// Lines of the log at `warn` and above.
+/// Returns the log lines of level `warn` and above.
 fn warnings(ended: &ProcessEnd) -> Vec<&str> {
     ended.said.lines().filter(|line| line.contains(" WARN ") || line.contains(" ERROR ")).collect()
 }
 
-/// The output of `local_errors.c` about `what`: its words in front, and the numbers of its queue
-/// pairs.
+/// Returns the output of `local_errors.c` about `what`: the text before it, and the numbers of its
+/// queue pairs.
 fn said<'a>(ended: &'a ProcessEnd, what: &str) -> (&'a str, Vec<&'a str>) {
     let line =
         ended.said.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {ended:?}"));
@@ -66,7 +66,8 @@ fn errors_name_request_value_and_limit() {
         let count = of_queue_pair(numbers[0]).len();
         assert!((1..=1 + seconds).contains(&count), "{persona}: {count} lines in {milliseconds} ms");
 
-        // Each end says it once: what it did wrong, and that the peer ended it for that.
+        // Each end logs one line: one reports its mistake, the other that its peer terminated the
+        // connection for it.
         let (_, numbers) = said(&ended, "wrong rkey");
         for (number, part) in
             [(numbers[0], "invalid STag (1/1/0x00)"), (numbers[1], "no memory has this STag")]

@@ -1,4 +1,5 @@
-//! Symbols that the two libraries export and need, as binutils reads them.
+//! Compares the symbols that the two libraries export and need, as shown by binutils, with the
+//! tables.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,8 +14,8 @@ fn objdump(option: &str, file: &Path) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// `name version default|compat` of every defined dynamic symbol. objdump puts the version of a
-/// compat twin in parentheses.
+/// Returns `name version default|compat` for every defined dynamic symbol in the output of objdump,
+/// which writes the version of a compat symbol in parentheses.
 fn exported(table: &str) -> BTreeSet<String> {
     let defined = table.lines().filter(|line| line.contains(" .text") || line.contains(" .data"));
     let words = defined.map(|line| line.split_whitespace().rev().take(2).collect::<Vec<_>>());
@@ -31,10 +32,11 @@ fn exports_match_rdma_core() {
     let Some(_) = uiw_interop::require("objdump") else { return };
     let libraries = Libraries::get();
     let rows = PUBLIC.lines().skip(1).map(|line| line.split('\t').take(3).collect::<Vec<_>>());
-    // What librspreload.so calls stands below.
+    // The symbols used by librspreload.so are added below.
     let rows = rows.filter(|row| row[1] != "UIW_SOCKETS_1");
     let mut wanted: BTreeSet<String> = rows.map(|row| row.join(" ")).collect();
-    // What Debian 12's rdma-core 44 has in public, and what newer ones added.
+    // The count covers the public symbols of rdma-core 44 in Debian 12 and those added by newer
+    // versions.
     assert_eq!(wanted.len(), 202);
     for line in PRIVATE.lines().skip(1) {
         let [name, tags, _] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
@@ -45,7 +47,7 @@ fn exports_match_rdma_core() {
             wanted.insert(format!("{} IBVERBS_PRIVATE_{tag} {kind}", name.replace("NN", tag)));
         }
     }
-    // Functions of the C library that programs find here first.
+    // These functions of the C library are interposed.
     let interposed = [
         "brk",
         "madvise",
@@ -62,7 +64,7 @@ fn exports_match_rdma_core() {
         "sigprocmask",
     ];
     wanted.extend(interposed.map(|name| format!("{name} Base default")));
-    // What librspreload.so calls, and it alone.
+    // These symbols are used only by librspreload.so.
     let needed = objdump("-T", &libraries.folder().join("rsocket/librspreload.so.1"));
     let needed = needed.lines().filter(|line| line.contains("*UND*"));
     let needed = needed.filter_map(|line| line.split_whitespace().last());
@@ -75,7 +77,7 @@ fn exports_match_rdma_core() {
     assert!(missing.is_empty() && more.is_empty(), "missing {missing:?}, more {more:?}");
 }
 
-/// The tables are compared with what is not ours: the libraries of the distribution.
+/// Compares the tables with the distribution's libraries, which are independent of uiw.
 #[test]
 fn symbols_of_rdma_core_exported() {
     let Some(_) = uiw_interop::require("objdump") else { return };
@@ -91,7 +93,7 @@ fn symbols_of_rdma_core_exported() {
     }
 }
 
-/// The libraries load where the documentation says that they do.
+/// The newest glibc symbol that the libraries need is from the documented version.
 #[test]
 fn symbols_need_documented_c_library() {
     let Some(_) = uiw_interop::require("objdump") else { return };
@@ -132,14 +134,14 @@ fn libraries_share_one_engine() {
     assert!(exported(&objdump("-T", &libraries.folder().join("librdmacm.so.1"))).is_empty());
 }
 
-/// Every public name of the two libraries stands in a table of the documentation, with what it does
-/// here.
+/// Every public name of the two libraries is listed in a table of the documentation, together with
+/// its behaviour.
 #[test]
 fn every_verb_is_documented() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let read = |file: &str| fs::read_to_string(root.join(file)).expect(file);
     let (verbs, cm) = (read("docs/verbs.md"), read("cabi/RDMACM.md"));
-    // Whole names between backticks.
+    // Returns the complete names between backticks.
     let names = |text: &str| -> BTreeSet<String> {
         text.split('`').skip(1).step_by(2).map(|name| name.trim_start_matches('_').to_owned()).collect()
     };
@@ -165,7 +167,7 @@ fn every_verb_is_documented() {
         let known = match name.strip_prefix('_').unwrap_or(name) {
             name if name.starts_with("rdma_") => cm.contains(name),
             name if name.contains("ibv_") => verbs.contains(name),
-            // Sockets over RDMA.
+            // Names of sockets over RDMA, which `rsocket` in the table covers.
             name if name.starts_with('r') => cm.contains("rsocket"),
             _ => false,
         };

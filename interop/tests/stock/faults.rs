@@ -1,8 +1,9 @@
-//! Stock programs under planned faults of the verbs: what they say is what the plan says.
+//! Runs stock programs with injected faults of verbs, and checks that they report the planned
+//! fault.
 
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port};
 
-/// A client without a server.
+/// Runs a client without a server.
 fn alone(program: &str, arguments: &[&str], plan: &str) -> ProcessEnd {
     let libraries = Libraries::get();
     let mut command = libraries.command(User::Same, program);
@@ -45,7 +46,8 @@ fn planned_status_between_messages() {
         command.envs(plan.map(|plan| ("UIW_FAULT", plan)));
         command
     };
-    // It waits for messages for good, as it would on a network, and is killed at the end.
+    // The server waits for messages indefinitely, as it would on a real network, and is killed at
+    // the end.
     let mut server = Running::start(command(None));
     server.wait_listening(port);
     let mut client = command(Some("wc:send@40=REM_ACCESS_ERR"));

@@ -1,4 +1,4 @@
-//! Servers that fork: every child opens an engine of its own, and leaves the parent's alone.
+//! Tests servers that fork: every child opens its own engine and does not touch the parent's.
 
 use std::fs;
 use std::path::Path;
@@ -52,10 +52,10 @@ fn qperf_serves_a_child_a_client() {
     drop(server.stop());
 }
 
-/// Bytes that fio moves.
+/// Number of bytes that fio transfers.
 const SIZE: u64 = 2 << 30;
 
-/// One side's job: fio forks a process for it.
+/// Runs the job of one side; fio forks a process for it.
 fn job(libraries: &Libraries, name: &str, lines: &[String]) -> Running {
     let file = libraries.folder().join(format!("{name}.fio"));
     let text = format!("[{name}]\nioengine=rdma\nbs=64k\nsize={SIZE}\niodepth=8\n{}\n", lines.join("\n"));
@@ -65,7 +65,7 @@ fn job(libraries: &Libraries, name: &str, lines: &[String]) -> Running {
     Running::start(command)
 }
 
-/// The bytes that a side counted under `direction`.
+/// Returns the number of bytes that a side counted under `direction`.
 fn moved(ended: &ProcessEnd, direction: &str) -> u64 {
     let json = &ended.said[ended.said.find('{').expect("a report")..];
     let report: serde_json::Value = serde_json::Deserializer::from_str(json)
@@ -95,7 +95,8 @@ fn fio(verb: &str) {
     }
 }
 
-/// Three jobs at once, each a process whose receiver exits as soon as it has the last message.
+/// Three jobs run at once, each in a process whose receiver exits as soon as it has the last
+/// message.
 #[test]
 fn fio_sends_of_three_jobs() {
     let Some(_) = uiw_interop::require("fio") else { return };

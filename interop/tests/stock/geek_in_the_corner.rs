@@ -1,5 +1,5 @@
-//! The examples of "the geek in the corner" (C, tarickb/the-geek-in-the-corner). No package has
-//! them: a checkout whose programs are built is named by a variable.
+//! Runs the examples of "the geek in the corner" (C, tarickb/the-geek-in-the-corner). They are not
+//! packaged, so a variable names a checkout whose programs have been built.
 
 use crate::bindings::{Programs, on_two_hosts};
 use crate::proof::{Proof, options};
@@ -8,32 +8,32 @@ use std::fs;
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Network, Running, noise};
 
-/// Names the checkout.
+/// Variable that names the checkout.
 const CHECKOUT: &str = "UIW_GEEK_IN_THE_CORNER";
-/// The port of the file transfer's server, which is on a host of its own here.
+/// Fixed port of the file transfer server, which runs on a host of its own here.
 const FILES_PORT: u16 = 12345;
 const PERSONAS: [&str; 3] = ["iwarp", "roce", "ib"];
 
-/// The checkout. Nothing without it; the test is noted as skipped then.
+/// Returns the checkout. If it is not set, returns `None` and counts the test as skipped.
 #[track_caller]
 fn programs() -> Option<Programs> {
     Programs::given(CHECKOUT, "the-geek-in-the-corner's programs (UIW_GEEK_IN_THE_CORNER)")
 }
 
-/// The same, two hosts and the libraries.
+/// Like [`programs`], but also returns two hosts and the libraries.
 #[track_caller]
 fn programs_on_two_hosts() -> Option<(Programs, Network, Libraries)> {
     uiw_interop::require("stdbuf")?;
     on_two_hosts(programs()?)
 }
 
-/// A program that says what it says line by line.
+/// Returns a command whose output is flushed line by line.
 fn line_by_line(libraries: &Libraries, persona: &str, program: &[&str]) -> Command {
     let options = ["--require", "--json", "--persona", persona];
     isolated(libraries, &options, &[&["stdbuf", "-oL"], program].concat())
 }
 
-/// The number behind `listening on port `.
+/// Returns the number after `listening on port `.
 fn port_of(server: &mut Running) -> String {
     server.wait_saying("listening on port ");
     let said = server.said();
@@ -41,10 +41,11 @@ fn port_of(server: &mut Running) -> String {
     port.expect("a port").to_owned()
 }
 
-/// 01: each end sends a message of 1024 bytes and says what it has received.
+/// Example 01: each end sends a message of 1024 bytes and prints the message that it received.
 ///
-/// A thread of the server that waits for completions says it, and another one frees the connection
-/// when the client disconnects: where it comes first the server says nothing. So it has to say the
+/// A thread of the server prints the message when it gets the completion, and another thread frees
+/// the connection when the client disconnects. If the second thread is faster, the server prints
+/// nothing. The server therefore has to print the message of at least one of several clients.
 /// message of one client of several.
 #[test]
 fn client_and_server_exchange_messages() {
@@ -65,18 +66,19 @@ fn client_and_server_exchange_messages() {
             assert_eq!(moved, (1024, 1024), "{report}");
         }
         server.wait_saying("received message: message from active/client side with pid ");
-        // It serves for ever.
+        // The server never exits by itself.
         let server = server.stop();
         assert_eq!(server.count("IBV_WC_SUCCESS"), 0, "{server:?}");
     }
 }
 
-/// 02: each end writes its message to the other's memory, or reads the other's there, and says what
-/// it finds.
+/// Example 02: each end writes its message to the other's memory, or reads it from there, and
+/// prints the message that it finds.
 ///
-/// A thread of the program that waits for completions says it, and another one frees the connection
-/// when the other end disconnects: where it comes first the program says nothing. So one of some
-/// runs has to say it; every one has to end well, without a completion that is an error.
+/// A thread of the program prints the message when it gets the completion, and another thread frees
+/// the connection when the other end disconnects. If the second thread is faster, the program
+/// prints nothing. Therefore at least one of several runs has to print the message, and every run
+/// has to end without an error and without a failed completion.
 #[test]
 fn messages_are_written_and_read() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
@@ -111,8 +113,8 @@ fn messages_are_written_and_read() {
     }
 }
 
-/// 03: files from none to several of its chunks of 10 MiB, each a Write with immediate data, are
-/// the same at the server.
+/// Example 03: files from zero bytes to several chunks of 10 MiB, each chunk sent by a Write with
+/// immediate data, arrive unchanged at the server.
 #[test]
 fn files_identical_at_server() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
@@ -137,7 +139,7 @@ fn files_identical_at_server() {
             assert_eq!(client.well().count("received DONE, disconnecting"), 1, "{client:?}");
             server.wait_saying(&format!("finished transferring {name}\n"));
             assert!(fs::read(to.join(&name)).unwrap() == bytes, "{persona}: {name} differs");
-            // The file's name goes first, with its NUL.
+            // The client sends the file name first, including its NUL.
             let report = report(&client);
             let written = (len + name.len() + 1) as u64;
             assert_eq!(report["with_others"]["write"]["sent"]["bytes"], written, "{report}");

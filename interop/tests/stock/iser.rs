@@ -1,4 +1,4 @@
-//! iSCSI over RDMA: QEMU's initiator (libiscsi) and the target tgtd.
+//! Tests iSCSI over RDMA with QEMU's initiator (libiscsi) and the target tgtd.
 
 use crate::proof::{Proof, options};
 use std::fs;
@@ -7,15 +7,15 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Libraries, Network, Running, User, WaitLimit, free_port, noise};
 
-/// QEMU's block driver for iSCSI.
+/// Path of QEMU's block driver for iSCSI.
 const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";
 const TARGET: &str = "iqn.2026-11.example:disk";
 const INITIATOR: &str = "iqn.2026-11.example:initiator";
-/// Bytes of one request: libiscsi refuses longer ones over RDMA.
+/// Length of one request in bytes; libiscsi refuses longer requests over RDMA.
 const REQUEST: usize = 256 << 10;
 const REQUESTS: usize = 32;
 
-/// Runs `tgtadm` at the target, and returns its exit code.
+/// Runs `tgtadm` on the target and returns its exit code.
 fn administer(socket: &Path, words: &[&str]) -> i32 {
     let mut command = Command::new("tgtadm");
     command.env("TGT_IPC_SOCKET", socket).args(["--lld", "iser", "--mode"]).args(words);
@@ -37,7 +37,7 @@ fn image_written_and_read_back() {
     let image = noise(length);
 
     let (address, port, tcp) = (network.server_address(), free_port().to_string(), free_port());
-    // With the same number tgtd's own TCP would take the port.
+    // With the same number, tgtd's own TCP portal would take the port.
     let portals = [format!("port={port}"), format!("portal={address}:{tcp}")];
     let mut command = libraries.command(User::Same, "tgtd");
     command.args(["-f", "--iser", &portals[0], "--iscsi", &portals[1]]).env("TGT_IPC_SOCKET", &socket);

@@ -1,5 +1,5 @@
-//! `uiw run --require` that is killed: neither processes nor files of it are left, whichever of its
-//! two processes it was.
+//! Kills `uiw run --require`: neither processes nor files remain, whichever of its two processes is
+//! killed.
 
 use crate::reported::run;
 use std::fs;
@@ -9,8 +9,8 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Libraries, Running, WaitLimit, free_port};
 
-/// A run whose program has started processes: one in its session, one in a session of its own, and
-/// one whose parent has ended.
+/// Run whose program has started three processes: one in the same session, one in another session,
+/// and one whose parent has ended.
 struct KilledRun {
     libraries: Libraries,
     running: Running,
@@ -75,7 +75,7 @@ impl KilledRun {
     }
 }
 
-/// Returns whether a process has this number, and has not ended.
+/// Returns whether the process exists and has not ended.
 fn runs(number: u32) -> bool {
     fs::read_to_string(format!("/proc/{number}/stat"))
         .is_ok_and(|stat| !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z')))
@@ -88,9 +88,9 @@ fn killed_run_leaves_nothing() {
     run.nothing_is_left();
 }
 
-/// The first process's threads end one after the other, and it is the second one's parent until the
-/// last one has ended. Here that is a thread which has a processor for itself only where a busy
-/// process leaves it.
+/// The threads of the first process end one after the other, and it remains the parent of the
+/// second process until the last thread has ended. In this test the last one is a thread that gets
+/// only the processor time that a busy process leaves.
 #[test]
 fn killed_run_cleaned_despite_late_thread() {
     const RUNS: usize = 8;
@@ -123,7 +123,7 @@ fn thread_of(process: u32, name: &str) -> u32 {
     found.unwrap_or_else(|| panic!("no thread {name} of {process}"))
 }
 
-/// The process that waits for the program and reports.
+/// Kills the process that waits for the program and writes the report.
 #[test]
 fn run_with_killed_guard_leaves_nothing() {
     let Some(run) = KilledRun::start() else { return };
@@ -135,7 +135,7 @@ fn run_with_killed_guard_leaves_nothing() {
     assert_eq!(run.running.end().code, 137);
 }
 
-/// A run that ends by itself leaves daemons of the program alone, and their counters.
+/// A run that ends normally leaves daemons of the program and their counters alone.
 #[test]
 fn daemons_outlive_a_run() {
     let libraries = Libraries::get();

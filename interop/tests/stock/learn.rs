@@ -1,11 +1,11 @@
-//! The course of docs/learn.md: its check accepts each reference solution, and names what an
-//! unsolved exercise lacks.
+//! Tests the course of `docs/learn.md`: its check accepts each reference solution, and names the
+//! missing part of each unsolved exercise.
 
 use std::path::Path;
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, compile, uiw};
 
-/// The exercises, and the task that the check names first for the unsolved one.
+/// Exercises with the first task that the check names for the unsolved version.
 const EXERCISES: [(&str, &str); 5] = [
     ("1-messages", "GAP 2"),
     ("2-memory", "GAP 1"),

@@ -1,18 +1,19 @@
-//! libfabric's verbs provider, as Debian has it. No device is named, and no address where a program
-//! needs none.
+//! Tests libfabric's verbs provider as packaged by Debian. No device is named, and an address only
+//! where a program needs one.
 
 use crate::proof::{Proof, options};
 use crate::reported::{is_reliable, report, run};
 use uiw_interop::stock::{Libraries, Network, Running, free_port};
 
-/// `fi_info` of what Open MPI asks for, in a network namespace with a real device.
+/// Runs `fi_info` with the attributes that Open MPI requests, in a network namespace with a real
+/// device.
 fn fi_info(libraries: &Libraries, network: &Network, loopback: &str) -> uiw_interop::stock::ProcessEnd {
     let mut command = run(libraries, &[], &["fi_info", "-p", "verbs;ofi_rxm", "-t", "FI_EP_RDM"]);
     command.env("UIW_LOOPBACK", loopback);
     Running::start(network.server(command)).end()
 }
 
-/// Without an address libfabric binds an id to localhost, and asks which device it has then.
+/// Without an address, libfabric binds an id to localhost and asks for the id's device.
 #[test]
 fn devices_are_found_without_an_address() {
     let Some(_) = uiw_interop::require("fi_info") else { return };
@@ -20,16 +21,16 @@ fn devices_are_found_without_an_address() {
     let libraries = Libraries::get();
     let found = fi_info(&libraries, &network, "");
     assert!(found.well().count("domain: uiw_veth0") > 0 && found.count("uiw_lo") == 0, "{found:?}");
-    // It takes the loopback device, where there is one, for the only device, and does not offer it.
+    // If a loopback device exists, libfabric takes it as the only device and does not offer it.
     let none = fi_info(&libraries, &network, "own");
     assert_eq!(none.count("uiw_"), 0, "{none:?}");
 }
 
-/// Maximum number of bytes that the ends of `fi_pingpong` exchange over TCP: addresses, and when to
-/// continue.
+/// Maximum number of bytes that the ends of `fi_pingpong` exchange over TCP: addresses, and the
+/// signals to continue.
 const OWN_BYTES: u64 = 4 << 10;
 
-/// The server has no address, and every message is compared at both ends.
+/// The server is not given an address; both ends compare every message.
 fn pingpong(provider: &str, endpoint: &str, persona: &str) {
     let Some(_) = uiw_interop::require("fi_pingpong") else { return };
     let Some(network) = Network::veth() else { return };
@@ -44,7 +45,7 @@ fn pingpong(provider: &str, endpoint: &str, persona: &str) {
     server.wait_listening(port);
     let client = proof.client(&options, &[&program[..], &["-P", &number, &address]].concat());
     let ends = [Running::start(client).end(), server.end()];
-    // Each message there and back.
+    // Each message is sent in both directions.
     let payload = 2 * 300 * 65_536;
     for end in &ends {
         assert_eq!(end.well().count("=300"), 1, "{end:?}");

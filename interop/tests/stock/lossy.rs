@@ -1,15 +1,15 @@
-//! A path between server and client that loses, doubles and reorders frames: `uiw wan`.
+//! Path between server and client on which `uiw wan` loses, duplicates and reorders frames.
 
 use crate::reported::{number, unreliable_messages};
 use serde_json::Value;
 use std::process::Command;
 use uiw_interop::stock::{Network, Running, uiw};
 
-/// The program between the ends of [`Network::path`].
+/// Emulator between the ends of [`Network::path`].
 pub(crate) struct LossyPath(Running);
 
 impl LossyPath {
-    /// 1 % are lost, 0.5 % doubled, and 0.5 % reordered.
+    /// Starts an emulator that loses 1 % of the frames, duplicates 0.5 % and reorders 0.5 %.
     pub(crate) fn start(network: &Network) -> Self {
         let mut command = Command::new(uiw());
         command.args(["wan", "server", "client", "--json", "--seed", "7"]);
@@ -19,8 +19,9 @@ impl LossyPath {
         Self(wan)
     }
 
-    /// Ends it. At least 0.5 % of the datagrams were lost, by its own count and by the reports of
-    /// both ends; some were doubled, and some reordered.
+    /// Stops the emulator, and asserts that at least 0.5 % of the datagrams were lost according to
+    /// its own counters and to the reports of both ends, and that some were duplicated and some
+    /// reordered.
     #[track_caller]
     pub(crate) fn has_lost_datagrams(self, reports: &[Value; 2]) {
         let ended = self.0.interrupt();
@@ -31,7 +32,7 @@ impl LossyPath {
         assert!(sum("duplicated") > 0 && sum("reordered") > 0, "{statistics}");
         let of_both = |way: &str| reports.iter().map(|report| unreliable_messages(report, way)).sum::<u64>();
         let (sent, received) = (of_both("sent"), of_both("received"));
-        // What was doubled is received twice.
+        // A duplicated datagram is received twice.
         let lost = (sent + sum("duplicated")).saturating_sub(received);
         assert!(lost as f64 >= 0.005 * sent as f64, "{lost} of {sent} datagrams lost: {reports:?}");
     }

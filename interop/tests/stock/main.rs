@@ -1,4 +1,4 @@
-//! Stock programs on our two C libraries.
+//! Runs stock programs on the two C libraries.
 
 mod beside;
 mod bindings;

@@ -1,4 +1,5 @@
-//! QEMU's migration over RDMA: the memory of a running machine goes from one host to another.
+//! Tests QEMU's migration over RDMA: the memory of a running machine moves from one host to
+//! another.
 
 use crate::reported::{number, report, run};
 use std::fs;
@@ -11,7 +12,7 @@ use uiw_interop::stock::{Libraries, Network, Running, WaitLimit, free_port, nois
 
 const LONGEST: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Address of the pattern in the memory of the machine, above the memory that firmware uses.
+/// Address of the pattern in the machine's memory, above the memory that the firmware uses.
 const AT: &str = "0x2000000";
 const LEN: usize = 32 << 20;
 
@@ -32,7 +33,7 @@ fn machine(libraries: &Libraries, monitor: &Path, more: &[&str]) -> Command {
     run(libraries, &["--require", "--json"], &[&program, more].concat())
 }
 
-/// Says a line to a monitor, and returns all that it has said until it asks for the next.
+/// Sends a line to a monitor and returns its output up to the next prompt.
 fn say(monitor: &Path, line: &str) -> String {
     let mut limit = WaitLimit::new(LONGEST);
     let mut stream = loop {
@@ -46,13 +47,13 @@ fn say(monitor: &Path, line: &str) -> String {
     writeln!(stream, "{line}").unwrap();
     let mut said = String::new();
     let mut bytes = [0; 4096];
-    // It asks at first, and behind its answer.
+    // The monitor prints a prompt at the start and after its answer.
     while said.matches("(qemu)").count() < 2 {
         match stream.read(&mut bytes) {
             Ok(0) => break,
             Ok(count) => said.push_str(&String::from_utf8_lossy(&bytes[..count])),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
-            // Linux does not restart a read with a time-out that a signal has interrupted.
+            // Linux does not restart a read with a timeout after a signal has interrupted it.
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
                     && !limit.is_over() => {}
@@ -79,7 +80,7 @@ fn memory_arrives_unchanged() {
     let destination = Running::start(network.server(machine(&libraries, &there, &["-incoming", &to])));
     let loader = format!("loader,file={},addr={AT},force-raw=on", pattern.display());
     let source = Running::start(network.client(machine(&libraries, &here, &["-device", &loader])));
-    // The destination has its monitor when it listens.
+    // The destination's monitor answers once it listens for the migration.
     say(&there, "info status");
     say(&here, &format!("migrate -d {to}"));
     let mut limit = WaitLimit::new(LONGEST);

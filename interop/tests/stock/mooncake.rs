@@ -1,15 +1,16 @@
-//! Mooncake's wheel: `cargo xtask interop mooncake` installs it and runs this.
+//! Tests the Python wheel of Mooncake: `cargo xtask interop mooncake` installs it and runs these
+//! tests.
 
 use crate::reported::{is_reliable, isolated, number, reliable, report};
 use crate::wire::{Capture, Passed};
 use std::path::{Path, PathBuf};
 use uiw_interop::stock::{Hosts, Libraries, Network, ProcessEnd, Running, User, free_port};
 
-/// Names a Python that has the wheel.
+/// Variable that names a Python interpreter with the wheel.
 const PYTHON: &str = "UIW_MOONCAKE_PYTHON";
 
-/// The Python that has the wheel, and the programs' script. Nothing where the wheel is missing; the
-/// test is noted as skipped then.
+/// Returns the Python interpreter with the wheel and the script of the programs. If the wheel is
+/// missing, returns `None` and counts the test as skipped.
 #[track_caller]
 fn wheel() -> Option<(String, String)> {
     let Ok(python) = std::env::var(PYTHON) else {
@@ -21,64 +22,64 @@ fn wheel() -> Option<(String, String)> {
     Some((python, script.to_str().expect("a path of text").to_owned()))
 }
 
-/// Without a setting for uiw but the device nodes and the RoCE device that Mooncake looks for.
+/// Options of `uiw run`: only the device nodes and the RoCE device that Mooncake looks for.
 const OPTIONS: [&str; 5] = ["--require", "--json", "--sysfs", "--persona", "roce"];
 
-/// Without the device nodes.
+/// Like [`OPTIONS`], but without the device nodes.
 const HIDDEN: [&str; 4] = ["--require", "--json", "--persona", "roce"];
 
 /// The exit code of a program that was killed.
 const KILLED: i32 = 128 + 9;
 
-/// Programs that have ended.
+/// Programs of a test after they have ended.
 struct EndedPrograms {
     ends: Vec<ProcessEnd>,
     passed: Passed,
-    /// The ports at which the programs and the master meet.
+    /// Ports used by the programs and the master to meet.
     ports: Vec<u16>,
 }
 
 impl EndedPrograms {
-    /// Asserts that no other bytes passed than uiw's, and at most `limit` bytes that the programs
-    /// and their wheels say to each other.
+    /// Returns an error if bytes passed that are neither uiw's nor messages between the programs
+    /// and their wheels, or if the latter exceed `limit` bytes.
     fn is_uiws(&self, limit: u64) -> Result<(), String> {
         let ports = || self.ports.iter().copied().chain(self.ends.iter().map(control_port));
         self.passed.is_uiws_but_for(|end| ports().any(|port| port == end.port()), limit)
     }
 
-    /// Each has succeeded on TCP alone, but for one that was killed where there are readers; the
-    /// reports and the capture say so.
+    /// Asserts that each program succeeded on TCP alone, except for one that was killed if there
+    /// are readers, and that the reports and the capture show this.
     #[track_caller]
     fn are_on_tcp(&self, limit: u64) {
         let said = self.is_uiws(limit).expect_err("the capture shows TCP of Mooncake's own");
         assert!(said.contains(" bytes between "), "{said}");
         for end in &self.ends {
             let report = report(end);
-            // The exit code of a program that failed wins.
+            // The exit code of a failed program has priority over the code for a missing transfer.
             let code = if number(&report, "exit_code") == 0 { 125 } else { KILLED };
             assert_eq!((end.code, reliable(&report)), (code, 0), "{end:?}");
         }
     }
 }
 
-/// The port, of its own choice, at which the wheel of a program answers those of others over TCP.
-/// It logs it.
+/// Returns the port on which the wheel of a program answers other wheels over TCP. The wheel
+/// chooses the port and logs it.
 fn control_port(ended: &ProcessEnd) -> u16 {
     let lines = ended.said.lines().filter(|line| line.contains("using P2P handshake, listening on "));
     let mut ports = lines.filter_map(|line| line.rsplit(':').next()?.trim().parse().ok());
     ports.next().unwrap_or_else(|| panic!("{ended:?}"))
 }
 
-/// Written and read by the initiator.
+/// Number of bytes that the initiator writes and reads.
 const PAYLOAD: u64 = 2 * 8 * (8 << 20);
 
-/// Upper bound of the bytes between the engines and the programs: places of memory, addresses of
-/// queue pairs, and when to go on.
+/// Upper limit of the bytes exchanged between the engines and the programs: memory locations,
+/// addresses of queue pairs, and signals to continue.
 const OWN_BYTES: u64 = 16 << 10;
 
-/// Engines on two hosts, under `uiw run` with `options`: one writes to the other's memory and reads
-/// from it, and both compare. Nothing where something is missing; the test is noted as skipped
-/// then.
+/// Runs engines on two hosts under `uiw run` with `options`: one writes to the other's memory and
+/// reads from it, and both compare the data. If something is missing, returns `None` and counts the
+/// test as skipped.
 #[track_caller]
 fn engines(options: &[&str]) -> Option<EndedPrograms> {
     let (python, script) = wheel()?;
@@ -108,22 +109,22 @@ fn transfer_engine_writes_and_reads() {
         is_reliable(&report(end.well()), PAYLOAD);
     }
     assert_eq!(engines.is_uiws(OWN_BYTES), Ok(()));
-    // FPDUs of 64,000 bytes: their headers and CRCs are far less than the 1 % by which the queue
-    // pairs' count and the capture may differ.
+    // The FPDUs have 64,000 bytes, so their headers and CRCs are far less than the permitted
+    // difference of 1 % between the counters of the queue pairs and the capture.
     let (counted, moved) = (reliable(&report(&engines.ends[1])), engines.passed.uiws_tcp());
     assert!(counted <= moved && moved - counted <= counted / 100, "{counted} in {moved} bytes");
 }
 
-/// Without device nodes the wheel finds no device: it succeeds on TCP.
+/// Without device nodes the wheel finds no device and succeeds on TCP.
 #[test]
 fn hidden_devices_of_engines_are_noticed() {
     let Some(engines) = engines(&HIDDEN) else { return };
     engines.are_on_tcp(OWN_BYTES);
 }
 
-/// A store of three programs on hosts of their own, the writer first: each object is read by two of
-/// them. One is killed; what the others hold is still read, and objects are stored. Nothing where
-/// something is missing; the test is noted as skipped then.
+/// Runs a store of three programs on hosts of their own, the writer first; two of them read each
+/// object. One program is killed: the objects held by the others can still be read, and new objects
+/// can be stored. If something is missing, returns `None` and counts the test as skipped.
 #[track_caller]
 fn store(options: &[&str]) -> Option<EndedPrograms> {
     let (python, script) = wheel()?;
@@ -134,7 +135,7 @@ fn store(options: &[&str]) -> Option<EndedPrograms> {
     master.args([
         &format!("--rpc_port={port}"),
         &format!("--metrics_port={}", free_port()),
-        // Soon after the end of a program its memory is given out no more.
+        // Soon after a program has ended, its memory is no longer allocated.
         "--client_ttl=5",
     ]);
     let mut master = Running::start(hosts.at_switch(master));
@@ -161,11 +162,11 @@ fn store(options: &[&str]) -> Option<EndedPrograms> {
     Some(EndedPrograms { ends, passed: capture.end(), ports: vec![port, meeting] })
 }
 
-/// About two of three objects of 33 KiB on average are in another program's memory.
+/// Objects are 33 KiB on average, and about two of three are in another program's memory.
 const STORED: u64 = 16 << 20;
 
-/// Upper bound of the bytes between the programs of a store, their wheels and the master: a few
-/// hundred bytes for each object, whatever its size.
+/// Upper limit of the bytes exchanged between the programs of a store, their wheels and the master:
+/// a few hundred bytes per object, independent of its size.
 const STORE_BYTES: u64 = 4 << 20;
 
 #[test]
@@ -176,7 +177,7 @@ fn store_outlives_killed_program() {
         is_reliable(&report(end), STORED);
     }
     assert_eq!(store.is_uiws(STORE_BYTES), Ok(()));
-    // Each byte is counted by two programs, and is in the capture twice.
+    // Two programs count each byte, and the capture contains it twice.
     let counted = store.ends.iter().map(|end| reliable(&report(end))).sum::<u64>();
     let moved = store.passed.uiws_tcp();
     assert!(counted <= moved, "{counted} in {moved} bytes");

@@ -1,5 +1,5 @@
-//! MPI jobs on UCX and libfabric, as Debian has them: each rank on a host of its own, every pair of
-//! ranks on our RC queue pairs.
+//! Runs MPI jobs on UCX and libfabric as packaged by Debian. Each rank is on a host of its own, and
+//! every pair of ranks communicates over uiw's RC queue pairs.
 
 use crate::lossy::LossyPath;
 use crate::reported::{is_reliable, parsed, reliable, unreliable};
@@ -12,18 +12,19 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Hosts, Libraries, Network, Running, User, WaitLimit, uiw};
 
-/// An implementation of MPI: its programs, and the options of its mpirun for its own address, those
-/// of the ranks, and the remote shell.
+/// MPI implementation: its programs, and the options of its mpirun for its own address, the
+/// addresses of the ranks and the remote shell.
 struct MpiPrograms {
     compiler: &'static str,
     mpirun: &'static str,
-    /// At least four: one is killed.
+    /// Number of ranks, at least four because one is killed.
     ranks: u8,
     personas: [&'static str; 2],
-    /// Words before the command of a rank.
+    /// Words placed before the command of a rank.
     prefix: &'static str,
-    /// The ranks end without `MPI_Finalize`, and each one's command when all have reported: the
-    /// process manager ends the others' then.
+    /// Whether the ranks exit without `MPI_Finalize`. Each rank's command then waits until all
+    /// ranks have reported, because the process manager ends the other commands when the first one
+    /// ends.
     leave: bool,
     options: fn(Ipv4Addr, &[Ipv4Addr], &str) -> Vec<String>,
 }
@@ -38,8 +39,8 @@ const OPEN_MPI: MpiPrograms = MpiPrograms {
     options: |_, hosts, agent| open_mpi(hosts, agent, &["--mca", "pml", "ucx"]),
 };
 
-/// Runs on libfabric's verbs provider, with its tagged messages on RC queue pairs: no device is
-/// chosen, and no address given.
+/// Open MPI on libfabric's verbs provider, with tagged messages on RC queue pairs. No device is
+/// chosen, and no address is given.
 const OPEN_MPI_OFI: MpiPrograms = MpiPrograms {
     compiler: "mpicc.openmpi",
     mpirun: "mpirun.openmpi",
@@ -75,14 +76,14 @@ const MPICH: MpiPrograms = MpiPrograms {
     },
 };
 
-/// A job's program.
+/// Program and scripts of an MPI job.
 struct MpiJob {
     libraries: Libraries,
     program: PathBuf,
 }
 
 impl MpiJob {
-    /// Returns `None` if something is missing; then the test is counted as skipped.
+    /// Returns `None`, and counts the test as skipped, if something is missing.
     #[track_caller]
     fn new(mpi: &MpiPrograms) -> Option<Self> {
         uiw_interop::require(mpi.mpirun)?;
@@ -105,9 +106,9 @@ impl MpiJob {
         path.to_str().expect("a path of text").to_owned()
     }
 
-    /// `mpirun` of one rank on each of `hosts`, with a remote shell of ours, which enters a host
-    /// instead of connecting to it. `own` is an address that they reach; `prefix` precedes each
-    /// rank's command, and `options` are those of `uiw run`.
+    /// Returns `mpirun` with one rank on each of `hosts` and with a remote shell that enters a
+    /// host's namespace instead of connecting to it. The hosts can reach the address `own`;
+    /// `prefix` precedes each rank's command, and `options` are the options of `uiw run`.
     fn command<N: AsRef<str>>(
         &self,
         mpi: &MpiPrograms,
@@ -143,7 +144,8 @@ impl MpiJob {
         } else {
             ("exec", String::new())
         };
-        // Standard errors of several ranks would be mixed.
+        // The standard error of each rank goes to its own file, because the output of several ranks
+        // would be mixed.
         let rank = self.script(
             "rank",
             &format!(
@@ -166,7 +168,7 @@ impl MpiJob {
         command
     }
 
-    /// Like [`MpiJob::command`], on hosts at a switch.
+    /// Like [`MpiJob::command`], but starts the job on hosts connected by a switch.
     fn start(&self, mpi: &MpiPrograms, hosts: &Hosts, options: &str, args: &[&str]) -> Running {
         let places = (hosts.switch_address(), hosts.places());
         Running::start(hosts.at_switch(self.command(mpi, places, (mpi.prefix, options), args)))
@@ -179,21 +181,21 @@ impl MpiJob {
 }
 
 /// Asserts that only uiw's bytes passed between two ranks. The process manager has connections
-/// between each host and its own.
+/// between each host and its own host.
 fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
     let switch = hosts.switch_address();
     capture.end().is_uiws_but_for(|end| end.ip() == switch, 4 << 20)
 }
 
-/// Without device nodes UCX moves messages by TCP, which fails the job by the reports, and the
-/// capture shows it.
+/// Without device nodes, UCX transfers messages over TCP. The reports fail the job for this, and
+/// the capture shows it.
 fn are_hidden_devices_noticed(mpi: &MpiPrograms) {
     let (Some(job), Some(hosts)) = (MpiJob::new(mpi), Hosts::new(mpi.ranks)) else { return };
     let Some(capture) = Capture::of_hosts(&job.libraries, &hosts) else { return };
     let places = (hosts.switch_address(), hosts.places());
     let args: &[_] = if mpi.leave { &["leave"] } else { &[] };
     let mut command = job.command(mpi, places, ("", "--require --json --persona roce"), args);
-    // By default Open MPI takes UCX for devices alone.
+    // By default, Open MPI uses UCX only with devices.
     command.env("OMPI_MCA_opal_common_ucx_tls", "any").env("OMPI_MCA_opal_common_ucx_devices", "any");
     let ended = Running::start(hosts.at_switch(command)).end();
     let said = between_ranks(capture, &hosts).expect_err("the capture shows TCP between ranks");
@@ -212,14 +214,14 @@ fn hidden_devices_are_noticed() {
     are_hidden_devices_noticed(&OPEN_MPI);
 }
 
-/// UCX 1.13 on TCP, under MPICH's MPI_Finalize, waits in most runs for peers that wait for the
-/// process manager: the ranks leave without it.
+/// With UCX 1.13 on TCP, MPICH's MPI_Finalize hangs in most runs, because it waits for peers that
+/// wait for the process manager. The ranks therefore exit without it.
 #[test]
 fn hidden_devices_of_mpich_are_noticed() {
     let mpich = MpiPrograms {
         leave: true,
         options: |own, hosts, agent| {
-            // A rank that leaves does not end the others.
+            // A rank that exits must not end the others.
             std::iter::once("-disable-auto-cleanup".to_owned())
                 .chain((MPICH.options)(own, hosts, agent))
                 .collect()
@@ -240,7 +242,7 @@ fn every_pair_and_collectives(mpi: &MpiPrograms) {
         assert_eq!(ended.code, 0, "{ended:?}\n{said:#?}");
         assert_eq!(ended.count("is done"), usize::from(mpi.ranks), "{ended:?}");
         for said in said {
-            // A mebibyte to and from each of the other ranks, and less of it.
+            // Each rank sends at least a mebibyte to each other rank and receives as much from it.
             is_reliable(&parsed(&said), 2 * u64::from(mpi.ranks - 1) * (1 << 20));
         }
     }
@@ -261,12 +263,12 @@ fn mpich_verifies_every_pair_and_collectives() {
     every_pair_and_collectives(&MPICH);
 }
 
-/// The job ends, and no process of it is left in any host.
+/// The job ends, and none of its processes remains on any host.
 fn a_killed_rank_ends_the_job(mpi: &MpiPrograms) {
     let (Some(job), Some(hosts)) = (MpiJob::new(mpi), Hosts::new(mpi.ranks)) else { return };
-    // Without a report `uiw run` becomes the rank. MPICH's process manager ends a job of several
-    // hosts when it sees ranks that a signal ended: the others, which UCX aborts when rank 3 does
-    // not answer.
+    // Without a report, `uiw run` executes the rank in its place. MPICH's process manager ends a
+    // job on several hosts when it sees ranks that were ended by a signal. These are the other
+    // ranks, which UCX aborts when rank 3 does not answer.
     let ended = job.start(mpi, &hosts, "--sysfs --persona roce", &["3"]).end();
     assert_ne!(ended.code, 0, "{ended:?}");
     assert_eq!((ended.count("rank 3 will kill itself"), ended.count("is done")), (1, 0), "{ended:?}");
@@ -292,8 +294,8 @@ fn killed_rank_ends_mpich_job() {
     a_killed_rank_ends_the_job(&MPICH);
 }
 
-/// Datagrams alone, through a path that loses, doubles and reorders: UCX's own protocol repeats
-/// them, and the ranks compare every byte.
+/// UCX uses only datagrams, on a path that loses, duplicates and reorders them. UCX's own protocol
+/// repeats them, and the ranks compare every byte.
 #[test]
 fn datagrams_alone_survive_a_lossy_path() {
     let (Some(job), Some(network)) = (MpiJob::new(&OPEN_MPI), Network::path()) else { return };

@@ -1,34 +1,34 @@
-//! NIXL's wheel, which has a UCX and a libibverbs of its own: `cargo xtask interop nixl` installs
-//! it and runs this.
+//! Tests the Python wheel of NIXL, which contains its own UCX and libibverbs: `cargo xtask interop
+//! nixl` installs it and runs these tests.
 
 use crate::reported::{is_reliable, isolated, number, reliable, report};
 use crate::wire::{Capture, Passed};
 use std::path::Path;
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, free_port};
 
-/// Names a Python that has the wheel.
+/// Variable that names a Python interpreter with the wheel.
 const PYTHON: &str = "UIW_NIXL_PYTHON";
 
-/// Written and read by the initiator.
+/// Number of bytes that the initiator writes and reads.
 const PAYLOAD: u64 = 2 * 8 * (8 << 20);
 
-/// Maximum number of bytes that the programs exchange over TCP: the agents' metadata, addresses of
-/// memory, and when to continue.
+/// Maximum number of bytes that the programs exchange over TCP: the agents' metadata, memory
+/// addresses, and signals to continue.
 const OWN_BYTES: u64 = 16 << 10;
 
-/// Two agents that have ended.
+/// Two agents after they have ended.
 struct EndedAgents {
-    /// The target's program, the initiator's.
+    /// Results of the target and of the initiator.
     ends: [ProcessEnd; 2],
     passed: Passed,
-    /// The port at which the programs meet.
+    /// Port used by the programs to meet.
     port: u16,
 }
 
 impl EndedAgents {
-    /// Runs on two hosts, without a setting for UCX, under `uiw run` with `options`: one writes to
-    /// the other's memory and reads from it, and both compare. Nothing where something is missing;
-    /// the test is noted as skipped then.
+    /// Runs two agents on two hosts under `uiw run` with `options` and without a setting for UCX:
+    /// one writes to the other's memory and reads from it, and both compare the data. If something
+    /// is missing, returns `None` and counts the test as skipped.
     #[track_caller]
     fn run(options: &[&str]) -> Option<Self> {
         let Ok(python) = std::env::var(PYTHON) else {
@@ -67,16 +67,16 @@ fn nixl_writes_and_reads() {
             is_reliable(&report(end.well()), PAYLOAD);
         }
         assert_eq!(agents.is_uiws(), Ok(()));
-        // FPDUs of 64,000 bytes: their headers and CRCs are far less than the 1 % by which the
-        // queue pairs' count and the capture may differ.
+        // The FPDUs have 64,000 bytes, so their headers and CRCs are far less than the permitted
+        // difference of 1 % between the counters of the queue pairs and the capture.
         let (counted, moved) = (reliable(&report(&agents.ends[1])), agents.passed.uiws_tcp());
         assert!(agents.passed.uiws_datagrams() > 0);
         assert!(counted <= moved && moved - counted <= counted / 100, "{counted} in {moved} bytes");
     }
 }
 
-/// Without device nodes the wheel's UCX finds no device: it succeeds on TCP, and the reports and
-/// the capture say so.
+/// Without device nodes, the UCX of the wheel finds no device. It succeeds on TCP, and the reports
+/// and the capture show this.
 #[test]
 fn hidden_devices_are_noticed() {
     let Some(agents) = EndedAgents::run(&["--require", "--json", "--persona", "roce"]) else { return };

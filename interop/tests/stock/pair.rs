@@ -1,9 +1,9 @@
-//! Both ends of a program that exchanges its addresses over TCP, or connects with rdma_cm.
+//! Runs both ends of a program that exchanges its addresses over TCP or connects with rdma_cm.
 
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port};
 
-/// Runs `program` with `args`, the device and a port, as a server and as a client: what they said.
-/// Returns `None` without the program; then the test is counted as skipped.
+/// Runs `program` with `args`, the device and a port as a server and as a client, and returns their
+/// output. Returns `None`, and counts the test as skipped, without the program.
 #[track_caller]
 pub(crate) fn pair(
     network: &Network,

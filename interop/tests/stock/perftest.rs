@@ -1,13 +1,13 @@
-//! Debian's perftest, every test that a reliable connection can do, connected by rdma_cm (`-R`) and
-//! out of band.
+//! Runs every test of Debian's perftest that a reliable connection supports, connected by rdma_cm
+//! (`-R`) and out of band.
 
 use crate::pair::pair;
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary};
 
-/// A program and its options beside `-d`, `-p` and `-F`.
+/// Program and its options in addition to `-d`, `-p` and `-F`.
 type Case<'a> = (&'a str, &'a [&'a str]);
 
-/// Runs the cases one after the other; every program ends with 0.
+/// Runs the cases one after the other and asserts that every program exits with 0.
 fn all(network: &Network, user: User, persona: &str, cases: &[Case<'_>]) {
     for case @ (program, args) in cases {
         let args = [&["-F"], *args].concat();
@@ -39,9 +39,11 @@ const BANDWIDTH: &[Case<'_>] = &[
     ("ib_atomic_bw", &["-e", "-n", "100"]),
 ];
 
-/// Perftest on a device that says iWARP counts its receives and waits for a completion when it is
-/// out of them: with events and completions that do not wait for the peer, for ever. Elsewhere it
-/// does not.
+/// Cases that hang on iWARP devices.
+///
+/// On an iWARP device perftest counts the receives and waits for a completion when it runs out of
+/// them. With events and completions that do not wait for the peer, it waits forever. On other
+/// devices it does not wait.
 const SENDS_BY_EVENTS: &[Case<'_>] =
     &[("ib_send_bw", &["-e", "-n", "200"]), ("ib_send_bw", &["-e", "--use-srq", "-q", "2", "-n", "200"])];
 
@@ -56,7 +58,7 @@ const LATENCY: &[Case<'_>] = &[
     ("ib_atomic_lat", &["-n", "100"]),
 ];
 
-/// The same cases with `-R`.
+/// Returns the same cases with `-R`.
 fn by_rdma_cm(cases: &[Case<'_>]) -> Vec<(String, Vec<String>)> {
     let args = |args: &[&str]| ["-R"].iter().chain(args).map(ToString::to_string).collect();
     cases.iter().map(|(program, options)| ((*program).to_owned(), args(options))).collect()
@@ -110,11 +112,11 @@ fn unreliable_connections() {
     all(&network, User::Same, "roce", UNRELIABLE);
 }
 
-/// `ib_write_lat` waits by reading its memory, without a call: what arrives has to wake the
-/// background thread.
+/// `ib_write_lat` waits by reading its memory without making a call, so arriving data has to wake
+/// the background thread.
 ///
-/// The background thread compares processor times while the program runs. Beside busy processes a
-/// run may end before it has an answer, so several runs are made.
+/// The background thread compares processor times while the program runs. On a busy machine a run
+/// may end before the comparison has a result, so the test makes several runs.
 #[test]
 fn programs_that_poll_memory_are_recognised() {
     const RUNS: usize = 8;
@@ -128,7 +130,7 @@ fn programs_that_poll_memory_are_recognised() {
     }
 }
 
-/// Both ends of an `ib_write_lat` that succeeds, with their debug output.
+/// Runs both ends of an `ib_write_lat` that succeeds, and returns them with their debug output.
 fn write_latency(libraries: &Libraries, persona: &str) -> [ProcessEnd; 2] {
     let port = free_port();
     let command = || {

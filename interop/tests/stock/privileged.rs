@@ -1,4 +1,4 @@
-//! A setuid program of root's on our libraries, in the environment of another user.
+//! Runs a setuid program of root that uses our libraries in the environment of another user.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,13 +11,13 @@ const SECRET: &str = "root:$6$salt$hash:19000:0:99999:7:::\n";
 struct SetuidProgram {
     libraries: Libraries,
     program: PathBuf,
-    /// A directory of root's, which the user cannot enter.
+    /// Directory that only root can enter.
     private: PathBuf,
 }
 
 impl SetuidProgram {
-    /// Returns `None` if the tests do not run as root, or the kernel gives the program no more
-    /// rights.
+    /// Returns `None`, and counts the test as skipped, if the tests do not run as root or the
+    /// kernel does not give the program more rights.
     #[track_caller]
     fn new() -> Option<Self> {
         if ordinary()? != User::Nobody {
@@ -26,7 +26,7 @@ impl SetuidProgram {
         }
         let libraries = Libraries::get();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/privileged.c");
-        // The loader ignores LD_LIBRARY_PATH for such a program.
+        // The loader ignores LD_LIBRARY_PATH for a setuid program.
         let rpath = format!("-Wl,-rpath,{}", libraries.folder().display());
         let program = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror", &rpath])?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
@@ -45,7 +45,7 @@ impl SetuidProgram {
         Some(setuid)
     }
 
-    /// Output of the program.
+    /// Runs the program with `variables` and returns its output.
     fn run(&self, variables: &[(&str, &str)]) -> String {
         let mut command = self.libraries.command(User::Nobody, &self.program);
         command.env_remove("UIW_COUNTERS").envs(variables.iter().copied());

@@ -1,4 +1,4 @@
-//! The proof that a program's payload is on queue pairs of uiw.
+//! Proves that the payload of a program is transferred by queue pairs of uiw.
 
 use crate::reported::{isolated, number, report};
 use crate::wire::{Capture, Passed};
@@ -6,13 +6,13 @@ use std::process::Command;
 use uiw_interop::stock::{Libraries, Network, ProcessEnd};
 use uiw_interop::tshark::{Dissection, Tshark};
 
-/// The options of `uiw run` for a persona.
+/// Returns the options of `uiw run` for a persona.
 pub(crate) fn options(persona: &str) -> [&str; 4] {
     ["--require", "--json", "--persona", persona]
 }
 
-/// Proof that a client's payload is on queue pairs of uiw: the report of `uiw run`, and a
-/// capture that tshark dissects.
+/// Proof that a client's payload is transferred by queue pairs of uiw, consisting of the report of
+/// `uiw run` and a capture dissected by tshark.
 pub(crate) struct Proof<'a> {
     libraries: &'a Libraries,
     network: &'a Network,
@@ -21,8 +21,8 @@ pub(crate) struct Proof<'a> {
 }
 
 impl<'a> Proof<'a> {
-    /// Begins to capture. Nothing where one of the two cannot be had; the test is noted as skipped
-    /// then.
+    /// Starts the capture. If dumpcap or tshark is missing, returns `None` and counts the test as
+    /// skipped.
     #[track_caller]
     pub(crate) fn begin(libraries: &'a Libraries, network: &'a Network) -> Option<Self> {
         let tshark = Tshark::require()?;
@@ -30,13 +30,14 @@ impl<'a> Proof<'a> {
         Some(Self { libraries, network, capture, tshark })
     }
 
-    /// The client under `uiw run` with `options` and `--sysfs`.
+    /// Returns the command that runs the client under `uiw run` with `options` and `--sysfs`.
     pub(crate) fn client(&self, options: &[&str], program: &[&str]) -> Command {
         self.network.client(isolated(self.libraries, &[options, &["--sysfs"]].concat(), program))
     }
 
-    /// Both agree within 1 % that the client has moved `payload` bytes or more, and nothing else
-    /// passed but at most `limit` bytes at the program's own port.
+    /// Asserts that the report and the capture agree within 1 % that the client has transferred at
+    /// least `payload` bytes, and that nothing else passed except at most `limit` bytes at the
+    /// program's own port.
     #[track_caller]
     pub(crate) fn holds(self, client: &ProcessEnd, payload: u64, control: Option<u16>, limit: u64) {
         let report = report(client.well());
@@ -52,9 +53,9 @@ impl<'a> Proof<'a> {
     }
 }
 
-/// Payload of Writes, Read Responses and Sends, and the value in each Atomic Response. ULPDU_Length
-/// has the headers of DDP and RDMAP in it: 14 bytes of a tagged message, 18 of an untagged one (RFC
-/// 5041 section 4, RFC 5040 section 4.1, RFC 7306 section 5.2).
+/// Returns the payload of Writes, Read Responses and Sends, and the values in Atomic Responses.
+/// ULPDU_Length includes the headers of DDP and RDMAP: 14 bytes for a tagged message, 18 for an
+/// untagged one (RFC 5041 section 4, RFC 5040 section 4.1, RFC 7306 section 5.2).
 fn payload_of(dissection: &Dissection) -> u64 {
     let payloads = dissection.fpdus.iter().filter_map(|fpdu| {
         let headers = if fpdu.tagged? { 14 } else { 18 };

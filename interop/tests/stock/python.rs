@@ -1,15 +1,15 @@
-//! rdma-core's own tests, as Debian ships them: the connection manager's part in two personas, and
-//! all of them.
+//! Runs the tests of rdma-core as shipped by Debian: those of the connection manager in two
+//! personas, and all of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User};
 
-/// Folder in which the package rdma-core has its tests.
+/// Directory in which the package rdma-core installs its tests.
 const PACKAGED: &str = "/usr/share/doc/rdma-core/tests";
 
-/// A copy of the tests, unpacked, below the folder of the libraries.
+/// Unpacks a copy of the tests below the directory of the libraries.
 fn unpacked(libraries: &Libraries) -> Option<PathBuf> {
     if !Path::new(PACKAGED).is_dir() || !Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
         uiw_interop::skip("rdma-core's Python tests (rdma-core, python3-pyverbs)");
@@ -30,7 +30,7 @@ fn unpacked(libraries: &Libraries) -> Option<PathBuf> {
 }
 
 /// Runs a script of `folder` with `persona`, as root in a mount namespace whose sysfs names the
-/// device's interface. Nothing without root; the test is noted as skipped then.
+/// device's interface. Without root, returns `None` and counts the test as skipped.
 #[track_caller]
 fn python(libraries: &Libraries, script_file: &Path, persona: &str, args: &[String]) -> Option<ProcessEnd> {
     uiw_interop::require("unshare")?;
@@ -39,7 +39,7 @@ fn python(libraries: &Libraries, script_file: &Path, persona: &str, args: &[Stri
         uiw_interop::skip("root, for a mount namespace");
         return None;
     }
-    // A network of its own: the tests use a fixed port.
+    // The tests use a fixed port, so they get a network namespace of their own.
     let script = "mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/uiw_test0/device/net/test0 \
                   && ip link set lo up && ip link add test0 type veth peer name test1 \
                   && ip addr add 10.78.0.1/24 dev test0 && ip link set test0 up && ip link set test1 up && exec /usr/bin/python3 \"$@\"";
@@ -47,13 +47,13 @@ fn python(libraries: &Libraries, script_file: &Path, persona: &str, args: &[Stri
     command.args(["-mn", "sh", "-c", script, "sh"]).arg(script_file);
     command.args(["-v", "--dev", "uiw_test0"]).args(args);
     command.env("UIW_PERSONA", persona).env("PYTHONDONTWRITEBYTECODE", "1");
-    // They look at the target as soon as a Write has completed, which on iWARP says only that it
-    // was sent.
+    // The tests examine the target as soon as a Write has completed, but on iWARP the completion
+    // only says that the data was sent.
     command.env("UIW_ACK", "on");
     Some(Running::start(command).end())
 }
 
-/// Runs `tests` of the module for rdma_cm.
+/// Runs the test cases `tests` of the rdma_cm module.
 fn run(persona: &str, tests: &[&str]) {
     let libraries = Libraries::get();
     let Some(folder) = unpacked(&libraries) else { return };
@@ -75,11 +75,11 @@ fn rdmacm_tests_pass_on_iwarp() {
 
 #[test]
 fn rdmacm_tests_pass_on_roce() {
-    // CONNECT_RESPONSE, which the last one waits for, is unknown on iWARP.
+    // The last test waits for CONNECT_RESPONSE, which does not exist on iWARP.
     run("roce", &[IWARP, &["async_traffic_external_qp"]].concat());
 }
 
-/// Runs everything, and prints why tests are skipped.
+/// Python program that runs all tests and prints why tests are skipped.
 const ALL: &str = r#"
 import sys, unittest
 from importlib.machinery import SourceFileLoader
@@ -96,8 +96,8 @@ for test, why in result.skipped:
 sys.exit(0 if result.wasSuccessful() else 1)
 "#;
 
-/// Why tests are skipped: other kinds of queue pair, memory of the device, on-demand paging of
-/// datagrams, and what tests of other vendors' adapters look for.
+/// Permitted reasons for skipping a test: other kinds of queue pairs, device memory, on-demand
+/// paging of datagrams, and features of other vendors' adapters.
 const MAY_SKIP: &[&str] = &[
     "Raw Packet QP",
     "RAW QP",
@@ -152,8 +152,8 @@ fn tests_pass_or_name_missing_features() {
     }
 }
 
-/// Tests with `part` in their name that passed: the verdict is on the name's line, or on the next
-/// one, behind the description.
+/// Returns the number of passed tests with `part` in their name. The verdict is on the line of the
+/// name or, after a description, on the next line.
 fn ok(ended: &ProcessEnd, part: &str) -> usize {
     let lines: Vec<&str> = ended.said.lines().collect();
     let named = lines.iter().enumerate().filter(|(_, line)| line.starts_with("test_") && line.contains(part));

@@ -1,10 +1,10 @@
-//! `uiw siwtest --raw` with a responder in Python that shares no code with uiw.
+//! Runs `uiw siwtest --raw` against a responder in Python that shares no code with uiw.
 
 use std::path::Path;
 use std::process::Command;
 use uiw_interop::stock::{ProcessEnd, Running, uiw};
 
-/// Runs these requests and returns the results of both ends.
+/// Runs the requests and returns the results of both ends.
 fn exchange(python: &Path, requests: &[&str]) -> [ProcessEnd; 2] {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/raw_responder.py");
     let mut responder = Command::new(python);
@@ -18,7 +18,7 @@ fn exchange(python: &Path, requests: &[&str]) -> [ProcessEnd; 2] {
     [Running::start(initiator).end(), responder.end()]
 }
 
-/// Bytes 0 to `count` - 1, in hexadecimal.
+/// Returns the bytes 0 to `count` - 1 in hexadecimal.
 fn bytes(count: u8) -> String {
     (0..count).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -40,7 +40,7 @@ fn single_requests_reach_foreign_responder() {
     let reversed: String = (0..48u8).rev().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(ours.count(&format!("received 48 bytes: {reversed}")), 1, "{ours:?}");
     assert_eq!(ours.count("received 0 bytes: "), 1, "{ours:?}");
-    // Eight bytes in front of what was written are as they were.
+    // The eight bytes before the written range are unchanged.
     let read = format!("done read:0x1234:0x1008:48: {}{}", "00".repeat(8), bytes(40));
     assert_eq!(ours.count(&read), 1, "{ours:?}");
     assert_eq!(theirs.count(&format!("send {}", bytes(48))), 1, "{theirs:?}");

@@ -1,16 +1,17 @@
-//! Programs under `uiw run`, and its report of what they moved.
+//! Runs programs under `uiw run` and reads its report of the transferred data.
 
 use serde_json::Value;
 use std::process::Command;
 use uiw_interop::stock::{Libraries, ProcessEnd, User, uiw};
 
-/// `uiw run` with these options and this program.
+/// Returns a command that runs `program` under `uiw run` with `options`.
 pub(crate) fn run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
     around(libraries, &[], options, program)
 }
 
-/// Like [`run`], in PID, IPC and UTS namespaces of its own, and in the network namespace where it
-/// is started: nothing but the network joins both ends. Killed as a whole with the command.
+/// Like [`run`], but with PID, IPC and UTS namespaces of its own and in the network namespace of
+/// the caller, so that only the network connects both ends. All processes are killed together with
+/// the command.
 pub(crate) fn isolated(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
     let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts", "--"];
     around(libraries, &unshare, options, program)
@@ -25,12 +26,12 @@ fn around(libraries: &Libraries, outside: &[&str], options: &[&str], program: &[
     command
 }
 
-/// The report of `--json`.
+/// Parses the report written with `--json`.
 pub(crate) fn report(ended: &ProcessEnd) -> Value {
     parsed(&ended.said)
 }
 
-/// The report among other lines.
+/// Parses a report that is surrounded by other lines.
 pub(crate) fn parsed(said: &str) -> Value {
     let line = said.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{said}"));
     serde_json::from_str(line).unwrap()
@@ -40,23 +41,23 @@ pub(crate) fn number(report: &Value, name: &str) -> u64 {
     report[name].as_u64().unwrap_or_else(|| panic!("{name} of {report}"))
 }
 
-/// Payload of every operation on RC queue pairs, both directions.
+/// Returns the payload of all operations on RC queue pairs in both directions, in bytes.
 pub(crate) fn reliable(report: &Value) -> u64 {
     number(report, "bytes_sent") + number(report, "bytes_received")
 }
 
-/// Payload of datagrams, both directions.
+/// Returns the payload of datagrams in both directions, in bytes.
 pub(crate) fn unreliable(report: &Value) -> u64 {
     let moved = &report["datagrams"]["with_others"];
     number(&moved["sent"], "bytes") + number(&moved["received"], "bytes")
 }
 
-/// Datagrams that were `sent` or `received`.
+/// Returns the number of datagrams in the direction `way`, "sent" or "received".
 pub(crate) fn unreliable_messages(report: &Value, way: &str) -> u64 {
     number(&report["datagrams"]["with_others"][way], "messages")
 }
 
-/// At least `payload` bytes were moved, and 0.95 of all on RC queue pairs.
+/// Asserts that at least `payload` bytes were transferred, and 95 % of all bytes on RC queue pairs.
 #[track_caller]
 pub(crate) fn is_reliable(report: &Value, payload: u64) {
     let (rc, ud) = (reliable(report), unreliable(report));

@@ -1,4 +1,5 @@
-//! `uiw run --require`: what stock programs moved by uiw, and programs that moved nothing by it.
+//! Tests `uiw run --require` with stock programs that transfer data over uiw and with programs that
+//! do not.
 
 use crate::reported::{number, report, run};
 use serde_json::Value;
@@ -7,8 +8,8 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, WaitLimit, compile, free_port, uiw};
 
-/// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does
-/// cannot be seen by its number.
+/// Repeats a client until its server listens. The server is a child of `uiw run`, so its process
+/// number, which would show whether it listens, is not known.
 fn until(connected: impl Fn(&ProcessEnd) -> bool, client: impl Fn() -> Command) -> ProcessEnd {
     let mut limit = WaitLimit::new(Duration::from_secs(60));
     loop {
@@ -20,8 +21,8 @@ fn until(connected: impl Fn(&ProcessEnd) -> bool, client: impl Fn() -> Command) 
     }
 }
 
-/// rping's server, and a client that `around` starts, a thousand times 5000 bytes. Gives the
-/// reports of both.
+/// Runs rping's server and a client started by `around`, with 1000 messages of 5000 bytes. Returns
+/// the reports of both.
 fn rpings(libraries: &Libraries, around: &[&str]) -> [ProcessEnd; 2] {
     let port = free_port();
     let number = port.to_string();
@@ -35,8 +36,8 @@ fn rpings(libraries: &Libraries, around: &[&str]) -> [ProcessEnd; 2] {
     [server.end(), client]
 }
 
-/// rping moves its data by a Read and a Write of the server, and announces each with a Send of 16
-/// bytes.
+/// The server of rping moves the data with a Read and a Write, and each end announces them with a
+/// Send of 16 bytes.
 fn are_of_rping(reports: [&Value; 2]) {
     for (report, own, peers) in [(reports[0], "received", "sent"), (reports[1], "sent", "received")] {
         assert_eq!((number(report, "processes"), number(report, "exit_code")), (1, 0), "{report}");
@@ -63,7 +64,7 @@ fn both_ends_report_what_rping_moved() {
     are_of_rping([&report(server.well()), &report(client.well())]);
 }
 
-/// UD queue pairs alone: their payload is shown apart, and counts as moved.
+/// On UD queue pairs alone, the payload is shown separately and counts as transferred.
 #[test]
 fn both_ends_report_datagrams() {
     let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
@@ -87,7 +88,8 @@ fn both_ends_report_datagrams() {
     }
 }
 
-/// A few datagrams are what libraries set up connections with before they choose another transport.
+/// A few datagrams do not count, because libraries use them to set up connections before they
+/// choose another transport.
 #[test]
 fn few_datagrams_do_not_meet_require() {
     let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
@@ -109,7 +111,7 @@ fn few_datagrams_do_not_meet_require() {
     }
 }
 
-/// 32 bytes on a connected queue pair are payload.
+/// On a connected queue pair even 32 bytes count as payload.
 #[test]
 fn few_bytes_on_connection_meet_require() {
     let Some(_) = uiw_interop::require("ibv_rc_pingpong") else { return };
@@ -123,7 +125,8 @@ fn few_bytes_on_connection_meet_require() {
     server.end().well();
 }
 
-/// `uiw stat` shows a living UD queue pair, and the datagrams of programs that have ended.
+/// `uiw stat` shows UD queue pairs of running programs and the datagrams of programs that have
+/// exited.
 #[test]
 fn stat_shows_datagrams() {
     use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -168,7 +171,7 @@ fn stat_shows_datagrams() {
     client.arg("127.0.0.1");
     Running::start(client).end().well();
     server.end().well();
-    // What has ended is reported once, in either form.
+    // Exited programs are reported only once, in either form.
     let said = stat(&["--all", "--json", "--interval", "0"]).output().unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
     let processes: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -180,7 +183,7 @@ fn stat_shows_datagrams() {
     }
 }
 
-/// A program in a PID namespace of its own, and one that has become another user.
+/// Tests a program in a PID namespace of its own and one that has changed its user.
 #[test]
 fn namespaces_and_other_users_are_counted() {
     let Some(_) = uiw_interop::require("rping") else { return };
@@ -200,8 +203,8 @@ fn namespaces_and_other_users_are_counted() {
     }
 }
 
-/// Each child of a fork opens an engine of its own, and none writes in another one's file: what was
-/// sent between all of them was received.
+/// Each child of a fork opens an engine of its own, and none writes to the file of another one. The
+/// sum of sent bytes therefore equals the sum of received bytes.
 #[test]
 fn forked_processes_summed() {
     let libraries = Libraries::get();
@@ -225,7 +228,7 @@ fn killed_program_reported_with_exit_code() {
     assert_eq!(ended.code, 127);
 }
 
-/// Programs that end well and moved nothing by uiw.
+/// These programs succeed, but transfer nothing over uiw.
 #[test]
 fn other_transports_end_with_125() {
     let libraries = Libraries::get();
@@ -235,7 +238,7 @@ fn other_transports_end_with_125() {
         assert_eq!(ended.count("hint: "), 1, "{ended:?}");
     };
     is_refused(&["true"]);
-    // A device was opened, and nothing moved.
+    // The program opens a device, but transfers nothing.
     if uiw_interop::require("ibv_devinfo").is_some() {
         is_refused(&["ibv_devinfo"]);
     }
@@ -248,7 +251,7 @@ fn other_transports_end_with_125() {
             uiw_interop::skip("libibverbs1");
         }
     }
-    // A static binary takes no notice of LD_LIBRARY_PATH.
+    // A static binary ignores LD_LIBRARY_PATH.
     if let Some(cc) = uiw_interop::require("cc") {
         let (source, program) = (libraries.folder().join("static.c"), libraries.folder().join("static"));
         std::fs::write(&source, "int main(void) { return 0; }").unwrap();

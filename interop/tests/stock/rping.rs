@@ -1,9 +1,9 @@
-//! Debian's rping, both roles, alone and with uiw's own ping and server.
+//! Runs both roles of Debian's rping, with each other and with uiw's own ping and server.
 
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary, uiw};
 
-/// A server and a client on our libraries, one after the other on the way in and out.
+/// Runs a server and a client on our libraries, and returns both after they have ended.
 fn pair(
     libraries: &Libraries,
     network: &Network,
@@ -23,8 +23,8 @@ fn pair(
     [server.end(), client]
 }
 
-/// rping's client ends with 0 whatever happened: what it says when something went wrong is what
-/// counts.
+/// Asserts that the client's output contains no error, because rping's client exits with 0 in any
+/// case.
 fn sound(client: &ProcessEnd) {
     client.well();
     assert_eq!(client.count("wait for") + client.count("failed") + client.count("mismatch"), 0, "{client:?}");
@@ -98,7 +98,7 @@ fn why_a_connection_came_to_nothing() {
         command.args(["-c", "-a", to, "-C", "1", "-p", "7471"]);
         Running::start(network.client(command)).end()
     };
-    // A closed port; no host; no route.
+    // The targets are a closed port, an address without a host, and an address without a route.
     let refused = ping(&network.server_address().to_string());
     assert_eq!((refused.code, refused.count("RDMA_CM_EVENT_REJECTED, error -111")), (255, 1), "{refused:?}");
     let no_host = ping("10.77.0.9");
@@ -131,8 +131,8 @@ fn debugging_output_and_the_data_shown() {
     for event in ["CONNECT_REQUEST", "ESTABLISHED"] {
         assert_eq!(said(&server, event), 1, "{server:?}");
     }
-    // Its main thread ends with the flush of the receives, whether or not another one has said
-    // this.
+    // The main thread exits with the flush of the receives, so another thread may not have printed
+    // this yet.
     assert!(
         said(&client, "DISCONNECTED") <= 1 && said(&server, "DISCONNECTED") <= 1,
         "{client:?} {server:?}"
@@ -166,8 +166,8 @@ fn many_clients_of_a_persistent_server() {
         let mut command = libraries.command(User::Same, "rping");
         command.args(["-c", "-a", "127.0.0.1", "-p", &number, "-S", "3000", "-C", "400", "-V", "-v"]);
         let mut client = Running::start(command);
-        // rping's server keeps the newest request in one variable: the next client comes when this
-        // one is served.
+        // rping's server keeps only the newest request in a variable, so the next client must not
+        // start before this one is served.
         client.wait_saying("ping data: rdma-ping-0");
         client
     };
@@ -218,7 +218,7 @@ fn port_offset_applied_below_program() {
     let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     let port = free_port();
-    // The program's own number is in use over TCP: what the offset is for.
+    // Another program uses the same port number over TCP, which is the reason for the offset.
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let number = taken.local_addr().unwrap().port();
     let offset = (i32::from(port) - i32::from(number)).to_string();
@@ -236,8 +236,8 @@ fn port_offset_applied_below_program() {
     server.end().well();
 }
 
-/// Standard error on a device that is full: the log of the libraries, which a peer can add to, ends
-/// no thread of the program.
+/// Standard error is a full device. Log lines of the libraries, which a peer can cause, must not
+/// end a thread of the program.
 #[test]
 fn unwritable_log_ends_nothing() {
     let (Some(_), network, libraries) = (uiw_interop::require("rping"), Network::Loopback, Libraries::get())
@@ -256,7 +256,7 @@ fn unwritable_log_ends_nothing() {
     let mut server = Running::start(network.server(command(&["-s", "-P", "-a", &address])));
     server.wait_listening(port);
     for _ in 0..2 {
-        // It speaks no iWARP.
+        // This peer does not speak iWARP.
         let mut junk = std::net::TcpStream::connect((network.server_address(), port)).unwrap();
         std::io::Write::write_all(&mut junk, &[b'x'; 100]).unwrap();
         let _ = std::io::Read::read(&mut junk, &mut [0; 9]);

@@ -1,5 +1,5 @@
-//! Datagram rsockets: Debian's udpong, a C program that compares every call with UDP, and a peer
-//! that breaks the protocol.
+//! Tests datagram rsockets with Debian's udpong, with a C program that compares every call with
+//! UDP, and with a peer that violates the protocol.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -9,17 +9,20 @@ use std::time::Duration;
 use uiw_datagram::{Header, Qpn};
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, compile, free_port, uiw};
 
-/// Devices with datagrams.
+/// Settings under which a device supports datagrams.
 const DEVICES: [(&str, &str); 3] = [("UIW_PERSONA", "roce"), ("UIW_PERSONA", "ib"), ("UIW_UD", "on")];
 
-/// Attempts of udpong. With `-T e`, where an answer takes more than a millisecond it asks again,
-/// and takes the second answer for one to its next question. From then on it repeats that answer
-/// and waits for ever, on UDP (`-T s`) as on rsockets.
+/// Maximum number of attempts to run udpong.
+///
+/// With `-T e`, udpong asks again if an answer takes more than a millisecond, and then takes the
+/// second answer for the answer to its next question. From then on it repeats that answer and waits
+/// forever, on UDP (`-T s`) as well as on rsockets.
 const TRIES: u32 = 10;
-/// Time limit of such an attempt.
+/// Time limit of one attempt.
 const ECHO_TIME: Duration = Duration::from_secs(5);
 
-/// udpong with `args` and its server, each with the variable: what the client said.
+/// Runs udpong with `args` and its server, each with the variable set, and returns the client after
+/// it has ended.
 #[track_caller]
 fn udpong(network: &Network, address: &str, variable: (&str, &str), args: &[&str]) -> ProcessEnd {
     let libraries = Libraries::get();
@@ -43,7 +46,7 @@ fn udpong(network: &Network, address: &str, variable: (&str, &str), args: &[&str
     client
 }
 
-/// Returns the number of messages in the output of a test: those that arrived.
+/// Returns the number of messages that arrived according to the output of a test.
 #[track_caller]
 fn transfers(ended: &ProcessEnd) -> &str {
     let line = ended.said.lines().find(|line| line.starts_with("custom"));
@@ -65,9 +68,10 @@ fn udpong_in_all_modes() {
                     let echo = [&args[..], &["-T", "e"]].concat();
                     let ended = udpong(&Network::Loopback, address, variable, &echo);
                     assert_eq!(transfers(&ended), "200", "{variable:?} {address} {mode} {size}");
-                    // Nothing says that all of these arrive, or that they arrive before the one
-                    // that asks for their number: the first messages of a pair of sockets go over
-                    // UDP, and are received by another thread than those of queue pairs.
+                    // Neither the arrival of all messages is guaranteed nor that they arrive before
+                    // the message that asks for their number: the first messages between two
+                    // sockets go over UDP, and a different thread receives them than those of queue
+                    // pairs.
                     let arrive = |_| transfers(&udpong(&Network::Loopback, address, variable, &args)) != "0";
                     assert!((0..TRIES).any(arrive), "{variable:?} {address} {mode} {size}");
                 }
@@ -76,7 +80,7 @@ fn udpong_in_all_modes() {
     }
 }
 
-/// A device of Ethernet's MTU carries 1,016 bytes by UD; longer messages go over UDP.
+/// With Ethernet's MTU, UD carries up to 1,016 bytes; longer messages go over UDP.
 #[test]
 fn udpong_between_hosts() {
     let (Some(_), Some(network)) = (uiw_interop::require("udpong"), Network::veth()) else { return };
@@ -88,7 +92,7 @@ fn udpong_between_hosts() {
     }
 }
 
-/// The program asks again where no answer comes, and compares the bytes.
+/// The program repeats a question if no answer arrives, and compares the bytes.
 #[test]
 fn datagrams_on_lossy_path() {
     let libraries = Libraries::get();
@@ -158,8 +162,8 @@ fn nothing_to_complain_of_for_valgrind() {
     assert_eq!(Running::start(command).end().well().count("datagrams are as they should be"), 1);
 }
 
-/// The program of UDP sockets under a preload library, where `config` is the preload_config of the
-/// system.
+/// Runs the program of UDP sockets under a preload library, with `config` as the system's
+/// preload_config.
 fn preloaded(libraries: &Libraries, library: &Path, program: &Path, config: &str) -> Option<ProcessEnd> {
     uiw_interop::require("unshare")?;
     let etc = libraries.folder().join("etc");
@@ -196,7 +200,7 @@ fn configured_sockets_are_rsockets() {
     }
 }
 
-/// Debian's library makes rsockets of every UDP socket.
+/// Debian's library turns every UDP socket into an rsocket.
 #[test]
 fn sockets_under_rdma_core_library() {
     let library = Path::new("/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so");
@@ -215,7 +219,7 @@ fn sockets_under_rdma_core_library() {
     }
 }
 
-/// The program that says what it receives and sends it back.
+/// Program that prints every message it receives and sends it back.
 struct EchoProgram<'a> {
     running: Running,
     address: SocketAddr,
@@ -235,8 +239,8 @@ impl<'a> EchoProgram<'a> {
     }
 }
 
-/// A peer that writes its bytes by itself: a socket beside which it has another one in the place of
-/// a queue pair.
+/// Peer that composes its messages itself. It consists of a socket and a second socket that takes
+/// the place of a queue pair.
 struct RawPeer {
     socket: UdpSocket,
     queue_pair: UdpSocket,
@@ -262,7 +266,7 @@ impl RawPeer {
         u32::from(port(&self.queue_pair)) << 8
     }
 
-    /// Returns the UDP datagram with `message`: `operation` 0 is data, 7 control.
+    /// Returns the UDP datagram with `message`; `operation` is 0 for data and 7 for control.
     fn over_udp(&self, operation: u8, qpn: u32, message: &[u8]) -> Vec<u8> {
         let mut packet = vec![0x55, 0x55, 0x55, 0x55, 4, operation, 16, 0];
         packet.extend_from_slice(&qpn.to_be_bytes());
@@ -271,7 +275,7 @@ impl RawPeer {
         packet
     }
 
-    /// The front of a UD message.
+    /// Returns the header at the beginning of a UD message.
     fn front(&self) -> Vec<u8> {
         let mut front = vec![4, 8];
         front.extend_from_slice(&port(&self.socket).to_be_bytes());
@@ -297,8 +301,8 @@ impl RawPeer {
         self.queue_pair.send_to(&datagram, (Ipv4Addr::LOCALHOST, destination.port())).expect("sent");
     }
 
-    /// Sends a message over UDP that is right: the number of the queue pair that the answer names,
-    /// and the message that came back by UD.
+    /// Sends a valid message over UDP and waits for its echo by UD. Returns the number of the queue
+    /// pair that sent the echo.
     fn exchange(&self, victim: &EchoProgram<'_>, message: &[u8]) -> u32 {
         let packet = self.over_udp(0, self.qpn(), message);
         self.socket.send_to(&packet, victim.address).expect("sent");
@@ -353,7 +357,7 @@ fn foreign_datagrams_dropped() {
     for len in 0..16 {
         peer.socket.send_to(&good[..len], victim.address).expect("sent");
     }
-    // The next answer is that of the next good one.
+    // The next answer belongs to the next valid message.
     let qpn = peer.exchange(&victim, b"right over UDP");
     let front = peer.front();
     let mut forged = front.clone();
@@ -367,7 +371,8 @@ fn foreign_datagrams_dropped() {
         peer.by_ud(qpn, payload);
     }
     peer.by_ud(qpn, &[&front[..], b"right by UD"].concat());
-    // The longest that UD has, which is longer than any that an rsocket sends, ends nothing.
+    // The longest possible UD message, which is longer than any message of an rsocket, does not end
+    // the program.
     peer.by_ud(qpn, &[&front[..], &[b'r'; 4088]].concat());
     peer.by_ud(qpn, &[&front[..], b"right at the end"].concat());
     victim.running.wait_saying("right at the end");
@@ -380,8 +385,8 @@ fn foreign_datagrams_dropped() {
     drop(victim.running.stop());
 }
 
-/// The table of peers is full, and a flood is no reason to end; those that are right are answered,
-/// and the memory is bounded.
+/// After the table of peers is full and a flood of invalid messages has arrived, valid messages are
+/// still answered and the memory use is bounded.
 #[test]
 fn floods_leave_room_for_others() {
     let libraries = Libraries::get();
@@ -417,7 +422,7 @@ fn floods_leave_room_for_others() {
         }
         peer.socket.send_to(&packet, victim.address).expect("sent");
     }
-    // What came before is answered before.
+    // Messages that arrived earlier are answered first.
     let last = RawPeer::new();
     let answered = (0..100).any(|_| {
         let packet = last.over_udp(0, last.qpn(), b"the last");

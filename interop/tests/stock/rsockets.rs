@@ -1,5 +1,5 @@
-//! Sockets over RDMA: Debian's rstream, riostream and rcopy, and a C program that looks at every
-//! call.
+//! Tests sockets over RDMA with Debian's rstream, riostream and rcopy, and with a C program that
+//! checks every call.
 
 use std::fs;
 use std::io::Write as _;
@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, compile, free_port, noise, uiw};
 
-/// Both ends of one of rdmacm-utils' programs, with the same arguments: what they said.
+/// Runs both ends of a program of rdmacm-utils with the same arguments, and returns both after they
+/// have ended.
 #[track_caller]
 fn pair(
     libraries: &Libraries,
@@ -52,7 +53,7 @@ fn rstream_in_all_its_modes() {
         &["-T", "a", "-T", "v"],
         &["-T", "n", "-T", "v"],
         &["-T", "b", "-T", "r", "-T", "v"],
-        // Plain TCP sockets, which a program uses beside rsockets.
+        // These are plain TCP sockets, which a program uses next to rsockets.
         &["-T", "s"],
         &["-T", "f"],
         &["-k", "1"],
@@ -67,8 +68,8 @@ fn rstream_in_all_its_modes() {
     }
 }
 
-/// The peer has the data that a process has sent, although the process has ended long before: the
-/// path takes seconds for it.
+/// The peer receives all data that a process has sent, although the process has exited long before
+/// the data crosses the path, which takes seconds.
 #[test]
 fn last_bytes_arrive_over_slow_path() {
     let Some(_) = uiw_interop::require("rstream") else { return };
@@ -88,7 +89,7 @@ fn last_bytes_arrive_over_slow_path() {
     server.wait_listening(port);
     let mut client = command();
     client.args(["-s", &network.server_address().to_string()]);
-    // It receives last.
+    // The client receives last, so it ends last.
     let client = Running::start(network.client(client)).end();
     server.end().well();
     client.well();
@@ -106,7 +107,7 @@ fn rstream_of_ipv6() {
     let _ = pair(&libraries, "rstream", "::1", &[], &args);
 }
 
-/// Messages as immediates of Writes, and what else may change on the wire.
+/// Sends messages as immediates of Writes, and changes other settings of the wire format.
 #[test]
 fn rstream_on_all_devices_and_variants() {
     let Some(_) = uiw_interop::require("rstream") else { return };
@@ -124,7 +125,8 @@ fn rstream_on_all_devices_and_variants() {
     }
 }
 
-/// Each end decides how messages travel. Two that decide differently say so, and exchange nothing.
+/// Each end decides how messages are transferred. Two ends with different decisions report this and
+/// exchange nothing.
 #[test]
 fn ends_of_different_variants_refused() {
     let Some(_) = uiw_interop::require("rstream") else { return };
@@ -164,7 +166,7 @@ fn rcopy_copies_gibibyte_file() {
     let (from, to) = (libraries.folder().join("from"), libraries.folder().join("to"));
     let mut file = fs::File::create(&from).expect("a file");
     let mut block = noise(1 << 20);
-    // 1 GiB, no two blocks of which are the same, and some bytes.
+    // The file has 1 GiB, in which all blocks differ, and a few more bytes.
     for number in 0..1024_u32 {
         block[..4].copy_from_slice(&number.to_ne_bytes());
         file.write_all(&block).expect("room for a file of 1 GiB");
@@ -179,7 +181,7 @@ fn rcopy_copies_gibibyte_file() {
     let mut command = libraries.command(User::Same, "rcopy");
     command.arg(&from).arg(format!("127.0.0.1:{}", to.display())).args(["-p", &number]);
     Running::start(command).end().well();
-    // It serves for ever.
+    // The server never exits by itself.
     drop(server.stop());
     assert!(Command::new("cmp").arg(&from).arg(&to).status().expect("cmp").success(), "the copy differs");
 }
@@ -205,12 +207,14 @@ fn nothing_to_complain_of_for_valgrind() {
     let Some(program) = compile(&libraries, &folder.join("c/rsocket.c"), &flags) else { return };
     let mut command = libraries.command(User::Same, "valgrind");
     command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
-    // The stacks of the program's own threads, which glibc keeps, are possibly lost.
+    // glibc keeps the stacks of the program's own threads, so valgrind reports them as possibly
+    // lost.
     command.args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
     command
         .arg(format!("--suppressions={}", folder.join("../../../packaging/valgrind.supp").display()))
         .arg(program);
-    // Of a child, which leaves the parent's engine as it is, everything would be a leak.
+    // A child leaves the parent's engine untouched, so valgrind would report everything in it as
+    // leaked.
     command.arg("alone");
     assert_eq!(Running::start(command).end().well().count("sockets are as they should be"), 1);
 }

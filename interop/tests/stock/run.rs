@@ -1,4 +1,4 @@
-//! `uiw run`: what it changes around a program.
+//! Tests how `uiw run` changes the environment of a program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn cc(args: &[&str]) {
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// `uiw run` with `options`, as `user`, of `program`.
+/// Returns the command that runs `program` under `uiw run` with `options` as `user`.
 fn command(libraries: &Libraries, user: User, options: &[&str], program: &[&str]) -> Command {
     let mut command = libraries.command(user, uiw());
     command.arg("run").args(options).arg("--").args(program).env("UIW_LIB", libraries.folder());
@@ -51,13 +51,14 @@ fn programs_with_bundled_libibverbs_use_ours() {
     }
 }
 
-/// Programs check that a node is a character device that can be read and written; the rest of
-/// `/dev` is as it was.
+/// Programs check that a node is a character device that can be read and written. The rest of
+/// `/dev` does not change.
 #[test]
 fn device_nodes_exist_for_all_users() {
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
-    // UCX would connect two loopback devices to each other: beside another device it has no node.
+    // With two loopback devices UCX would connect one to the other, so the loopback device has no
+    // node if there is another device.
     let script = "for node in uiw_veth0 uverbs_uiw_veth0; do \
         test -c /dev/infiniband/$node && test -r /dev/infiniband/$node && test -w /dev/infiniband/$node || exit 1; done; \
         test ! -e /dev/infiniband/uiw_lo && test ! -e /dev/infiniband/uverbs_uiw_lo && \
@@ -82,12 +83,12 @@ fn device_nodes_exist_for_all_users() {
         assert_eq!(ended.well().count("all there"), 1, "{user:?}: {ended:?}");
         assert_eq!(ended.count("100 Gb/sec (4X EDR)"), 1, "{ended:?}");
     }
-    // Nothing of it is left.
+    // Nothing remains after the run.
     assert!(!Path::new("/sys/class/infiniband/uiw_lo").exists());
     assert!(!Path::new("/dev/infiniband/uiw_lo").exists());
 }
 
-/// A container without a network has the loopback device alone.
+/// A container without a network has only the loopback device.
 #[test]
 fn lone_loopback_device_has_node() {
     let Some(_) = uiw_interop::require("unshare") else { return };
@@ -103,8 +104,8 @@ fn lone_loopback_device_has_node() {
     assert_eq!(ended.well().said, "uiw_lo\nuverbs_uiw_lo\n");
 }
 
-/// Hosted machines have devices that are of no use: whoever types `uiw run` wants uiw, and is told
-/// in one line what is hidden.
+/// Hosted machines have devices that are of no use here. By default `uiw run` hides them and says
+/// so in one line.
 #[test]
 fn devices_of_machine_hidden_by_default() {
     let Some(_) = uiw_interop::require("unshare") else { return };
@@ -127,14 +128,15 @@ fn devices_of_machine_hidden_by_default() {
     assert_eq!((told.well().count("it runs"), told.count("RDMA devices (mana_0)")), (1, 1), "{told:?}");
     let quiet = with_device("--only-uiw", "echo it runs");
     assert_eq!((quiet.well().count("it runs"), quiet.count("mana_0")), (1, 0), "{quiet:?}");
-    // Programs that scan sysfs themselves.
+    // Programs that scan sysfs themselves see only uiw's devices.
     for (options, shown) in [("--sysfs", 0), ("--sysfs --only-uiw", 0)] {
         let ended = with_device(options, "ls /sys/class/infiniband");
         let lines: Vec<_> = ended.well().said.lines().collect();
         assert_eq!(lines.iter().filter(|line| **line == "mana_0").count(), shown, "{ended:?}");
         assert!(lines.contains(&"uiw_lo"), "{ended:?}");
     }
-    // The system's library has no list then, and its programs say so; uiw's devices are there.
+    // The system's library then has no list of devices, which its programs report; uiw's devices
+    // are listed.
     let Some(_) = uiw_interop::require("ibv_devices") else { return };
     for options in ["--with-system", "--sysfs --with-system"] {
         let ended = with_device(options, "ibv_devices");

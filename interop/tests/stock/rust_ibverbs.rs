@@ -1,21 +1,22 @@
-//! The crate ibverbs (Rust, jonhoo/rust-ibverbs): `cargo xtask interop rust-ibverbs` builds its
-//! example and a program of ours on it, and runs this.
+//! Tests the Rust crate ibverbs (jonhoo/rust-ibverbs): `cargo xtask interop rust-ibverbs` builds
+//! its example and a program written for these tests, and runs these tests.
 
 use crate::bindings::{Programs, exchange, on_two_hosts};
 use crate::proof::{Proof, options};
 use crate::reported::{isolated, number, report, run};
 use uiw_interop::stock::{Hosts, Libraries, Network, Running, free_port};
 
-/// Number of payload bytes that our program sends in each direction.
+/// Number of payload bytes that the test program sends in each direction.
 const PAYLOAD: u64 = 6_995_168;
 
-/// The folder with the crate's programs. Nothing without it; the test is noted as skipped then.
+/// Returns the directory with the programs. If it is not set, returns `None` and counts the test as
+/// skipped.
 #[track_caller]
 fn programs() -> Option<Programs> {
     Programs::given("UIW_RUST_IBVERBS", "rust-ibverbs: cargo xtask interop rust-ibverbs")
 }
 
-/// The same, two hosts and the libraries.
+/// Like [`programs`], but also returns two hosts and the libraries.
 #[track_caller]
 fn programs_on_two_hosts() -> Option<(Programs, Network, Libraries)> {
     on_two_hosts(programs()?)
@@ -53,12 +54,12 @@ fn report_counters_and_capture_agree() {
     server.wait_listening(port);
     let client = Running::start(proof.client(&options("iwarp"), &[&peer, "client", &address, &number])).end();
     server.end().is_well();
-    // The endpoints, and two bytes in each direction.
+    // Other TCP traffic consists of the endpoints and two bytes in each direction.
     proof.holds(&client, 2 * PAYLOAD, Some(port), 200);
 }
 
-/// The example of rust-ibverbs: a queue pair that is connected to itself sends a number, which is
-/// compared. It takes the first device, and the second one of its GIDs.
+/// In the example of rust-ibverbs, a queue pair connected to itself sends a number, which is
+/// compared. The example uses the first device and the second of its GIDs.
 #[test]
 fn example_verifies_own_message() {
     let (Some(programs), Some(hosts)) = (programs(), Hosts::new(1)) else { return };

@@ -1,5 +1,5 @@
-//! Stock programs in sandboxes: they exchange verified data, or end with a line that names what is
-//! refused and what to change. None hangs.
+//! Runs stock programs in sandboxes: they exchange verified data, or end with a line that names the
+//! refused operation and the necessary change. No program hangs.
 
 mod doctor;
 mod filters;
@@ -16,18 +16,18 @@ use uiw_interop::stock::{
     Libraries, Network, ProcessEnd, Running, User, WaitLimit, compile, free_port, listens, uiw,
 };
 
-/// A program of stock with the arguments of both ends; the client has the server's address behind
-/// them.
+/// Stock program with the arguments of both ends; the client additionally gets the server's address
+/// as its last argument.
 struct SandboxedPair {
     program: &'static str,
     server: &'static [&'static str],
     client: &'static [&'static str],
     persona: &'static str,
-    /// Words in the client's output that mean a failure, whatever its exit code is.
+    /// Texts in the client's output that indicate a failure, whatever its exit code is.
     complaints: &'static [&'static str],
 }
 
-/// rdma_cm: a Read and a Write for each of 200 messages, each compared.
+/// Connects by rdma_cm; each of 200 messages takes a Read and a Write, and all are compared.
 const RPING: SandboxedPair = SandboxedPair {
     program: "rping",
     server: &["-s", "-V", "-C", "200", "-S", "5000"],
@@ -36,7 +36,7 @@ const RPING: SandboxedPair = SandboxedPair {
     complaints: &["wait for", "failed", "mismatch"],
 };
 
-/// Out of band, with a completion channel; the received bytes are compared.
+/// Connects out of band and uses a completion channel; the received bytes are compared.
 const PINGPONG: SandboxedPair = SandboxedPair {
     program: "ibv_rc_pingpong",
     server: &["-d", "uiw_lo", "-g", "0", "-c", "-e", "-n", "300"],
@@ -45,7 +45,7 @@ const PINGPONG: SandboxedPair = SandboxedPair {
     complaints: &["invalid data"],
 };
 
-/// Datagrams.
+/// Uses datagrams.
 const DATAGRAMS: SandboxedPair = SandboxedPair {
     program: "ibv_ud_pingpong",
     server: &["-d", "uiw_lo", "-g", "0", "-c", "-n", "300"],
@@ -72,7 +72,7 @@ impl SandboxedPair {
         command
     }
 
-    /// Both ends as `run` has them, with their data verified.
+    /// Asserts that both ends, started by `run`, succeed with verified data.
     #[track_caller]
     fn succeeds(&self, what: &str, run: impl Fn(&[&str]) -> Command) {
         let port = free_port();
@@ -84,13 +84,14 @@ impl SandboxedPair {
             assert_eq!(ended.code, 0, "{what}: {client:?}\n{server:?}");
         }
         let complaints: usize = self.complaints.iter().map(|text| client.count(text)).sum();
-        // What uiw does without it does without a word.
+        // If uiw can work without a refused operation, it prints nothing.
         let lines = client.count("uiw:") + server.count("uiw:");
         assert_eq!((complaints, lines), (0, 0), "{what}: {client:?}\n{server:?}");
     }
 }
 
-/// Every exchange in a sandbox of `rules`, with `uiw run` within it and around it.
+/// Asserts that every exchange succeeds in a sandbox of `rules`, with `uiw run` inside the sandbox
+/// and outside of it.
 #[track_caller]
 fn everything_succeeds(rules: impl FnOnce(&Sandboxes<'_>) -> Vec<String>) {
     let libraries = Libraries::get();
@@ -117,7 +118,7 @@ fn netlink_is_not_needed() {
     everything_succeeds(|_| vec![FAMILIES.to_owned()]);
 }
 
-/// Without netlink there are no events about ports; one line of the log at `info` says so.
+/// Without netlink, port events are not available; one log line of level `info` says so.
 #[test]
 fn missing_netlink_logged_once() {
     let (Some(_), libraries) = (uiw_interop::require("rping"), Libraries::get()) else { return };
@@ -156,7 +157,7 @@ fn hardened_service_exchanges_data() {
     everything_succeeds(|sandboxes| [sandboxes.hardened()].concat());
 }
 
-/// Addresses, GIDs and MTU are the same by ioctl as by netlink.
+/// Addresses, GIDs and MTU are the same whether they are read by ioctl or by netlink.
 #[test]
 fn devices_are_the_same_without_netlink() {
     let (Some(_), Some(network)) = (uiw_interop::require("ibv_devinfo"), Network::veth()) else { return };
@@ -176,8 +177,8 @@ fn devices_are_the_same_without_netlink() {
     assert_eq!(said, devices(&[]));
 }
 
-/// Registration of what is not there is an error there as well: the process is not ended for the
-/// call that finds out.
+/// In the sandbox too, the registration of unmapped memory fails with an error: the system call
+/// that checks the memory does not end the process.
 #[test]
 fn memory_is_checked_by_permitted_calls() {
     let libraries = Libraries::get();
@@ -193,7 +194,8 @@ fn memory_is_checked_by_permitted_calls() {
     assert_eq!(Running::start(command).end().well().count("memory is as it should be"), 1);
 }
 
-/// A child of a fork, and the program that it becomes, in a sandbox that the parent has made.
+/// Tests a child of a fork, and the program that it executes, in a sandbox that the parent has set
+/// up.
 #[test]
 fn forks_inherit_sandbox() {
     let libraries = Libraries::get();
@@ -206,7 +208,8 @@ fn forks_inherit_sandbox() {
     }
 }
 
-/// Returns the line in which uiw reports a refusal, with a hint.
+/// Asserts that uiw reports a refusal in exactly one line, which contains `what` and the hint
+/// `fix`.
 #[track_caller]
 fn says(ended: &ProcessEnd, what: &str, fix: &str) {
     let lines: Vec<_> = ended.said.lines().filter(|line| line.starts_with("uiw: ")).collect();
@@ -214,10 +217,11 @@ fn says(ended: &ProcessEnd, what: &str, fix: &str) {
     assert!(line.contains(what) && line.contains(fix), "{line}");
 }
 
-/// The longest that a program takes to see that it cannot run.
+/// Time within which a program must notice that it cannot run.
 const REFUSED: Duration = Duration::from_secs(60);
 
-/// An end in a sandbox; the other end is free. Nothing where the data was exchanged, and verified.
+/// Runs the client in a sandbox and the server outside. Returns `None` if verified data was
+/// exchanged.
 fn refused_client(
     exchange: &SandboxedPair,
     run: impl Fn(&[&str]) -> Command,
@@ -254,7 +258,7 @@ fn refused_server(
     let client = Running::start(exchange.client(port, |program| free(libraries, program)));
     let client = client.end_within(REFUSED);
     let client = client.unwrap_or_else(|| panic!("the free end of {} hangs", exchange.program));
-    // A server that could not take a connection may wait for the next one.
+    // A server that could not accept a connection may wait for the next one.
     while server.said().lines().all(|line| !line.starts_with("uiw: ")) {
         if let Some(server) = server.ended() {
             return (server.code != 0).then_some(server);
@@ -272,7 +276,7 @@ fn free(libraries: &Libraries, program: &[&str]) -> Command {
     command
 }
 
-/// If no thread can be started, the program gets an error and the user a line.
+/// If no thread can be started, the program gets an error and uiw prints a line.
 #[test]
 fn task_limit_named() {
     let libraries = Libraries::get();
@@ -289,7 +293,7 @@ fn task_limit_named() {
     let fix = "TasksMax=";
     let mut ways = vec![rules.to_vec()];
     if rustix::process::geteuid().is_root() {
-        // A user without other processes.
+        // The limit counts all processes of a user, so this user id has none.
         let user = format!("user={}", 100_000 + std::process::id());
         ways.push(vec!["limit=nproc:1".to_owned(), user]);
     }
@@ -313,13 +317,13 @@ fn task_limit_named() {
     }
 }
 
-/// A run that is reported needs a thread: without it nothing of the program is left.
+/// A run with a report needs a thread; if it cannot be started, nothing of the program remains.
 #[test]
 fn reported_run_without_threads_ends_program() {
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
     let uiw = uiw().to_str().expect("a path of text");
-    // The number is found among those of all processes.
+    // This unique number identifies the program among all processes.
     let long = format!("{}", 1_000_000 + std::process::id());
     let program = [uiw, "run", "--require", "--", "sleep", &long];
     let mut command = sandboxes.command(&["threads".to_owned()], &program);
@@ -338,8 +342,7 @@ fn reported_run_without_threads_ends_program() {
     }
 }
 
-/// Each end with few descriptors succeeds or says so, whatever the number is at which they are used
-/// up.
+/// At every limit of file descriptors, each end either succeeds or reports the problem.
 #[test]
 fn descriptor_limit_named() {
     let libraries = Libraries::get();
@@ -355,7 +358,7 @@ fn descriptor_limit_named() {
             let ends = [refused_client(exchange, run, &libraries), refused_server(exchange, run, &libraries)];
             for ended in ends.into_iter().flatten() {
                 assert!(limit < 64, "{ended:?}");
-                // The program's own descriptors may be the ones that are missing.
+                // The descriptor that could not be opened may be one of the program itself.
                 if ended.count("uiw: ") > 0 {
                     says(&ended, "Too many open files", "LimitNOFILE=");
                     refused += 1;
@@ -366,7 +369,6 @@ fn descriptor_limit_named() {
     assert!(refused > 0, "no limit was reached in uiw");
 }
 
-/// A family that is needed.
 #[test]
 fn refused_address_family_named() {
     let Some(_) = uiw_interop::require(RPING.program) else { return };
@@ -378,7 +380,7 @@ fn refused_address_family_named() {
     says(&ended, "Address family not supported", "uiw doctor");
 }
 
-/// `--sysfs` needs namespaces, and says so; all else does not.
+/// Only `--sysfs` needs namespaces, and it reports if they are refused.
 #[test]
 fn refused_namespaces_are_named() {
     let libraries = Libraries::get();
@@ -411,7 +413,7 @@ fn sysfs_works_without_newer_calls() {
     assert_eq!(ended.well().count("it runs"), 1, "{ended:?}");
 }
 
-/// The report's processes and signals do without newer calls.
+/// The processes and signals of the report do not need the newer system calls.
 #[test]
 fn runs_are_reported_in_sandboxes() {
     let Some(_) = uiw_interop::require(RPING.program) else { return };
@@ -435,14 +437,15 @@ fn runs_are_reported_in_sandboxes() {
     }
 }
 
-/// docs/containers.md has the calls: a process that may make no other one exchanges data. What the
-/// program itself and the C library need to start and end is beside it.
+/// `docs/containers.md` lists the system calls. A process limited to these calls exchanges data;
+/// the calls that the program itself and the C library need to start and to exit are permitted as
+/// well.
 #[test]
 fn documented_calls_suffice() {
     everything_succeeds(|sandboxes| vec![sandboxes.permit("kill", &format!("{} {PROGRAMS}", documented()))]);
 }
 
-/// No call is documented that system services are refused.
+/// Every documented call is permitted to system services.
 #[test]
 fn documented_calls_match_system_services() {
     let permitted = system_service();
@@ -454,18 +457,18 @@ fn documented_calls_match_system_services() {
     }
 }
 
-/// System calls of any program: the loader's, the C library's, those of the sandbox and of
-/// `uiw run` itself.
+/// System calls that any program needs: those of the loader, the C library, the sandbox and `uiw
+/// run` itself.
 const PROGRAMS: &str = "execve brk access arch_prctl set_tid_address set_robust_list rseq prlimit64 getpid gettid getppid getuid geteuid getgid \
     getegid exit exit_group rt_sigreturn tgkill dup dup2 pipe2 accept getcwd uname clock_gettime gettimeofday sysinfo wait4 membarrier";
 
-/// docs/containers.md.
+/// Returns the text of `docs/containers.md`.
 fn page() -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/containers.md");
     std::fs::read_to_string(page).expect("the page")
 }
 
-/// The block of calls.
+/// Returns the block of system calls in the page.
 fn documented() -> String {
     let text = page();
     let behind = text.split("```text calls\n").nth(1).expect("the calls");

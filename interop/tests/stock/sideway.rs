@@ -1,31 +1,32 @@
-//! The crate sideway (Rust): `cargo xtask interop sideway` builds its examples, its tests and a
-//! program of ours on it, and runs this.
+//! Tests the Rust crate sideway: `cargo xtask interop sideway` builds its examples, its tests and a
+//! program written for these tests, and runs these tests.
 
 use crate::bindings::{Programs, exchange, on_two_hosts};
 use crate::proof::{Proof, options};
 use crate::reported::{isolated, number, report, run};
 use uiw_interop::stock::{Libraries, Network, Running, free_port};
 
-/// Limits of our program: the memory that is written and read back in each round, what its messages
-/// have, and its atomic operations.
+/// Payload of the test program in bytes: the memory that is written and read back in each round,
+/// the lengths of its messages, and its atomic operations.
 const PAYLOAD: u64 = 8 << 20;
 const MESSAGES: [u64; 2] = [5 + 8, 16 + 8];
 const ATOMICS: u64 = 8 * 24;
 
-/// The folder with sideway's programs. Nothing without it; the test is noted as skipped then.
+/// Returns the directory with sideway's programs. If it is not set, returns `None` and counts the
+/// test as skipped.
 #[track_caller]
 fn programs() -> Option<Programs> {
     Programs::given("UIW_SIDEWAY", "sideway: cargo xtask interop sideway")
 }
 
-/// The same, two hosts and the libraries.
+/// Like [`programs`], but also returns two hosts and the libraries.
 #[track_caller]
 fn programs_on_two_hosts() -> Option<(Programs, Network, Libraries)> {
     on_two_hosts(programs()?)
 }
 
-/// rdma_cm, Writes with immediate data, Reads and atomic operations, by both kinds of queue pairs
-/// and completion queues.
+/// Uses rdma_cm, Writes with immediate data, Reads and atomic operations, with both kinds of queue
+/// pairs and completion queues.
 #[test]
 fn server_memory_written_and_read_back() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
@@ -69,7 +70,7 @@ fn report_counters_and_capture_agree() {
     proof.holds(&client, 2 * PAYLOAD, None, 0);
 }
 
-/// Its own ping-pongs, whose queue pairs are connected out of band.
+/// Runs the ping-pong examples of sideway, whose queue pairs are connected out of band.
 #[test]
 fn ping_pongs_run() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
@@ -92,8 +93,8 @@ fn ping_pongs_run() {
     }
 }
 
-/// Returns the cmtime: 100 connections at once, of which each end modifies the queue pair itself,
-/// and no payload.
+/// cmtime opens 100 connections at once without payload; both ends modify the state of their queue
+/// pairs themselves.
 #[test]
 fn cmtime_connects() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
@@ -134,9 +135,9 @@ fn device_and_gid_lists_show_uiw() {
     }
 }
 
-/// The tests of sideway: each opens every device, and connects queue pairs to themselves. Not
-/// `test_iterations`, which makes devices that libibverbs did not give out and asks it for their
-/// names.
+/// Runs the tests of sideway, each of which opens every device and connects queue pairs to
+/// themselves. `test_iterations` is left out, because it invents devices and asks libibverbs for
+/// their names.
 #[test]
 fn own_tests_pass() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };

@@ -1,6 +1,6 @@
-//! Programs of TCP sockets under `librspreload.so`: ours, by `uiw run --sockets`, and Debian's.
-//! Calls, forks, many sockets, peers without rsockets, and what stays on TCP. The programs of
-//! Debian's packages are in `sockets_programs`.
+//! Runs programs of TCP sockets under `librspreload.so`: test programs, by `uiw run --sockets`, and
+//! Debian's programs. The tests cover calls, forks, many sockets, peers without rsockets, and
+//! sockets that stay on TCP. Servers and clients of Debian's packages are in `sockets_programs`.
 
 use crate::reported::{number, parsed};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Hosts, Libraries, Network, ProcessEnd, Running, User, compile, free_port, uiw};
 
-/// `uiw run --sockets` of a program.
+/// Returns the command that runs a program under `uiw run --sockets`.
 pub(crate) fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
     let mut command = libraries.command(User::Same, uiw());
     command.arg("run").arg("--sockets").args(options).arg("--").args(program);
@@ -18,7 +18,8 @@ pub(crate) fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&
     command
 }
 
-/// A program with librspreload.so in LD_PRELOAD, without `uiw run`.
+/// Returns the command that runs a program with librspreload.so in LD_PRELOAD, but without `uiw
+/// run`.
 fn preloaded(libraries: &Libraries, program: &Path) -> Command {
     let mut command = libraries.command(User::Same, program);
     command.env("LD_PRELOAD", libraries.folder().join("rsocket/librspreload.so.1"));
@@ -26,15 +27,15 @@ fn preloaded(libraries: &Libraries, program: &Path) -> Command {
     command
 }
 
-/// Connections of a report that were carried by `carrier` ("rsocket", "tcp"), in `role`
-/// ("connected", "accepted").
+/// Returns the number of connections in a report that were carried by `carrier` ("rsocket" or
+/// "tcp") in `role` ("connected" or "accepted").
 pub(crate) fn connections(report: &Value, carrier: &str, role: &str) -> u64 {
     let all = report["sockets"].as_array().unwrap_or_else(|| panic!("{report}"));
     let of = |line: &&Value| line["carrier"] == carrier && line["role"] == role;
     all.iter().filter(of).map(|line| number(line, "connections")).sum()
 }
 
-/// The source of a C program of these tests, as programs of distributions are compiled.
+/// Compiles a C program of these tests with the flags that distributions use.
 fn compiled(libraries: &Libraries, name: &str) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name);
     compile(libraries, &source, &["-Wall", "-Wextra", "-Werror", "-O2", "-D_FORTIFY_SOURCE=2", "-pthread"])
@@ -45,7 +46,7 @@ fn calls_behave_as_on_tcp() {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload.c") else { return };
     let program = program.to_str().unwrap();
-    // The program itself is right.
+    // On TCP, the program itself is correct.
     let plain = Running::start(libraries.command(User::Same, program)).end();
     assert_eq!(plain.well().count("sockets are as they should be"), 1);
     let ipv6 = std::net::TcpListener::bind("[::1]:0").is_ok();
@@ -66,14 +67,14 @@ fn calls_behave_as_on_tcp() {
         let ended = Running::start(command).end();
         assert_eq!(ended.well().count("sockets are as they should be"), 1, "{variable:?}");
         let report = parsed(&ended.said);
-        // Children end without a word, so their connections are not counted here.
+        // Children do not report before they end, so their connections are not counted here.
         let (one, other) =
             (connections(&report, "rsocket", "connected"), connections(&report, "rsocket", "accepted"));
         assert!(one > 10 && other > 10, "{report}");
     }
 }
 
-/// A program that says the same on TCP, as it is right, and under the library.
+/// Asserts that a program prints `said` on plain TCP, where it is correct, and under the library.
 fn says_on_both(source: &str, said: &str) {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, source) else { return };
@@ -88,7 +89,7 @@ fn threads_sharing_epoll_sets_lose_nothing() {
     says_on_both("preload_sets.c", "sets are as they should be");
 }
 
-/// A firewall drops packets to the port of rsockets without a word.
+/// A firewall silently drops packets to the port of the rsockets.
 #[test]
 fn plain_server_reached_despite_silent_port() {
     says_on_both("preload_dropped.c", "the server is reached");
@@ -99,7 +100,7 @@ fn connections_that_no_peer_accepts_end() {
     says_on_both("preload_orphans.c", "nothing is left");
 }
 
-/// Wrong settings do not switch TLS off: a program gets no TCP sockets.
+/// Invalid settings do not disable TLS: the program cannot open TCP sockets.
 #[test]
 fn wrong_settings_leave_no_tcp_sockets() {
     let libraries = Libraries::get();
@@ -113,7 +114,8 @@ fn wrong_settings_leave_no_tcp_sockets() {
     }
 }
 
-/// Returns the output of a program under the library in one of the modes of `preload_clear.c`.
+/// Asserts that nothing is sent unencrypted by a program under the library in one of the modes of
+/// `preload_clear.c`.
 pub(crate) fn nothing_is_in_the_clear(libraries: &Libraries, mode: &str, tls: Option<&Path>) {
     let Some(program) = compiled(libraries, "preload_clear.c") else { return };
     let mut command = preloaded(libraries, &program);
@@ -124,7 +126,7 @@ pub(crate) fn nothing_is_in_the_clear(libraries: &Libraries, mode: &str, tls: Op
     assert_eq!(Running::start(command).end().well().count("nothing is in the clear"), 1);
 }
 
-/// A connection that cannot become an rsocket is not one of TCP.
+/// A connection that cannot become an rsocket must not fall back to TCP.
 #[test]
 fn connection_without_descriptor_fails() {
     nothing_is_in_the_clear(&Libraries::get(), "no-descriptor", None);
@@ -139,8 +141,9 @@ fn connecting_message_not_sent_by_tcp() {
 fn fork_with_busy_threads_keeps_rsockets() {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload_fork.c") else { return };
-    // The first fork of a process comes while its threads begin: what is made once in a process may
-    // be half made. One process has few such moments.
+    // The first fork of a process occurs while its threads start, when state that is created once
+    // per process may be incomplete. A single process has few such moments, so the test starts
+    // several.
     for forks in ["30", "1", "1", "1", "1", "1", "1", "1", "1"] {
         let command = with_sockets(&libraries, &["--require"], &[program.to_str().unwrap(), forks]);
         let ended = Running::start(command).end();
@@ -149,7 +152,7 @@ fn fork_with_busy_threads_keeps_rsockets() {
     }
 }
 
-/// Returns the output of `scripts/thousand.py` for `count` sockets.
+/// Runs `scripts/thousand.py` with `count` sockets and returns the ended process.
 fn thousand(libraries: &Libraries, count: u32, mode: &str) -> Option<ProcessEnd> {
     uiw_interop::require("python3")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/scripts/thousand.py");
@@ -162,7 +165,7 @@ fn thousand(libraries: &Libraries, count: u32, mode: &str) -> Option<ProcessEnd>
     Some(ended)
 }
 
-/// The line that begins so, without the beginning.
+/// Returns the line with the prefix `beginning`, without the prefix.
 fn line<'a>(ended: &'a ProcessEnd, beginning: &str) -> &'a str {
     let found = ended.said.lines().find_map(|line| line.strip_prefix(beginning));
     found.unwrap_or_else(|| panic!("no `{beginning}`: {ended:?}"))
@@ -181,7 +184,7 @@ fn thousand_sockets_leave_nothing() {
             let rest = line(ended, process).strip_prefix(beginning).unwrap_or_else(|| panic!("{ended:?}"));
             rest.split(' ').next().and_then(|count| count.parse::<u32>().ok()).unwrap()
         };
-        // The last connections may be closing.
+        // The last connections may still be closing.
         let (few, many) = (descriptors(&few), descriptors(&many));
         assert!(many < few + 10, "{process}{few} descriptors after 10 sockets, {many} after 1,000");
     }
@@ -219,8 +222,8 @@ fn iperf3_moves_its_bytes_over_rsockets() {
     }
 }
 
-/// Debian's preload library, which has neither accept4 nor epoll: it makes rsockets by their own
-/// API.
+/// Debian's preload library supports neither accept4 nor epoll. It creates rsockets by calling
+/// their own API.
 #[test]
 fn iperf3_under_debians_preload_library() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
@@ -246,7 +249,7 @@ fn iperf3_under_debians_preload_library() {
     }
 }
 
-/// An iperf3 without rsockets, and what a client says that has some.
+/// The server is an iperf3 without rsockets; the client with rsockets reports that.
 #[test]
 fn plain_server_reached_over_tcp() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
@@ -259,13 +262,14 @@ fn plain_server_reached_over_tcp() {
     server.wait_listening(port);
     let client = ["iperf3", "-c", "127.0.0.1", "-n", "10M", "-p", &number];
     let client = Running::start(with_sockets(&libraries, &["--require"], &client)).end();
-    // It ran, and what --require asks for is missing.
+    // The client itself succeeded, but the condition of `--require` was not met.
     assert_eq!((client.code, client.count("iperf Done.")), (125, 1), "{client:?}");
     assert_eq!(client.count(&format!("over TCP: 2 connections to 127.0.0.1:{port}")), 1, "{client:?}");
     server.end().well();
 }
 
-/// The same without blocking, between hosts: the refusal arrives after the call has returned.
+/// Like the previous test, but with non-blocking connects between hosts: the refusal arrives after
+/// the call has returned.
 #[test]
 fn plain_server_reached_without_blocking() {
     let (Some(_), Some(_)) = (uiw_interop::require("curl"), uiw_interop::require("python3")) else { return };
@@ -311,7 +315,7 @@ fn listed_programs_stay_on_tcp() {
         let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
         let mut server = Running::start(with_sockets(&libraries, &["--tcp", listed], &server));
         server.wait_listening(port);
-        // A client without rsockets reaches it.
+        // A client without rsockets can connect to it.
         let mut client = libraries.command(User::Same, "iperf3");
         client.args(["-c", "127.0.0.1", "-n", "1M", "-p", &number]);
         Running::start(client).end().well();
@@ -319,7 +323,7 @@ fn listed_programs_stay_on_tcp() {
     }
 }
 
-/// An offset that makes this port one behind 65535: 65543, which was taken for port 7.
+/// Returns an offset with which `port` becomes 65543. Truncated to 16 bits, this would be port 7.
 pub(crate) fn offset_beyond_ports(port: u16) -> String {
     (65_543 - i32::from(port)).to_string()
 }
@@ -340,7 +344,8 @@ fn ports_beyond_offset_stay_on_tcp() {
     server.end().well();
 }
 
-/// Most ports that the system gives are behind those that the offset leaves a number for.
+/// With this range of local ports, subtracting the port offset from most ports that the system
+/// assigns leaves no valid port number, so other ports must be chosen.
 #[test]
 fn every_given_port_can_be_named() {
     let Some(network) = Network::veth() else { return };
@@ -353,7 +358,7 @@ fn every_given_port_can_be_named() {
     assert!(connections(&parsed(&ended.said), "rsocket", "connected") > 10, "{ended:?}");
 }
 
-/// Each end decides how messages travel. Two that decide differently say so.
+/// Each end decides how messages are transferred. Two ends with different decisions report this.
 #[test]
 fn different_personas_refuse_each_other() {
     let Some(_) = uiw_interop::require("iperf3") else { return };

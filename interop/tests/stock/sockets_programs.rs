@@ -1,6 +1,5 @@
-//! Servers and clients of Debian's packages over rsockets, at both ends by
-//! `uiw run --sockets --require`: what arrives is compared, and the counters say that it came over
-//! rsockets.
+//! Runs servers and clients of Debian's packages over rsockets, both under `uiw run --sockets
+//! --require`. The received data is compared, and the counters show that it arrived over rsockets.
 
 use crate::reported::{number, parsed};
 use crate::sockets::{connections, with_sockets};
@@ -10,17 +9,18 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, free_port, noise};
 
-/// Both ends, and nothing of the port is changed: what listens on it can be waited for.
+/// Options for both ends. With an offset of 0 the ports do not change, so the tests can wait for
+/// the listening port.
 const OPTIONS: [&str; 4] = ["--require", "--json", "--port-offset", "0"];
 
-/// A server that listens.
+/// Starts a server and waits until it listens.
 fn serve(libraries: &Libraries, port: u16, program: &[&str]) -> Running {
     let mut server = Running::start(with_sockets(libraries, &OPTIONS, program));
     server.wait_listening(port);
     server
 }
 
-/// A client that ended well.
+/// Runs a client and asserts that it succeeds.
 #[track_caller]
 fn ask(libraries: &Libraries, program: &[&str]) -> ProcessEnd {
     let ended = Running::start(with_sockets(libraries, &OPTIONS, program)).end();
@@ -28,8 +28,8 @@ fn ask(libraries: &Libraries, program: &[&str]) -> ProcessEnd {
     ended
 }
 
-/// At least `bytes` were received by the client, all connections were rsockets; and so says the
-/// server that was asked by `clients`.
+/// Asserts that the client received at least `bytes` and used only rsockets, and that the server's
+/// report shows the same for all of its `clients`.
 #[track_caller]
 fn are_rsockets(server: &ProcessEnd, clients: &[&ProcessEnd], bytes: u64) {
     let reports: Vec<Value> = clients.iter().map(|client| parsed(&client.said)).collect();
@@ -44,7 +44,7 @@ fn are_rsockets(server: &ProcessEnd, clients: &[&ProcessEnd], bytes: u64) {
     assert!(connections(&server, "rsocket", "accepted") > 0, "{server}");
 }
 
-/// A folder that other users can read.
+/// Creates a directory that other users can read.
 fn folder(libraries: &Libraries, name: &str) -> PathBuf {
     let folder = libraries.folder().join(name);
     fs::create_dir(&folder).unwrap();
@@ -66,7 +66,7 @@ fn redis() {
     let command = |words: &[&str]| ask(&libraries, &[&["redis-cli"][..], &at, words].concat());
     assert_eq!(command(&["set", "key", "a value"]).count("OK"), 1);
     assert_eq!(command(&["get", "key"]).count("a value"), 1);
-    // A value of 1.3 MB, made by the server.
+    // The server creates a value of 1.3 MB.
     let script = "local t = {} for i = 1, 200000 do t[i] = i end return table.concat(t, ',')";
     let large = command(&["eval", script, "0"]);
     let expected = (1..=200_000).map(|n: u32| n.to_string()).collect::<Vec<_>>().join(",");
@@ -117,7 +117,7 @@ fn memcached() {
     are_rsockets(server.well(), &[&client], 10_000_000);
 }
 
-/// The master listens, its workers accept.
+/// The master process listens, its workers accept.
 #[test]
 fn nginx_and_curl() {
     let (Some(nginx), Some(_)) = (uiw_interop::require("nginx"), uiw_interop::require("curl")) else {
@@ -174,7 +174,7 @@ fn pythons_http_server_and_curl() {
     are_rsockets(server.well(), &[&client], 3_000_000);
 }
 
-/// The server accepts, and forks a process for each connection.
+/// The server accepts connections and forks a process for each of them.
 #[test]
 fn postgresql_and_pgbench() {
     const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
@@ -186,7 +186,7 @@ fn postgresql_and_pgbench() {
     let port = free_port();
     let (text, data) = (port.to_string(), folder(&libraries, "data"));
     let program = |name: &str| format!("{PROGRAMS}/{name}");
-    // It does not run as root.
+    // The server refuses to run as root.
     let is_root = fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
     let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"];
     let user = if is_root { &user[..] } else { &[] };
@@ -217,7 +217,7 @@ fn postgresql_and_pgbench() {
     command("pgbench", &["-i", "-q"]);
     let bench = command("pgbench", &["-c", "8", "-j", "2", "-t", "100"]);
     assert_eq!(bench.count("number of transactions actually processed: 800/800"), 1, "{bench:?}");
-    // A connection for each transaction.
+    // With `-C`, pgbench opens a new connection for each transaction.
     let anew = command("pgbench", &["-C", "-S", "-c", "4", "-t", "10"]);
     assert_eq!(anew.count("number of transactions actually processed: 40/40"), 1, "{anew:?}");
     assert!(connections(&parsed(&anew.said), "rsocket", "connected") >= 40, "{anew:?}");

@@ -1,4 +1,4 @@
-//! Stock programs with `UIW_TLS`.
+//! Runs stock programs with `UIW_TLS`.
 
 use crate::sockets::{nothing_is_in_the_clear, offset_beyond_ports, with_sockets};
 use std::fs;
@@ -7,7 +7,8 @@ use std::process::Command;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port, uiw};
 use uiw_interop::tshark::Tshark;
 
-/// Two ends with raw public keys, which accept each other.
+/// Raw public keys of two ends that accept each other, and the key of a third end that is not
+/// accepted.
 struct KeyPairs {
     folder: PathBuf,
 }
@@ -33,7 +34,7 @@ impl KeyPairs {
         self.folder.join(name)
     }
 
-    /// Returns the output of `uiw key`.
+    /// Runs `uiw key` and returns its output.
     fn key(&self, arguments: &[&str]) -> String {
         let done = Command::new(uiw()).arg("key").args(arguments).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -50,7 +51,7 @@ fn command(libraries: &Libraries, program: &str, arguments: &[&str], tls: Option
     command
 }
 
-/// rping's server and client with these files.
+/// Runs rping's server and client with the given TLS files.
 fn rping(
     libraries: &Libraries,
     server: Option<&Path>,
@@ -68,7 +69,7 @@ fn rping(
         connecting.env("UIW_PCAP", capture).env("UIW_KEYLOG", capture.with_extension("keys"));
     }
     let client = Running::start(connecting).end();
-    // A server that no client got through to waits on.
+    // A server to which no client could connect continues to wait.
     let server =
         if client.said.contains("TLS 1.3") && client.code == 0 { serving.end() } else { serving.stop() };
     [server, client]
@@ -87,7 +88,7 @@ fn rping_and_its_plaintext() {
     assert_eq!(client.count("ping data: rdma-ping-"), 20, "{client:?}");
     assert!(server.said.contains("identity=two (SHA256:"), "{server:?}");
     assert!(client.said.contains("identity=one (SHA256:"), "{client:?}");
-    // Nothing of it is on the wire, and all of it is what the secrets decrypt.
+    // None of the plaintext is on the wire, and all of it can be decrypted with the secrets.
     let wire = fs::read(&capture).unwrap();
     for clear in [&b"MPA ID"[..], b"rdma-ping-"] {
         assert!(!wire.windows(clear.len()).any(|bytes| bytes == clear), "{}", String::from_utf8_lossy(clear));
@@ -108,21 +109,21 @@ fn rping_and_its_plaintext() {
         .collect();
     let count = |what: &[u8]| plaintext.windows(what.len()).filter(|bytes| *bytes == what).count();
     assert_eq!((count(b"MPA ID Req Frame"), count(b"MPA ID Rep Frame")), (1, 1), "{text}");
-    // The server reads what the client has, and the client gets it back by a Write.
+    // The server reads the client's data, and the client gets it back by a Write.
     assert_eq!(count(b"rdma-ping-7: "), 2, "{text}");
     same_by_uiw(&text, &capture);
-    // The third byte of flags has C: CRC32C stays on (RFC 5044 section 7.1).
+    // The C bit in the third byte of flags is set: CRC32C stays enabled (RFC 5044 section 7.1).
     let request = plaintext.windows(16).position(|bytes| bytes == b"MPA ID Req Frame").unwrap();
     assert_ne!(plaintext[request + 16] & 0x40, 0);
 }
 
-/// The bytes that tshark has decrypted, dissected by tshark as TCP again, equal those that
-/// `uiw decode` finds by the same secrets.
+/// Asserts that the bytes that tshark decrypted and dissected again as TCP equal those that `uiw
+/// decode` finds with the same secrets.
 fn same_by_uiw(followed: &str, capture: &Path) {
     let (Some(text2pcap), Some(tshark)) = (uiw_interop::require("text2pcap"), Tshark::require()) else {
         return;
     };
-    // The server's lines are indented.
+    // tshark indents the lines of the server.
     let packets: String = followed
         .lines()
         .filter(|line| !line.trim().is_empty() && line.trim().bytes().all(|byte| byte.is_ascii_hexdigit()))
@@ -183,8 +184,8 @@ fn peers_that_do_not_fit() {
     }
 }
 
-/// The files of a program that runs: a key that is added is accepted, a wrong file changes nothing,
-/// and the connection of a key that is removed ends, and no other.
+/// The TLS files change while a program runs: an added key is accepted, a file with errors changes
+/// nothing, and removing a key ends the connections of this key only.
 #[test]
 fn files_that_change_are_read_again() {
     let Some(_) = uiw_interop::require("rping") else { return };
@@ -195,7 +196,7 @@ fn files_that_change_are_read_again() {
     let number = port.to_string();
     let serve = ["-s", "-P", "-V", "-a", "127.0.0.1", "-p", &number];
     let mut server = command(&libraries, "rping", &serve, Some(Path::new("one")));
-    // A relative path holds in the directory in which the program began.
+    // A relative path refers to the directory in which the program was started.
     server.current_dir(&ends.folder);
     let mut server = Running::start(server);
     server.wait_listening(port);
@@ -225,7 +226,7 @@ fn files_that_change_are_read_again() {
     fs::write(ends.path("new"), rest).unwrap();
     fs::rename(ends.path("new"), &pins).unwrap();
     let ended = lasting.end();
-    // rping ends well when its peer disconnects.
+    // rping exits with success when its peer disconnects.
     assert!(ended.said.contains("DISCONNECT EVENT"), "{ended:?}");
     server.wait_saying("is not accepted any more");
     client("unpinned", &["-C", "5"]).end().well();
@@ -233,8 +234,8 @@ fn files_that_change_are_read_again() {
     assert_eq!(server.stop().count("is not accepted any more"), 1);
 }
 
-/// A pair that is connected out of band: the initiator of TCP is the client of TLS, and a queue
-/// pair number is believed only behind it.
+/// The queue pairs are connected out of band: the initiator of the TCP connection is the TLS
+/// client, and a queue pair number is trusted only after the handshake.
 #[test]
 fn perftest_out_of_band() {
     let Some(_) = uiw_interop::require("ib_write_bw") else { return };
@@ -266,11 +267,11 @@ fn wrong_file_named() {
     fs::write(ends.path("wrong"), "mode raw\nkeys one.pem\n").unwrap();
     let arguments = ["-c", "-C", "1", "-a", "127.0.0.1", "-p", "9"];
     let client = Running::start(command(&libraries, "rping", &arguments, Some(&ends.path("wrong")))).end();
-    // The text names no word of the file: it may be one that the user cannot read.
+    // The message quotes nothing from the file, because the user may not be permitted to read it.
     assert!(client.said.contains("wrong:2: expected mode, key"), "{client:?}");
 }
 
-/// Datagrams are refused, unless they may be clear.
+/// Datagrams are refused unless unencrypted datagrams are permitted.
 #[test]
 fn datagrams() {
     let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
@@ -293,7 +294,7 @@ fn datagrams() {
         refused.said.contains("call refused with EOPNOTSUPP: TLS does not protect datagrams"),
         "{refused:?}"
     );
-    // Datagram rsockets are refused as UD is.
+    // Datagram rsockets are refused like UD.
     let mut udpong = command(&libraries, "udpong", &["-b", "127.0.0.1"], Some(&ends.path("one")));
     udpong.env("UIW_UD", "on").env("UIW_LOG", "warn");
     let refused = Running::start(udpong).end();
@@ -304,8 +305,8 @@ fn datagrams() {
     server.end().well();
 }
 
-/// A program of TCP sockets, whose rsockets are encrypted. A peer without rsockets is not reached:
-/// TCP would not be.
+/// In a program of TCP sockets, the rsockets are encrypted. The program does not connect to a peer
+/// without rsockets, because TCP would not be encrypted.
 #[test]
 fn sockets_of_programs_are_encrypted() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
@@ -333,7 +334,7 @@ fn sockets_of_programs_are_encrypted() {
     let mut command = with_sockets(&libraries, &[], &["curl", "-s", "-m", "5", &url]);
     command.env("UIW_TLS", ends.path("two"));
     if uiw_interop::require("curl").is_some() {
-        // Could not connect.
+        // curl's exit code 7 means that it could not connect.
         assert_eq!(Running::start(command).end().code, 7);
         plain.set_nonblocking(true).unwrap();
         assert_eq!(plain.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
@@ -349,7 +350,7 @@ fn sockets_that_cannot_be_encrypted_fail() {
     nothing_is_in_the_clear(&libraries, "another-port", Some(&ends.path("one")));
 }
 
-/// A port that the offset makes none stays on TCP, which would not be encrypted.
+/// If port + offset is no valid port, the socket would stay on TCP, which is not encrypted.
 #[test]
 fn sockets_beyond_port_offset_refused() {
     let Some(_) = uiw_interop::require("iperf3") else { return };

@@ -1,5 +1,5 @@
-//! UCX as Debian has it, without a setting of its own: between two hosts that share a network
-//! alone, its bytes are on our RC queue pairs.
+//! Tests UCX as packaged by Debian, without settings: between two hosts that share only a network,
+//! it transfers its bytes over uiw's RC queue pairs.
 
 use crate::lossy::LossyPath;
 use crate::proof::Proof;
@@ -9,12 +9,12 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, compile, free_port};
 
-/// Maximum number of bytes that the ends of `ucx_perftest` exchange over TCP: addresses, the
-/// beginning of a test, results.
+/// Maximum number of bytes that the ends of `ucx_perftest` exchange over TCP: addresses, the start
+/// of a test, and results.
 const OWN_BYTES: u64 = 16 << 10;
 
-/// Both ends of `ucx_perftest`, which exchange addresses over TCP at a port: what they said, and
-/// the port.
+/// Runs both ends of `ucx_perftest`, which exchange addresses over a TCP port. Returns the ended
+/// processes and the port.
 fn perftest(
     libraries: &Libraries,
     network: &Network,
@@ -31,7 +31,7 @@ fn perftest(
     ([server.end(), client], port)
 }
 
-/// `ucx_perftest`'s tests with the bytes that a message has and how often it is sent.
+/// Tests of `ucx_perftest` with the bytes per message and the number of messages.
 const TESTS: &[(&str, u64, u64)] = &[
     ("tag_lat", 8, 5_000),
     ("tag_lat", 8_192, 1_000),
@@ -65,7 +65,7 @@ fn exchanges_addresses(persona: &str) {
     let passed = capture.end();
     let alone = passed.is_uiws_but_for(|end| ports.contains(&end.port()), OWN_BYTES * TESTS.len() as u64);
     assert_eq!(alone, Ok(()));
-    // What the capture shows of uiw's connections holds all that the queue pairs count.
+    // The bytes of uiw's connections in the capture include all bytes that the queue pairs count.
     let moved = passed.uiws_tcp();
     assert!(counted <= moved && passed.uiws_datagrams() > 0, "{counted} in {moved} bytes");
 }
@@ -80,8 +80,8 @@ fn perftest_rc_ib() {
     exchanges_addresses("ib");
 }
 
-/// UCT's own tests (the transport alone, without the protocols above it) with what each message has
-/// and how often it is sent. `get` has no short form.
+/// UCT's own tests, which use only the transport without the protocols above it, with the message
+/// size and the number of messages. `get` has no short form.
 const TRANSPORT_TESTS: &[(&str, &[&str], u64, u64)] = &[
     ("am_lat", &["-D", "short"], 8, 2_000),
     ("am_lat", &["-D", "bcopy"], 4_096, 2_000),
@@ -118,15 +118,15 @@ fn transport_perftest_rc() {
             assert_eq!(end.well().count("ERROR"), 0, "{end:?}");
             let report = report(end);
             assert!(reliable(&report) >= size * count, "{report}");
-            // Nothing but RC queue pairs was named.
+            // Only RC queue pairs were named, so no datagrams were used.
             assert_eq!(unreliable(&report), 0, "{report}");
         }
         proof.holds(&ends[0], size * count, Some(port), OWN_BYTES);
     }
 }
 
-/// `io_demo`, which connects by rdma_cm and compares every byte: a client's exit code and report,
-/// and whether nothing passed but what is uiw's. Nothing without dumpcap.
+/// Runs `io_demo`, which connects by rdma_cm and compares every byte. Returns the client's exit
+/// code and report, and whether only uiw's traffic passed. Without dumpcap, returns `None`.
 #[track_caller]
 fn io_demo(
     libraries: &Libraries,
@@ -144,7 +144,7 @@ fn io_demo(
     let ended =
         Running::start(network.client(isolated(libraries, options, &[&common[..], &requests].concat())))
             .end();
-    // It never ends by itself.
+    // The server never exits by itself.
     let server = server.stop();
     assert_eq!(server.count("Assertion") + server.count("ERROR"), 0, "{server:?}");
     Some((ended, capture.end().is_uiws_but_for(|_| false, 0)))
@@ -154,13 +154,13 @@ fn connects_by_rdma_cm(persona: &str) {
     let Some(_) = uiw_interop::require("io_demo") else { return };
     let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
     let libraries = Libraries::get();
-    // UCX listens on the same number over TCP.
+    // UCX listens on the same port number over TCP.
     let options = ["--require", "--json", "--sysfs", "--port-offset", "-5000", "--persona", persona];
     for api in [&[][..], &["-A"]] {
         let Some((ended, alone)) = io_demo(&libraries, &network, &options, api) else { return };
         assert_eq!(alone, Ok(()), "{ended:?}");
         assert_eq!(ended.well().count("Client exit with status 'OK'"), 1, "{ended:?}");
-        // A thousand messages of 100,500 bytes on average.
+        // The client transfers a thousand messages of 100,500 bytes on average.
         is_reliable(&report(&ended), 90_000_000);
     }
 }
@@ -175,8 +175,8 @@ fn io_demo_rdma_cm_ib() {
     connects_by_rdma_cm("ib");
 }
 
-/// Without device nodes UCX finds no device: it succeeds on TCP, and the report and the capture say
-/// so.
+/// Without device nodes UCX finds no device. It succeeds on TCP, and the report and the capture
+/// show this.
 #[test]
 fn hidden_devices_are_noticed() {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
@@ -197,8 +197,8 @@ fn hidden_devices_are_noticed() {
     assert!(alone.is_err_and(|said| said.contains(" bytes between ")), "the capture shows TCP of UCX's own");
 }
 
-/// A program of `tests/stock/c` that uses UCX's API. Nothing without the headers; the test is noted
-/// as skipped then.
+/// Compiles a program of `tests/stock/c` that uses UCX's API. Without the headers, returns `None`
+/// and counts the test as skipped.
 fn program(libraries: &Libraries, name: &str) -> Option<PathBuf> {
     if !Path::new("/usr/include/ucp/api/ucp.h").exists() {
         uiw_interop::skip("libucx-dev");
@@ -211,11 +211,11 @@ fn program(libraries: &Libraries, name: &str) -> Option<PathBuf> {
 /// Way in which the ends of `ucx_memory` find each other.
 enum WireUp {
     RdmaCm,
-    /// By the addresses of their workers, in files.
+    /// Through files that contain the addresses of their workers.
     Addresses,
 }
 
-/// Bytes that `ucx_memory` puts, and gets: twice all of its lengths.
+/// Number of bytes that `ucx_memory` puts, and that it gets: twice the sum of all lengths.
 const PUT: u64 = 2
     * (1 + 7
         + 8
@@ -234,15 +234,15 @@ const PUT: u64 = 2
         + 13
         + (3 << 20));
 
-/// One end puts into the memory of the other one and gets from it, in lengths from one byte to 3
-/// MiB; both compare every byte, and those between the places.
+/// One end puts data into the memory of the other one and gets data from it, in lengths from one
+/// byte to 3 MiB. Both ends compare every byte, including those between the places.
 fn puts_and_gets(persona: &str, wire_up: WireUp) {
     let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
     let libraries = Libraries::get();
     let Some(program) = program(&libraries, "ucx_memory.c") else { return };
     let program = program.to_str().expect("a path of text");
     let (port, address) = (free_port().to_string(), network.server_address().to_string());
-    // A folder of this test alone.
+    // This directory belongs to this test only.
     let files = libraries.folder().to_str().expect("a path of text");
     let (owner, user) = match wire_up {
         WireUp::RdmaCm => (vec![program, &port], vec![program, &port, &address]),
@@ -282,21 +282,19 @@ fn put_get_exchanged_addresses_ib() {
     puts_and_gets("ib", WireUp::Addresses);
 }
 
-/// A pair of programs that UCX's API is used by, which connect by rdma_cm; the one that listens
-/// speaks first.
+/// Pair of programs that use UCX's API and connect by rdma_cm; the listening end sends first.
 struct UcxTransfer<'a> {
     persona: &'a str,
-    /// Transports that UCX may use: UCX's own choice where there are none.
+    /// Transports that UCX may use; `None` leaves the choice to UCX.
     transports: Option<&'a str>,
     mebibytes: u32,
-    /// Milliseconds for which the one that connects does nothing at a time, until it has received
-    /// the first message.
+    /// Pauses of the connecting end in milliseconds, until it has received the first message.
     pause: u32,
 }
 
 impl UcxTransfer<'_> {
-    /// The ends' reports, the server's first, when both have said the same hash. Nothing where a
-    /// program is missing; the test is noted as skipped then.
+    /// Returns the reports of both ends, the server's first, after both have printed the same hash.
+    /// If a program is missing, returns `None` and counts the test as skipped.
     #[track_caller]
     fn run(&self, network: &Network) -> Option<[Value; 2]> {
         uiw_interop::require("unshare")?;
@@ -331,7 +329,7 @@ impl UcxTransfer<'_> {
     }
 }
 
-/// UCX fails an assertion when the one that listens sends before the one that connects has called
+/// UCX fails an assertion if the listening end sends before the connecting end has called
 /// `rdma_establish`.
 #[test]
 fn listener_may_speak_first() {
@@ -350,7 +348,7 @@ fn listener_may_speak_first() {
     }
 }
 
-/// Datagrams alone on a path that loses, doubles and reorders.
+/// UCX uses only datagrams on a path that loses, duplicates and reorders them.
 #[test]
 fn rdma_cm_datagrams_survive_lossy_path() {
     let Some(network) = Network::path() else { return };

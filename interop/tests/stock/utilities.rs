@@ -1,4 +1,4 @@
-//! Debian's ibverbs-utils: devices shown, and queue pairs connected out of band.
+//! Tests Debian's ibverbs-utils, which show devices and connect queue pairs out of band.
 
 use crate::pair::pair;
 use std::process::Command;
@@ -54,7 +54,7 @@ fn bad_setting_named_in_one_line() {
     assert_eq!(ended.count("uiw: UIW_CRC=perhaps: expected on or off"), 1, "{ended:?}");
 }
 
-/// libibumad reads sysfs alone, and gives up at the first file that is not there.
+/// libibumad reads only sysfs, and gives up at the first missing file.
 #[test]
 fn ibstat_describes_the_port_from_sysfs() {
     let Some(_) = uiw_interop::require("ibstat") else { return };
@@ -86,7 +86,7 @@ fn asynchronous_events_can_be_watched() {
     assert_eq!(watch.stop().code, 128 + 9);
 }
 
-/// Both ends of one of the pingpong programs.
+/// Runs both ends of one of the pingpong programs.
 fn pingpong(network: &Network, user: User, persona: &str, program: &str, args: &[&str]) {
     let args = [&["-n", "500"], args].concat();
     let Some(ends) = pair(network, user, persona, program, &args) else { return };
@@ -97,7 +97,8 @@ fn pingpong(network: &Network, user: User, persona: &str, program: &str, args: &
 
 #[test]
 fn pingpong_by_gid() {
-    // Events with timestamps: the program fails when it takes an event without a completion.
+    // With these options the program uses events and timestamps, and fails if an event comes
+    // without a completion.
     let events = &["-g", "0", "-e", "-t"][..];
     for args in
         [&["-g", "0"][..], &["-g", "0", "-e"], &["-g", "0", "-s", "300000"], &["-g", "0", "-t"], events]
@@ -127,7 +128,7 @@ fn unreliable_pingpong() {
 
 #[test]
 fn pingpong_with_a_shared_receive_queue() {
-    // Sixteen queue pairs a side.
+    // The program uses sixteen queue pairs per side.
     pingpong(&Network::Loopback, User::Same, "iwarp", "ibv_srq_pingpong", &["-g", "0"]);
     pingpong(&Network::Loopback, User::Same, "roce", "ibv_srq_pingpong", &["-g", "0", "-e"]);
 }
@@ -165,8 +166,9 @@ fn queue_pair_ports_as_configured() {
     }
 }
 
-/// The end with the smaller number calls, and nothing of that gets through; the other end's call
-/// does. With either program at that end, server or client.
+/// The end with the smaller queue pair number connects, but a firewall drops its packets. The other
+/// end's attempt succeeds. The firewall is tested in front of the server and in front of the
+/// client.
 #[test]
 fn other_end_connects_behind_firewall() {
     let (Some(_), Some(nft)) = (uiw_interop::require("ibv_rc_pingpong"), uiw_interop::require("nft")) else {
@@ -178,7 +180,7 @@ fn other_end_connects_behind_firewall() {
         let port = free_port();
         let [low, high] = [(7100, 7109), (7200, 7209)];
         let (server_ports, client_ports) = if server_calls { (low, high) } else { (high, low) };
-        // In front of the end with the larger number.
+        // The firewall is in front of the end with the larger number.
         let walled = |command| if server_calls { network.client(command) } else { network.server(command) };
         let mut wall = Command::new(&nft);
         wall.arg(format!(
@@ -203,7 +205,7 @@ fn other_end_connects_behind_firewall() {
         let client = Running::start(network.client(client)).end();
         client.well();
         server.end().well();
-        // The wall was run into.
+        // The firewall has dropped packets.
         let mut look = Command::new(&nft);
         look.args(["list", "table", "inet", "wall"]);
         let said = String::from_utf8(walled(look).output().unwrap().stdout).unwrap();

@@ -1,5 +1,6 @@
-//! Valkey with RDMA, which no package has: `cargo xtask interop valkey` builds a checkout of it and
-//! one of its client library libvalkey, names both by variables, and runs this.
+//! Tests Valkey with RDMA, which no distribution packages: `cargo xtask interop valkey` builds a
+//! checkout of Valkey and one of its client library libvalkey, names both by variables, and runs
+//! these tests.
 
 use crate::bindings::{Programs, on_two_hosts};
 use crate::proof::{Proof, options};
@@ -8,25 +9,25 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, compile, free_port};
 
-/// Number of payload bytes that our client sets and reads again.
+/// Number of payload bytes that the test client sets and reads again.
 const VALUES: u64 =
     3 * (1 + 64 + 4095 + 4096 + 65_536 + 1_000_003 + (1 << 20) + (1 << 20) + 1 + (8 << 20) + (32 << 20));
 
-/// Valkey's checkout. Nothing without it; the test is noted as skipped then.
+/// Returns the checkout of Valkey. If it is not set, returns `None` and counts the test as skipped.
 #[track_caller]
 fn valkey() -> Option<Programs> {
     Programs::given("UIW_VALKEY", "Valkey with RDMA: cargo xtask interop valkey")
 }
 
-/// A server that listens over RDMA alone.
+/// Returns the command of a server that listens only over RDMA.
 fn server(libraries: &Libraries, valkey: &Programs, persona: &str, address: &str, port: u16) -> Command {
     let [program, module] = ["src/valkey-server", "src/valkey-rdma.so"].map(|name| valkey.path(name));
     let bind = format!("bind={address}");
     let listen = format!("port={port}");
     let folder = libraries.folder().to_str().expect("a path of text");
-    // What an earlier server has saved is not loaded.
+    // Each persona has its own file, so a server does not load the data of an earlier one.
     let file = format!("{persona}.rdb");
-    // Clients are on another host, and have no password.
+    // The clients are on another host and have no password.
     let own = [
         "--port",
         "0",
@@ -45,7 +46,8 @@ fn server(libraries: &Libraries, valkey: &Programs, persona: &str, address: &str
     isolated(libraries, &["--require", "--json", "--persona", persona], &words)
 }
 
-/// The client of ours. Nothing without libvalkey or a compiler; the test is noted as skipped then.
+/// Compiles the test client. Without libvalkey or a compiler, returns `None` and counts the test as
+/// skipped.
 #[track_caller]
 fn client(libraries: &Libraries) -> Option<PathBuf> {
     let libvalkey = Programs::given("UIW_LIBVALKEY", "libvalkey with RDMA: cargo xtask interop valkey")?;
@@ -55,8 +57,8 @@ fn client(libraries: &Libraries) -> Option<PathBuf> {
     compile(libraries, &source, &["-O2", "-Wall", "-Wextra", "-Werror", &include, &archives[0], &archives[1]])
 }
 
-/// The client of Valkey: four threads with PING, SET and GET of values of 1,023 letters, compared,
-/// and a BGSAVE among them.
+/// Valkey's own client runs four threads with PING, SET and GET of values of 1,023 letters, which
+/// it compares, and a BGSAVE among them.
 #[test]
 fn own_client_passes_between_hosts() {
     let Some((valkey, network, libraries)) = valkey().and_then(on_two_hosts) else { return };

@@ -1,5 +1,5 @@
-//! What passes on an interface: which TCP connections and UDP datagrams are uiw's, by their own
-//! first bytes.
+//! Captures an interface and determines which TCP connections and UDP datagrams belong to uiw from
+//! their first bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,35 +13,37 @@ use std::time::{Duration, Instant};
 use uiw_decode::pcap::Reader;
 use uiw_interop::stock::{Hosts, Libraries, Network, Running};
 
-/// Bytes of each frame that are kept where its payload is of no interest: its headers, and the
-/// first ones behind them.
+/// Bytes kept of each frame if the payload is of no interest: the headers and the first bytes after
+/// them.
 const KEPT: &str = "256";
 
-/// A capture under way, by Wireshark's dumpcap.
+/// Running capture by Wireshark's dumpcap.
 pub(crate) struct Capture {
     dumpcap: Running,
     file: PathBuf,
 }
 
-/// The kernel gives dumpcap frames within a quarter of this, and dumpcap writes them at once.
+/// Time without new frames after which a capture is complete. The kernel delivers frames to dumpcap
+/// within a quarter of this time, and dumpcap writes them at once.
 const QUIET: Duration = Duration::from_secs(1);
 
 impl Capture {
-    /// Starts a capture between the two ends of `network`. Nothing without dumpcap; the test is
-    /// noted as skipped then.
+    /// Starts a capture between the two ends of `network`. Without dumpcap, returns `None` and
+    /// counts the test as skipped.
     #[track_caller]
     pub(crate) fn of_ends(libraries: &Libraries, network: &Network) -> Option<Self> {
         Self::start(libraries, &["veth0"], &["-s", KEPT], |dumpcap| network.client(dumpcap))
     }
 
-    /// Like [`Capture::of_ends`], with all of each frame, for dissectors.
+    /// Like [`Capture::of_ends`], but keeps the complete frames, for dissectors.
     #[track_caller]
     pub(crate) fn whole_of_ends(libraries: &Libraries, network: &Network) -> Option<Self> {
         Self::start(libraries, &["veth0"], &[], |dumpcap| network.client(dumpcap))
     }
 
-    /// Like [`Capture::of_ends`], of what passes between `hosts`, and between each and the switch.
-    /// A frame between two hosts is in it twice, as it passes the interfaces of both.
+    /// Like [`Capture::of_ends`], but captures the traffic between `hosts` and between each host
+    /// and the switch. A frame between two hosts is captured twice, because it passes the
+    /// interfaces of both.
     #[track_caller]
     pub(crate) fn of_hosts(libraries: &Libraries, hosts: &Hosts) -> Option<Self> {
         let ports: Vec<_> = hosts.ports().collect();
@@ -58,24 +60,24 @@ impl Capture {
     ) -> Option<Self> {
         let mut command = Command::new(uiw_interop::require("dumpcap")?);
         let file = libraries.folder().join("wire.pcap");
-        // Room for whatever comes while dumpcap does not run: in the kernel in MiB, in dumpcap in
-        // frames and bytes.
+        // The buffers hold the frames that arrive while dumpcap is not scheduled: in the kernel
+        // (MiB) and in dumpcap (frames and bytes).
         command.args(kept).args(["-B", "64", "-N", "1000000", "-C", "200000000", "-w"]).arg(&file);
         for interface in interfaces {
             command.args(["-i", interface]);
         }
         let mut dumpcap = Running::start(at(command));
-        // Said behind the opening of the interfaces.
+        // dumpcap prints this line after it has opened the interfaces.
         dumpcap.wait_saying("File: ");
         Some(Self { dumpcap, file })
     }
 
-    /// Ends it: what passed.
+    /// Ends the capture and returns the traffic.
     pub(crate) fn end(self) -> Passed {
         Passed::read(&self.end_file())
     }
 
-    /// Ends it: the file, without a gap.
+    /// Ends the capture and returns its file. Panics if frames were dropped.
     pub(crate) fn end_file(self) -> PathBuf {
         self.wait_complete();
         let ended = self.dumpcap.interrupt();
@@ -89,7 +91,7 @@ impl Capture {
     }
 }
 
-/// Payload of one protocol between two ports, both directions.
+/// Payload of one protocol between two ports in both directions.
 #[derive(Default)]
 struct PortFlow {
     bytes: u64,
@@ -97,8 +99,8 @@ struct PortFlow {
 }
 
 impl Capture {
-    /// Waits until frames that have passed are in the file: dumpcap leaves behind what it has not
-    /// got when it is asked to end.
+    /// Waits until all frames that have passed are in the file, because dumpcap discards frames
+    /// that it has not read when it is asked to end.
     fn wait_complete(&self) {
         let len = || fs::metadata(&self.file).map_or(0, |file| file.len());
         let (mut last, mut since) = (len(), Instant::now());
@@ -117,9 +119,9 @@ impl Capture {
 pub(crate) struct Passed {
     tcp: BTreeMap<[SocketAddr; 2], PortFlow>,
     uiws_datagrams: u64,
-    /// Their hop limits.
+    /// Hop limits of uiw's datagrams.
     hop_limits: BTreeSet<u8>,
-    /// Datagrams that are not uiw's, by their destination.
+    /// Number of datagrams that are not uiw's, by destination.
     others_datagrams: BTreeMap<SocketAddr, u64>,
 }
 
@@ -137,14 +139,14 @@ impl Passed {
     fn frame(&mut self, frame: &[u8]) {
         let Some((header, mut ip)) = frame.split_at_checked(14) else { return };
         let (source, destination, protocol, len, hop_limit): (IpAddr, IpAddr, _, _, u8);
-        // IPv6 has no flag: a fragment has an extension header.
+        // IPv6 has no fragment flag in its header; a fragment has an extension header instead.
         let mut is_whole = true;
         match header[12..] {
             [0x08, 0x00] if ip.len() >= 20 => {
                 let header_len = usize::from(ip[0] & 15) * 4;
                 let of = |at: usize| Ipv4Addr::from_bits(word(ip, at)).into();
                 (source, destination, protocol, hop_limit) = (of(12), of(16), ip[9], ip[8]);
-                // DF, no more fragments, offset 0.
+                // DF is set, no more fragments follow, and the fragment offset is 0.
                 is_whole = short(ip, 6) == 0x4000;
                 len = usize::from(short(ip, 2)).checked_sub(header_len).expect("a length of IPv4");
                 ip = &ip[header_len.min(ip.len())..];
@@ -174,8 +176,8 @@ impl Passed {
         }
     }
 
-    /// A connection's first payload is the MPA Request Frame (RFC 5044 section 7.1.1), and nothing
-    /// was seen of it before.
+    /// Adds a TCP segment. A connection belongs to uiw if its first payload is the MPA Request
+    /// Frame (RFC 5044 section 7.1.1).
     fn segment(&mut self, ends: [SocketAddr; 2], payload: &[u8], len: usize) {
         let begins = payload.starts_with(b"MPA ID Req Frame");
         if len > 0 {
@@ -184,8 +186,9 @@ impl Passed {
         }
     }
 
-    /// docs/datagrams.md: version 1; a message has the port that it is sent from in its source QPN,
-    /// SIDR has 256 bytes. None is fragmented.
+    /// Adds a datagram. It belongs to uiw if it has the format of `docs/datagrams.md`: version 1,
+    /// with the source port as the port of the source QPN in a message, or a SIDR message of 256
+    /// bytes. uiw's datagrams are never fragmented.
     fn datagram(
         &mut self,
         [source, destination]: [SocketAddr; 2],
@@ -206,23 +209,24 @@ impl Passed {
         }
     }
 
-    /// Payload of uiw's TCP connections.
+    /// Returns the payload of uiw's TCP connections in bytes.
     pub(crate) fn uiws_tcp(&self) -> u64 {
         self.tcp.values().filter(|flow| flow.is_uiws).map(|flow| flow.bytes).sum()
     }
 
-    /// Messages of uiw's datagrams, those that the kernel sends as one counted once.
+    /// Returns the number of uiw's datagrams. Messages that the kernel sends as one are counted
+    /// once.
     pub(crate) fn uiws_datagrams(&self) -> u64 {
         self.uiws_datagrams
     }
 
-    /// The hop limits of uiw's datagrams, each once.
+    /// Returns the distinct hop limits of uiw's datagrams.
     pub(crate) fn hop_limits(&self) -> Vec<u8> {
         self.hop_limits.iter().copied().collect()
     }
 
-    /// Asserts that no other bytes passed than uiw's and connections for an end of which
-    /// `is_control` is true, with at most `limit` bytes in all: what the program says to itself.
+    /// Asserts that only uiw's bytes passed, and at most `limit` bytes on connections with an end
+    /// for which `is_control` is true, which carry the program's own control traffic.
     ///
     /// # Errors
     /// A description of the other traffic.

@@ -240,7 +240,7 @@ impl<M> TransmitQueue<M> {
 mod tests {
     use super::*;
 
-    /// Returns the bytes that TCP would take: up to `room` bytes of the pieces.
+    /// Returns the bytes that TCP accepts: at most `room` bytes of the pieces.
     fn take(queue: &TransmitQueue<u8>, room: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         for piece in queue.iter() {
@@ -253,8 +253,8 @@ mod tests {
         bytes
     }
 
-    /// TCP has no room right behind the last byte of memory: its request completes and the host
-    /// gives up the memory, while the next FPDU with memory of its own still waits.
+    /// TCP has no room directly after the last byte of the memory. The memory's request completes
+    /// and the host frees it, while the next FPDU, which has memory of its own, is still queued.
     #[test]
     fn sent_memory_released() {
         for taken in [9, 10, 11] {
@@ -271,7 +271,8 @@ mod tests {
                 }
                 queue.end_fpdu();
             }
-            // Of an FPDU of 10 bytes; with 9 the memory's own bytes are sent, and its CRC is not.
+            // The FPDU has 10 bytes; after 9 bytes the memory's own bytes have been sent, but not
+            // its CRC.
             let mut sent = take(&queue, taken);
             queue.advance(taken);
             let named: Vec<_> = queue

@@ -1,5 +1,5 @@
-//! A host in a few vectors, which checks what the stream may ask of it. Tests and the fuzz target
-//! `stream` use it.
+//! Test host that consists of a few vectors and checks the stream's requests. The tests and the
+//! fuzz target `stream` use it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,14 +11,14 @@ use uiw_stream::{
     SourceGone, StreamHost,
 };
 
-/// The STag of [`TestHost::memory`].
+/// STag of [`TestHost::memory`].
 pub(crate) const MEMORY: STag = STag(0x4D00);
 
-/// A posted request.
+/// Posted request.
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) request: Request,
-    /// Payload, or the bytes of its answer; the guard follows.
+    /// Payload, or memory for the bytes of the answer; the guard follows.
     pub(crate) bytes: Vec<u8>,
     pub(crate) msn: Option<u32>,
     pub(crate) completions: u32,
@@ -27,17 +27,17 @@ pub(crate) struct Posted {
 /// Memory, queues and completions of one end.
 #[derive(Debug)]
 pub(crate) struct TestHost {
-    /// Memory that the peer reaches; the guard follows.
+    /// Memory that the peer can access; the guard follows.
     pub(crate) memory: Vec<u8>,
-    /// Bytes behind all memory, which no operation may send or change.
+    /// Bytes after each block of memory, which no operation may send or change.
     guard: &'static [u8],
     pub(crate) requests: Vec<Posted>,
-    /// The number of the first request, and how many were built.
+    /// Number of the first request, and the number of requests that were built.
     pub(crate) first_id: u32,
     pub(crate) built: usize,
     /// Completed requests, in the order of their completions.
     pub(crate) completed: Vec<u32>,
-    /// Refused requests, and the feature that the peer lacks.
+    /// Refused requests with the feature that the peer lacks.
     pub(crate) refused: Vec<(u32, &'static str)>,
     /// Lengths of posted receives.
     pub(crate) receives: VecDeque<u32>,
@@ -47,20 +47,20 @@ pub(crate) struct TestHost {
     pub(crate) invalidated: Vec<STag>,
     /// STags that the peer may invalidate.
     pub(crate) may_invalidate: Vec<STag>,
-    /// The stream has ended, or was detached: nothing may be asked of the queues.
+    /// True if the stream has ended or was detached, so it must not access the queues.
     pub(crate) over: bool,
     pub(crate) detached: bool,
-    /// Memory is in elements of so many bytes.
+    /// Size in bytes of the elements that memory consists of.
     pub(crate) element: usize,
-    /// Payloads may be sent from where they lie.
+    /// Whether payloads may be sent directly from their memory.
     pub(crate) stable: bool,
-    /// Memory in the transmit queue was deregistered.
+    /// Whether memory in the transmit queue was deregistered.
     pub(crate) gone: bool,
-    /// The memory of requests and of receives was deregistered.
+    /// Whether the memory of requests and receives was deregistered.
     pub(crate) no_local_memory: bool,
-    /// Every completion queue is full.
+    /// Whether every completion queue is full.
     pub(crate) cq_full: bool,
-    /// Bytes that the peer may not touch.
+    /// Range of bytes that the peer may not access.
     pub(crate) forbidden: Range<usize>,
 }
 
@@ -105,7 +105,8 @@ impl TestHost {
         Self::with_memory(1 << 18, &[])
     }
 
-    /// Creates a host with `len` bytes that the peer may use, and `guard` behind all memory.
+    /// Creates a host with `len` bytes that the peer may access, and with `guard` after each block
+    /// of memory.
     pub(crate) fn with_memory(len: usize, guard: &'static [u8]) -> Self {
         Self {
             memory: guarded(&vec![0; len], guard),
@@ -175,7 +176,7 @@ impl TestHost {
         assert!(self.requests.iter().all(|posted| posted.completions <= 1));
     }
 
-    /// Every request has completed.
+    /// Asserts that every request has completed.
     pub(crate) fn assert_all_completed(&self) {
         let open: Vec<_> = self.requests.iter().filter(|posted| posted.completions != 1).collect();
         assert!(open.is_empty(), "{} requests, the first {:?}", open.len(), open[0].request);
@@ -201,7 +202,8 @@ impl TestHost {
         Ok(range)
     }
 
-    /// The bytes from `from` on that lie in one element, `len` at most.
+    /// Returns the range that begins at `from` and stays within one element, with at most `len`
+    /// bytes.
     fn in_element(&self, from: usize, len: usize) -> Range<usize> {
         let room = self.element - from % self.element;
         from..from + len.min(room)

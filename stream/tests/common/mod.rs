@@ -1,7 +1,7 @@
-//! Two streams back to back: a host with memory, queues and completions for each, a virtual clock,
-//! and a wire of which tests choose how it cuts. No thread, no socket.
+//! Connects two streams directly: each has a host with memory, queues and completions. The clock is
+//! virtual, and tests choose how the wire splits the bytes. There are no threads and no sockets.
 
-// Each test program uses a part of it.
+// Each test binary uses only a part of this module.
 #![allow(dead_code)]
 
 mod host;
@@ -29,17 +29,17 @@ pub(crate) enum Decision {
     Wait,
 }
 
-/// One stream, its host, and what it has reported.
+/// A stream, its host, and the events it has reported.
 pub(crate) struct End {
     pub(crate) stream: RdmapStream<Vec<u8>>,
     pub(crate) host: TestHost,
     config: RdmapConfig,
     pub(crate) decision: Decision,
-    /// Bytes on their way to this end.
+    /// Bytes in flight to this end.
     pub(crate) incoming: VecDeque<u8>,
-    /// The peer's FIN is behind them.
+    /// Whether the peer's FIN follows these bytes.
     pub(crate) incoming_fin: bool,
-    /// Bytes that came and were not taken.
+    /// Bytes that have arrived but were not consumed.
     pub(crate) unread: Vec<u8>,
     eof: bool,
     /// Every byte that this end has sent.
@@ -125,7 +125,7 @@ impl End {
                 Event::Failed(failure) => self.failed = Some(failure),
                 Event::Reconnect => self.reconnects += 1,
                 Event::Peer(kind) => {
-                    // An answer that is late still counts.
+                    // A late answer to the capability request still counts.
                     let before = self.kind.replace(kind);
                     assert!(matches!(before, None | Some(PeerKind::Foreign)), "decided twice");
                 }
@@ -138,8 +138,8 @@ impl End {
         }
     }
 
-    /// Takes the next `count` bytes of the wire, and what is whole of them. True when anything
-    /// happened.
+    /// Receives the next `count` bytes from the wire and consumes all that is complete. Returns
+    /// whether anything happened.
     fn receive(&mut self, count: usize, now: Time) -> bool {
         if !self.stream.accepts_bytes() {
             return false;
@@ -165,7 +165,8 @@ impl End {
         moved
     }
 
-    /// Up to `room` bytes that are due, in the order of the pieces; true when there was anything.
+    /// Returns at most `room` bytes to be sent, in the order of the pieces, and whether there was
+    /// anything to send.
     pub(crate) fn transmit(&mut self, room: usize, now: Time) -> (Vec<u8>, bool) {
         let mut bytes = Vec::new();
         let mut fin = false;
@@ -199,10 +200,10 @@ impl End {
     }
 }
 
-/// Source of the sizes of the next pieces that a sender passes on and that a receiver gets.
+/// Source of the sizes of the next pieces that are sent and received.
 pub(crate) type Cuts = Box<dyn FnMut() -> usize>;
 
-/// Two streams back to back; the first is the initiator.
+/// Two connected streams; the first one is the initiator.
 pub(crate) struct Pair {
     pub(crate) ends: [End; 2],
     pub(crate) now: Time,
@@ -241,7 +242,7 @@ impl Pair {
         }
     }
 
-    /// Moves bytes until nothing happens any more without the clock.
+    /// Transfers bytes until nothing more happens without advancing the clock.
     pub(crate) fn run(&mut self) {
         for _ in 0..1_000_000 {
             let mut moved = false;
@@ -260,8 +261,8 @@ impl Pair {
         panic!("the pair never comes to rest");
     }
 
-    /// The clock goes on by `wait`; deadlines that have passed are served, and what follows from
-    /// them.
+    /// Advances the clock by `wait`, and handles the deadlines that have passed and everything that
+    /// follows from them.
     pub(crate) fn advance(&mut self, wait: Duration) {
         self.now = self.now.after(wait);
         for end in &mut self.ends {
@@ -273,7 +274,7 @@ impl Pair {
         self.run();
     }
 
-    /// Like [`Pair::advance`], but nothing moves on the wire.
+    /// Like [`Pair::advance`], but transfers no bytes.
     pub(crate) fn delay(&mut self, wait: Duration) {
         let until = self.now.after(wait);
         loop {
@@ -291,7 +292,7 @@ impl Pair {
         }
     }
 
-    /// A call of one stream, and the events of it.
+    /// Calls a method of one stream and handles its events.
     pub(crate) fn call<R>(
         &mut self,
         n: usize,
@@ -303,12 +304,12 @@ impl Pair {
         result
     }
 
-    /// End `n` gets the next `count` bytes of the wire.
+    /// Delivers the next `count` bytes from the wire to end `n`.
     pub(crate) fn receive(&mut self, n: usize, count: usize) {
         self.ends[n].receive(count, self.now);
     }
 
-    /// The host of end `n` lets go of its stream.
+    /// Detaches the host of end `n` from its stream.
     pub(crate) fn detach(&mut self, n: usize) {
         self.call(n, RdmapStream::detach);
         self.ends[n].host.detached = true;
@@ -320,7 +321,7 @@ impl Pair {
         self.call(n, RdmapStream::receive_posted);
     }
 
-    /// An FPDU from nowhere, with a right CRC, arrives at end `n` behind everything else.
+    /// Injects an FPDU with a correct CRC, which arrives at end `n` after everything else.
     pub(crate) fn inject(&mut self, n: usize, header: &Header, payload: &[u8]) {
         let mut ulpdu = vec![0; header.len()];
         header.emit(&mut ulpdu);
@@ -353,17 +354,17 @@ pub(crate) fn config_with(change: impl FnOnce(&mut RdmapConfig)) -> RdmapConfig 
     config
 }
 
-/// A place in the memory of a host.
+/// Returns a location in the memory of a host.
 pub(crate) fn at(to: u64) -> Remote {
     Remote { stag: MEMORY, to }
 }
 
-/// Bytes that show where they come from.
+/// Returns bytes that identify their origin.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|n| (n as u8).wrapping_mul(31).wrapping_add((n >> 8) as u8).wrapping_add(seed)).collect()
 }
 
-/// A segment header on queue 0.
+/// Returns a segment header on queue 0.
 pub(crate) fn send_header(msn: u32, mo: u32, last: bool) -> Header {
     Header::Untagged(uiw_rdmap::untagged_header(Opcode::Send, uiw_rdmap::QN_SEND, msn, mo, last, 0))
 }

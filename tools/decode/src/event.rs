@@ -101,7 +101,7 @@ pub enum Event {
     },
     /// The direction cannot be decoded any further.
     NotFollowed {
-        /// Decoded bytes of the direction, counted from its startup frame.
+        /// Bytes of the direction before this point, counted from its startup frame.
         position: u64,
         /// Reason why it cannot be decoded.
         why: String,

@@ -12,7 +12,7 @@ use super::requests::{OutstandingRequest, OutstandingRequests, PartialResponse};
 use super::segment::{Parsed, has_invalidate, name};
 use super::terminate;
 
-/// Number of queues: 0 to 3 (RFC 5040 section 4.1, RFC 7306 section 4).
+/// Number of queues, which are numbered from 0 to 3 (RFC 5040 section 4.1, RFC 7306 section 4).
 const QUEUES: usize = 4;
 /// Number of bytes kept of a message. The longest RDMAP header, that of a complete Terminate, has
 /// 52 bytes.

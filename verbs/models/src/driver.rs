@@ -1,4 +1,4 @@
-//! The engine's files, and what stands in for the rest of the crate.
+//! Source files of the engine, and replacements for the rest of the crate.
 #![allow(dead_code, reason = "the models do not use all of the engine")]
 
 #[path = "../driver/epoll_waiter.rs"]

@@ -1,14 +1,14 @@
 //! Models of the progress engine of `uiw-verbs`.
 //!
 //! The engine's own source files (`verbs/src/driver`: choice of the driving thread, hand-off, sleep
-//! and wake-up) are compiled here with the types of loom, which runs every schedule of a few
-//! threads up to a number of preemptions, or of shuttle, which draws schedules of more threads at
-//! random. In place of descriptors, clock and network stand those of `driver`: a kernel that is a
+//! and wake-up) are compiled here with the types of loom or shuttle. loom runs every schedule of a
+//! few threads with a limited number of preemptions; shuttle runs random schedules of more threads.
+//! Descriptors, clock and network are replaced by those of `driver`: a kernel that consists of a
 //! lock and condition variables, a clock that is always late, and a stack that counts arrivals.
 //!
-//! A wait that nothing ends is a deadlock, which both tools report. A time-out passes when no
-//! thread can run, or after the core was unlocked: a wake-up that is lost while a timer repairs it
-//! is late, and not found.
+//! A wait that nothing ends is a deadlock, which both tools report. A timeout passes when no thread
+//! can run, or after the core has been unlocked. If a wake-up is lost while a timer is running, the
+//! thread only continues later, so this error is not found.
 //!
 //! `cargo xtask models` runs the tests of this crate.
 
@@ -19,7 +19,7 @@ pub use driver::{JoinHandle, Mutant, Post, Queue, Shard, pass, set_tick};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// Names the defect that is switched on in a process.
+/// Environment variable that names the defect to be enabled in a process.
 const MUTANT: &str = "UIW_MUTANT";
 
 static SWITCHED_ON: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(MUTANT).ok());
@@ -28,14 +28,14 @@ fn is_mutant(mutant: Mutant) -> bool {
     SWITCHED_ON.is_some() && is_switched_on(&format!("{mutant:?}"))
 }
 
-/// Returns whether the defect of this name is switched on: a [`Mutant`], or one of a test's own.
+/// Returns whether the defect with this name is enabled: a [`Mutant`], or one that a test defines.
 pub fn is_switched_on(name: &str) -> bool {
     SWITCHED_ON.as_deref() == Some(name)
 }
 
-/// Runs every schedule of `model` with at most as many preemptions as `LOOM_MAX_PREEMPTIONS` says,
-/// which loom reads; one if it is unset, which takes seconds. `cargo xtask models` sets it to
-/// three.
+/// Runs every schedule of `model` with at most `LOOM_MAX_PREEMPTIONS` preemptions. loom reads this
+/// variable; if it is unset, one preemption is used, which takes seconds. `cargo xtask models` sets
+/// it to three.
 #[cfg(loom)]
 pub fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -60,9 +60,9 @@ pub fn check(schedules: usize, model: impl Fn() + Sync + Send + 'static) {
     shuttle::check_random(model, schedules);
 }
 
-/// Returns whether a model of this test binary, by the name of its test, fails with the defect
-/// `mutant` switched on, with at most three preemptions. It runs in a process of its own, as
-/// unwinding through a schedule that has failed may abort.
+/// Returns whether a model of this test binary, given by the name of its test, fails with the
+/// defect `mutant` enabled and at most three preemptions. It runs in a process of its own, because
+/// unwinding through a failed schedule may abort.
 pub fn finds(mutant: &str, test: &str) -> bool {
     let this = std::env::current_exe().expect("the test program's path");
     let output = Command::new(this)

@@ -1,4 +1,4 @@
-//! Descriptors, their sleeps and the clock, with the interface of `verbs/src/driver/os.rs`.
+//! Descriptors, sleeps on them and the clock, with the interface of `verbs/src/driver/os.rs`.
 
 use super::sync::Mutex;
 use super::time::{self, Sleeper};
@@ -8,7 +8,8 @@ use std::ops::{Add, Sub};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A descriptor. A lock of its own, as the order of calls for different ones does not matter.
+/// Descriptor. Each has its own lock, because the order of calls on different descriptors does not
+/// matter.
 #[derive(Clone)]
 struct ModelFd(Arc<Mutex<FdState>>);
 
@@ -16,7 +17,7 @@ struct ModelFd(Arc<Mutex<FdState>>);
 struct FdState {
     /// Current value.
     count: usize,
-    /// Threads to be woken when something comes.
+    /// Threads to be woken when the descriptor becomes readable.
     sleepers: Vec<Arc<Sleeper>>,
 }
 
@@ -43,16 +44,16 @@ impl ModelFd {
         self.0.lock().count > 0
     }
 
-    /// Wakes the threads that sleep on it, which then check its state again.
+    /// Wakes the threads that sleep on the descriptor; they then check its state again.
     fn wake_all(&self) {
         let sleepers = std::mem::take(&mut self.0.lock().sleepers);
         sleepers.iter().for_each(|sleeper| sleeper.wake());
     }
 }
 
-/// Sleeps until one of `fds` is readable, or a time passes.
+/// Sleeps until one of `fds` is readable or the timeout has passed.
 fn sleep(fds: [Option<&ModelFd>; 2], timeout: Option<Duration>) -> [bool; 2] {
-    // A deadline that has passed is one that passes next.
+    // An expired deadline is treated as one that expires next.
     let mut timeout = timeout.map(|wait| wait.max(STEP));
     loop {
         let sleeper = Arc::<Sleeper>::default();
@@ -72,7 +73,7 @@ fn sleep(fds: [Option<&ModelFd>; 2], timeout: Option<Duration>) -> [bool; 2] {
     }
 }
 
-/// The stack's descriptor: readable while there are arrivals.
+/// Descriptor of the stack, which is readable while there are arrivals.
 pub(super) struct StackFd(ModelFd);
 
 impl StackFd {
@@ -80,18 +81,18 @@ impl StackFd {
         Self(ModelFd::new())
     }
 
-    /// The peer sends something.
+    /// Simulates data sent by the peer.
     pub(super) fn arrive(&self) {
         self.0.add();
     }
 
-    /// Reads all that has arrived.
+    /// Reads all arrivals and returns their number.
     pub(super) fn read(&self) -> usize {
         self.0.take()
     }
 }
 
-/// An eventfd.
+/// Models an eventfd.
 pub(super) struct WakeFd(ModelFd);
 
 impl WakeFd {
@@ -108,7 +109,7 @@ impl WakeFd {
         self.0.take();
     }
 
-    /// Reads it. How much was in it.
+    /// Reads the descriptor and returns its value.
     pub(super) fn read(&self) -> usize {
         self.0.take()
     }
@@ -122,7 +123,7 @@ impl WakeFd {
     }
 }
 
-/// An epoll set with a wake fd in it.
+/// Epoll set that contains a wake descriptor.
 pub(super) struct EpollSet([ModelFd; 2]);
 
 impl EpollSet {
@@ -141,7 +142,7 @@ impl EpollSet {
     }
 }
 
-/// The epoll set of a channel.
+/// Epoll set of a channel.
 pub(crate) struct ChannelSet {
     tokens: ModelFd,
     watched: Mutex<Option<ModelFd>>,
@@ -162,7 +163,7 @@ impl ChannelSet {
         self.tokens.wake_all();
     }
 
-    /// The application's poll(2).
+    /// Models poll(2) of the application.
     pub(super) fn sleep(&self) {
         loop {
             let watched = self.watched.lock().clone();
@@ -174,7 +175,8 @@ impl ChannelSet {
                 readable |= state.count > 0;
                 state.sleepers.push(Arc::clone(&sleeper));
             }
-            // It was changed before this thread was registered to be woken.
+            // The watched descriptor may have changed before this thread was registered to be
+            // woken.
             let changed = self.watched.lock().is_some() != watched.is_some();
             if readable {
                 return;
@@ -186,7 +188,7 @@ impl ChannelSet {
     }
 }
 
-/// Returns whether the stack has something.
+/// Returns whether the stack has arrivals.
 pub(super) fn is_readable(stack: &StackFd) -> bool {
     stack.0.is_readable()
 }
@@ -195,22 +197,21 @@ pub(super) fn sleep_for(_: Duration) {
     time::yield_now();
 }
 
-/// A time of a clock that is later with every reading: every deadline has passed.
+/// Time of a clock that advances with every reading, so every deadline has passed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Instant(Duration);
 
-/// A time-out that has not passed.
+/// Timeout that has not expired.
 const STEP: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Clock over all executions of a model: only differences matter.
+    /// Current time, shared by all executions of a model; only differences matter.
     static CLOCK: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     /// Advance of the clock per reading.
     static TICK: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Every reading of the clock is `tick` later than the one before. It does not matter where the
-/// clock begins.
+/// Makes the clock advance by `tick` with every reading. The initial time does not matter.
 pub fn set_tick(tick: Duration) {
     TICK.set(tick);
 }
@@ -252,7 +253,7 @@ pub(super) fn thread_id() -> i32 {
     0
 }
 
-/// No thread runs long enough between two of its steps.
+/// Returns `None`: no thread runs long enough between two of its steps.
 pub(super) fn thread_time(_: i32) -> Option<Duration> {
     None
 }

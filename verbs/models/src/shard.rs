@@ -1,5 +1,5 @@
-//! A shard with a completion queue, as `driver/shard.rs`, `driver/core.rs` and `cq.rs` of
-//! `uiw-verbs` make them, without protocol.
+//! A shard with a completion queue like those in `driver/shard.rs`, `driver/core.rs` and `cq.rs` of
+//! `uiw-verbs`, but without a protocol.
 
 use super::handoff::{Handoff, PendingWork};
 use super::os::{ChannelSet, Instant, StackFd, WakeFd};
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Something to do for the holder of the core.
+/// Work for the holder of the core.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Post {
     /// Completes when it is served.
     Send,
-    /// Sets a deadline when it is served; completes in the first round after that.
+    /// Sets a deadline when it is served, and completes in the first round after the deadline.
     Timer,
 }
 
@@ -27,22 +27,22 @@ struct ModelCore {
     deadline: Option<Instant>,
     published_deadline: Option<Instant>,
     wakes: Vec<Waker>,
-    /// Tokens for channels of queues that have raised an event, or may have one whose token is
-    /// withheld.
+    /// Tokens of the channels whose queues have raised an event, or may have done so while their
+    /// token is withheld.
     tokens: Vec<TokenAction>,
     queue: Arc<Queue>,
-    /// Completions that a command has asked for.
+    /// Number of completions that commands have requested.
     commands: usize,
 }
 
-/// A completion queue with an event channel.
+/// Completion queue with an event channel.
 pub struct Queue {
     inner: Mutex<CompletionCount>,
     channel: Arc<EventChannel>,
     set: Arc<ChannelSet>,
 }
 
-/// An event channel, with what `comp_channel/withheld.rs` adds for a program that is always
+/// Event channel, including the logic of `comp_channel/withheld.rs` for a program that is always
 /// observed to poll before it sleeps.
 struct EventChannel {
     fd: WakeFd,
@@ -72,7 +72,7 @@ enum TokenAction {
 }
 
 impl TokenAction {
-    /// `posts`: the thread posts.
+    /// Performs the action. `posts` is true if it was caused by a post of the calling thread.
     fn give(&self, state: &State, posts: bool) {
         let (Self::Due(channel) | Self::Completed(channel)) = self;
         match self {
@@ -110,7 +110,7 @@ impl Queue {
         tokens.push(if fires { TokenAction::Due(channel) } else { TokenAction::Completed(channel) });
     }
 
-    /// Takes all completions. How many.
+    /// Takes all completions and returns their number.
     pub fn pop(&self) -> usize {
         std::mem::take(&mut self.inner.lock().queued)
     }
@@ -127,7 +127,7 @@ impl Queue {
     }
 }
 
-/// A shard of the model.
+/// Shard of the model.
 pub struct Shard {
     handoff: Handoff<ModelCore, Post>,
     rounds: AtomicU32,
@@ -138,7 +138,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// A shard without its background thread.
+    /// Creates a shard without its background thread.
     pub fn new() -> Arc<Self> {
         let stack = Arc::new(StackFd::new());
         let queue = Arc::new(Queue::new());
@@ -165,7 +165,7 @@ impl Shard {
         })
     }
 
-    /// Runs `model` on a shard with its background thread, which then ends.
+    /// Runs `model` on a shard with its background thread, which exits afterwards.
     pub fn with_background(model: impl FnOnce(&Arc<Self>)) {
         let shard = Self::new();
         let (state, weak) = (Arc::clone(&shard.state), Arc::downgrade(&shard));
@@ -186,7 +186,7 @@ impl Shard {
         &self.queue
     }
 
-    /// The peer sends what completes a receive.
+    /// Simulates data from the peer that completes a receive.
     pub fn arrive(&self) {
         self.stack.arrive();
     }
@@ -208,7 +208,7 @@ impl Shard {
         self.state.coalesce_timer();
     }
 
-    /// Models a control call, without waiting for its result: it completes.
+    /// Models a control call without waiting for its result; the call completes later.
     pub fn command(self: &Arc<Self>) {
         if let Some(mut busy) = self.try_lock() {
             busy.core().command();
@@ -218,7 +218,7 @@ impl Shard {
         }
     }
 
-    /// Models `ibv_poll_cq`: takes all completions, and drives when there is none.
+    /// Models `ibv_poll_cq`: takes all completions, and drives the shard if there are none.
     pub fn poll(self: &Arc<Self>) -> usize {
         self.state.hint_poll();
         let taken = self.queue.pop();
@@ -239,7 +239,7 @@ impl Shard {
     }
 
     /// Sleeps in poll(2) until the queue's channel is readable, and takes the event. Panics if
-    /// there is none then.
+    /// there is no event.
     pub fn wait_for_event(self: &Arc<Self>) {
         self.queue.set.sleep();
         let channel = &self.queue.channel;
@@ -253,7 +253,8 @@ impl Shard {
         self.state.disarm(&self.watch);
     }
 
-    /// A blocking wait for so many completions. Others may take them.
+    /// Models a blocking wait until `count` completions have been made; other threads may take
+    /// them.
     pub fn wait(self: &Arc<Self>, count: usize) {
         let done = progress::block_on(self, None, |cx| self.queue.poll_ready(count, cx));
         assert!(done.is_some(), "no deadline was given");
@@ -324,11 +325,11 @@ impl ModelCore {
     }
 }
 
-/// The core, held.
+/// The core while it is locked.
 struct BusyCore<'a> {
     shard: &'a Arc<Shard>,
     core: Option<TryMutexGuard<'a, ModelCore>>,
-    /// This is a post of the thread.
+    /// Whether the calling thread is posting.
     posts: bool,
 }
 
@@ -375,7 +376,7 @@ impl BusyCore<'_> {
         done
     }
 
-    /// Unlocks the core, and gives the wake-ups that are due.
+    /// Unlocks the core and performs the pending wake-ups.
     fn release(&mut self) {
         let Some(mut core) = self.core.take() else { return };
         let wakes = std::mem::take(&mut core.wakes);

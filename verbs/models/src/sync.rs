@@ -13,7 +13,7 @@ pub(super) use super::time::yield_now;
 pub(super) use model::sync::{Condvar, MutexGuard};
 pub(super) use model::thread;
 
-/// A lock that a thread waits for.
+/// Lock that threads wait for.
 #[derive(Default)]
 pub(super) struct Mutex<T>(model::sync::Mutex<T>);
 
@@ -27,12 +27,12 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A lock that the data path only tries to take: a flag that is taken and released by
-/// read-modify-writes. loom's own lock would make a thread that is about to try wait until the
-/// holder unlocks, so that a try that fails is missed in some schedules.
+/// Lock that the data path only tries to take: a flag that read-modify-write operations set and
+/// clear. With loom's own lock, a thread that is about to try would wait until the holder unlocks,
+/// so failed attempts would be missing from some schedules.
 pub(super) struct TryMutex<T> {
     held: atomic::AtomicBool,
-    /// Taken only by the thread that has set `held`.
+    /// Accessed only by the thread that has set `held`.
     value: std::sync::Mutex<T>,
 }
 
@@ -83,15 +83,15 @@ impl<T> std::ops::DerefMut for TryMutexGuard<'_, T> {
 impl<T> Drop for TryMutexGuard<'_, T> {
     fn drop(&mut self) {
         self.value = None;
-        // A read-modify-write, as parking_lot's.
+        // Unlocking is a read-modify-write, as in parking_lot.
         self.held.swap(false, Ordering::Release);
         super::time::pass();
     }
 }
 
-/// loom takes a sequentially consistent access for an acquire or a release. The fences make of it
-/// what every target of the engine does: such a store is visible to each such load that comes
-/// later.
+/// Strengthens an access for loom, which treats a sequentially consistent access only as acquire or
+/// release. With the fences, such a store is visible to each such load that follows, as on all
+/// targets of the engine.
 fn fence(order: Ordering) {
     if order == Ordering::SeqCst {
         atomic::fence(Ordering::SeqCst);
@@ -131,7 +131,7 @@ atomic!(AtomicBool, bool);
 atomic!(AtomicU32, u32);
 atomic!(AtomicU64, u64);
 
-/// Defines a value of each thread of the model.
+/// Defines a value for each thread of the model.
 macro_rules! per_thread {
     ($name:ident: $type:ty = $init:expr) => {
         #[cfg(loom)]

@@ -1,15 +1,15 @@
-//! Threads, and when a time-out passes: when no other thread can run, or after the core was
-//! unlocked.
+//! Threads, and the expiry of timeouts: a timeout expires when no other thread can run, or after
+//! the core has been unlocked.
 //!
-//! A sleep with a time-out that ended at once would be a loop that yields, of which loom runs
-//! schedules without end in which the thread that would end it never runs.
+//! If a sleep with a timeout ended immediately, it would be a loop that yields. loom would then run
+//! endless schedules in which the thread that ends the loop never runs.
 
 use super::sync::{Condvar, Mutex, thread};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// A thread in one sleep.
+/// State of a thread in a single sleep.
 #[derive(Default)]
 pub(super) struct Sleeper {
     state: Mutex<SleepState>,
@@ -24,14 +24,14 @@ enum SleepState {
     Woken,
 }
 
-/// State of all threads of a model, counted outside of the tools' view: every thread of a model
-/// runs on one thread of the system.
+/// State of all threads of a model. loom and shuttle do not see it: all threads of a model run on a
+/// single thread of the system.
 #[derive(Default)]
 struct ThreadStates {
     live: usize,
-    /// Threads in a sleep, or waiting for the end of another.
+    /// Number of threads that sleep or wait for the end of another thread.
     asleep: usize,
-    /// Threads whose sleep has a time-out.
+    /// Threads whose sleep has a timeout.
     timed: Vec<Arc<Sleeper>>,
 }
 
@@ -39,7 +39,7 @@ thread_local! {
     static THREADS: RefCell<ThreadStates> = RefCell::default();
 }
 
-/// A model begins: the calling thread is its only one.
+/// Starts a model; the calling thread is its only thread.
 pub(crate) fn begin() {
     THREADS.set(ThreadStates { live: 1, ..ThreadStates::default() });
 }
@@ -48,13 +48,13 @@ fn count(change: impl FnOnce(&mut ThreadStates)) {
     THREADS.with_borrow_mut(change);
 }
 
-/// Lets all time-outs pass.
+/// Makes all timeouts expire.
 pub fn pass() {
     let timed = THREADS.with_borrow_mut(|threads| std::mem::take(&mut threads.timed));
     timed.iter().for_each(|sleeper| sleeper.wake());
 }
 
-/// Lets all time-outs pass if no thread can run.
+/// Makes all timeouts expire if no thread can run.
 fn pass_if_idle() {
     if THREADS.with_borrow(|threads| threads.asleep == threads.live) {
         pass();
@@ -71,7 +71,7 @@ impl Sleeper {
     }
 }
 
-/// Sleeps until woken. `timed`: or until time passes.
+/// Sleeps until woken or, if `timed` is true, until the timeout expires.
 pub(super) fn sleep(sleeper: &Arc<Sleeper>, timed: bool) {
     {
         let mut state = sleeper.state.lock();
@@ -98,17 +98,17 @@ pub(super) fn yield_now() {
     sleep(&Arc::default(), true);
 }
 
-/// A thread of a model.
+/// Handle of a thread of a model.
 pub struct JoinHandle {
     thread: thread::JoinHandle<()>,
     end: Arc<ThreadEnd>,
 }
 
-/// The end of a thread.
+/// State of the end of a thread.
 #[derive(Default)]
 struct ThreadEnd {
     has_come: AtomicBool,
-    /// Another thread waits for it.
+    /// Whether another thread waits for the end.
     is_awaited: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! Every schedule of a few threads, with a bounded number of preemptions: see [`check`].
+//! Runs every schedule of a few threads with a limited number of preemptions: see [`check`].
 #![cfg(not(feature = "shuttle"))]
 
 use std::sync::Arc;
@@ -6,7 +6,8 @@ use std::time::Duration;
 use uiw_models::{Mutant, Post, Shard, check, finds, is_switched_on, pass, set_tick};
 
 fn with_background(model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static) {
-    // Longer than each time within which the engine takes one call for the sign of another.
+    // The tick is longer than every period in which the engine takes one call as a hint for another
+    // one.
     with_clock(Duration::from_millis(20), model);
 }
 
@@ -17,7 +18,7 @@ fn with_clock(tick: Duration, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send +
     });
 }
 
-/// Three threads that have work for the core at the same time, none of which comes back: all is
+/// Three threads have work for the core at the same time and make no further call; all work must be
 /// served.
 #[test]
 fn posts_and_commands_not_lost() {
@@ -32,7 +33,7 @@ fn posts_and_commands_not_lost() {
     });
 }
 
-/// A thread that posts without polling: the background thread serves it.
+/// A thread posts without polling, so the background thread must serve the request.
 #[test]
 fn coalesced_posts_are_served() {
     with_background(|shard| {
@@ -45,7 +46,7 @@ fn coalesced_posts_are_served() {
     });
 }
 
-/// A thread that waits while two others post and poll, beside the background thread.
+/// A thread waits while two others post and poll, in addition to the background thread.
 #[test]
 fn waiter_sees_completions_of_pollers() {
     with_background(|shard| {
@@ -57,7 +58,7 @@ fn waiter_sees_completions_of_pollers() {
     });
 }
 
-/// An arrival while a thread waits and another one polls once.
+/// Data arrives while a thread waits and another one polls once.
 #[test]
 fn waiter_sees_an_arrival() {
     with_background(|shard| {
@@ -70,7 +71,7 @@ fn waiter_sees_an_arrival() {
     });
 }
 
-/// A deadline that another thread sets while a thread begins to wait.
+/// Another thread sets a deadline while a thread begins to wait.
 #[test]
 fn waiter_sees_a_deadline() {
     with_background(|shard| {
@@ -83,10 +84,10 @@ fn waiter_sees_a_deadline() {
     });
 }
 
-/// A defect of a program: it arms after its last poll.
+/// Defect of a program: it arms the queue after its last poll.
 const NO_POLL_AFTER_ARM: &str = "NoPollAfterArm";
 
-/// A program that polls, arms, polls again and sleeps in a poll(2) of its own.
+/// A program polls, arms, polls again and sleeps in its own poll(2).
 #[test]
 fn armed_queue_raises_an_event() {
     with_background(move |shard| {
@@ -96,8 +97,8 @@ fn armed_queue_raises_an_event() {
     });
 }
 
-/// Polls, arms, polls again and sleeps, until `count` completions were taken. An event may be of an
-/// empty queue.
+/// Polls, arms, polls again and sleeps until `count` completions have been taken. The queue may be
+/// empty after an event.
 fn take_by_events(shard: &Arc<Shard>, count: usize) {
     let mut taken = shard.poll();
     while taken < count {
@@ -113,7 +114,8 @@ fn take_by_events(shard: &Arc<Shard>, count: usize) {
     assert_eq!(taken, count);
 }
 
-/// A channel that is readable for an arrival has an event, whatever other threads find meanwhile.
+/// A channel that is readable because of an arrival has an event, whatever other threads do in the
+/// meantime.
 #[test]
 fn readable_channel_has_an_event() {
     with_background(|shard| {
@@ -126,8 +128,8 @@ fn readable_channel_has_an_event() {
     });
 }
 
-/// A program that posts after it has armed, and sleeps without a poll: the token that its post
-/// withholds is written.
+/// A program posts after it has armed the queue, and sleeps without polling. The token withheld by
+/// its post must be written.
 #[test]
 fn withheld_token_ends_the_sleep() {
     with_background(|shard| {
@@ -138,7 +140,8 @@ fn withheld_token_ends_the_sleep() {
     });
 }
 
-/// The same, while another thread reads an arrival, which the sleeping program is to see.
+/// Like the previous test, but another thread reads an arrival, of which the sleeping program must
+/// be informed.
 #[test]
 fn arrival_read_elsewhere_ends_sleep() {
     with_background(|shard| {
@@ -158,13 +161,15 @@ fn arrival_read_elsewhere_ends_sleep() {
     });
 }
 
-/// A wait, and then a sleep outside of the engine: the background thread serves what arrives then.
+/// A thread waits in the engine and then sleeps outside of it. The background thread must serve
+/// data that arrives during the sleep.
 #[test]
 fn armed_queue_raises_event_after_wait() {
-    // So short that arming is taken for the prelude of another wait, and wakes no thread.
+    // The tick is so short that arming is taken as the beginning of another wait, and wakes no
+    // thread.
     with_clock(Duration::from_micros(100), |shard| {
         let other = shard.spawn(|shard| {
-            // The background thread parks beside a thread that sleeps.
+            // The background thread parks while another thread sleeps.
             pass();
             shard.arrive();
         });

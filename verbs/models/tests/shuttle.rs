@@ -1,4 +1,4 @@
-//! Random schedules of more threads.
+//! Runs random schedules of more threads.
 #![cfg(feature = "shuttle")]
 
 use std::time::Duration;
@@ -6,8 +6,9 @@ use uiw_models::{Mutant, Post, Shard, check, finds, set_tick};
 
 const SCHEDULES: usize = 20_000;
 
-/// Threads that post, coalesce, command and set deadlines, arrivals, two threads that wait and one
-/// that polls, beside the background thread: everything completes, and every wait ends.
+/// Runs threads that post, coalesce, command and set deadlines, arrivals, two threads that wait and
+/// one that polls, in addition to the background thread. Everything must complete, and every wait
+/// must end.
 fn everything(schedules: usize) {
     check(schedules, || {
         set_tick(Duration::from_millis(1));

@@ -102,8 +102,8 @@ mod tests {
         StreamInfo { unacked, not_sent, last_ack, probes: Some(probes), ..StreamInfo::default() }
     }
 
-    /// Checks when they are due, until `end`; `state` is what the stack reports then. Returns when
-    /// the peer was found dead.
+    /// Runs the checks when they are due, until `end`. `state` returns the state that the stack
+    /// reports at a time. Returns the time at which the peer was found dead.
     fn run(end: u64, state: impl Fn(u64) -> StreamInfo) -> Option<u64> {
         let mut liveness = Liveness::IDLE;
         liveness.on_sent(Some(LIMIT), at(0));
@@ -139,9 +139,9 @@ mod tests {
 
     #[test]
     fn closed_window_with_answered_probes_alive() {
-        // Every two minutes a probe, and its answer.
+        // A probe is sent and answered every two minutes.
         assert_eq!(run(10_000, |now| info(0, 4096, now % 120, 0)), None);
-        // A check that meets the probe before its answer.
+        // A check may happen between a probe and its answer.
         assert_eq!(run(10_000, |now| info(0, 4096, now % 122, u32::from(now % 122 >= 120))), None);
     }
 

@@ -386,7 +386,8 @@ mod tests {
         assert_eq!(results.recv().unwrap(), 1);
     }
 
-    /// Another thread has the core, or this one, in whose round a signal handler calls `exit`.
+    /// Another thread holds the core, or this thread does, and a signal handler calls `exit` during
+    /// its round.
     #[test]
     fn final_wait_respects_timeout() {
         let device = Device::open().unwrap();

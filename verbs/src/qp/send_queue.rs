@@ -622,7 +622,7 @@ mod tests {
         queue.advance(5);
         queue.retire_sent(u32::MAX - 2, 5, &[u32::MAX - 2, u32::MAX, 1], |cqe| Some(cqe.wc.wr_id));
         assert_eq!((queue.len(), queue.reported), (1, 5));
-        // The ring has eight places: the entries behind wrap.
+        // The ring has eight entries, so the later requests wrap around.
         (6..12).for_each(|id| post(&mut queue, id));
         assert_eq!(unbuilt(&mut queue), (2, (5..8).collect()));
         queue.advance(3);
@@ -664,7 +664,7 @@ mod tests {
         queue.built(0);
         assert!(!queue.all_seen(9), "not over");
         queue.done(0, WcStatus::Success);
-        // Eight completions, of others, are in front of it.
+        // Eight completions of other queue pairs precede it.
         queue.retire(None, |_| Some(8));
         assert!(!queue.all_seen(8), "completed, but not taken by the application");
         assert!(queue.all_seen(9));

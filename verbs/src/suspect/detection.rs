@@ -117,7 +117,7 @@ mod tests {
         };
         let of = |codes| Suspect::of_first_terminate(&ConnConfig::default(), &negotiated, true, codes);
         assert_eq!(of((1, 1, 0)), Some(Suspect::CapabilityExchange));
-        // Damaged on the way.
+        // The Terminate reports damage on the path, so the peer is not suspected.
         assert_eq!((of((2, 0, 2)), of((2, 0, 3))), (None, None));
     }
 

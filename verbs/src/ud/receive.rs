@@ -306,7 +306,7 @@ impl Endpoint {
         services: &mut Services,
     ) {
         let message = Message {
-            // The length is at most that of a message and the route header.
+            // The length is at most that of a message (4,096 bytes) and the route header.
             byte_len: (arrived.len() + HEADROOM - uiw_datagram::CRC_LEN) as u32,
             source: header.source.raw(),
             immediate: header.immediate,

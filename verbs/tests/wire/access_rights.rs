@@ -1,4 +1,4 @@
-//! Rights of peers that a program changes while its queue pair is connected.
+//! Tests changes of the peers' access rights while a queue pair is connected.
 
 use crate::common::{ALL, End, Make, fill, peek, plain, responder, responder_opt, tcp_pair};
 use crate::peer::{tagged, terminate_of, untagged};
@@ -21,8 +21,8 @@ fn write_refused_from_segment_after_removal() {
     assert_eq!(peek(&end.mr, 0, 13), b"placed\0\0\0\0\0\0\0");
 }
 
-/// The peer's window is closed in the midst of the answer. What was read before may still come, and
-/// ends with a segment.
+/// The access rights are removed in the middle of a Read Response. Data that was read before may
+/// still be sent, up to the end of a segment.
 #[test]
 fn read_answer_ends_after_removal() {
     const LEN: u32 = 48 << 20;
@@ -57,7 +57,7 @@ fn atomic_refused_after_removal() {
     assert_eq!(u64::from_ne_bytes(peek(&end.mr, 0, 8).try_into().unwrap()), 1);
 }
 
-/// The threads of the devices drive, and the call may come in the midst of a segment.
+/// The devices' own threads make progress, so the call may happen in the middle of a segment.
 #[test]
 fn removal_waits_for_segment_under_way() {
     const LEN: usize = 64 << 10;

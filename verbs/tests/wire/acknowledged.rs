@@ -1,5 +1,5 @@
-//! Acknowledged completion: success says that the peer has placed it, an error lands on the request
-//! that caused it.
+//! Tests acknowledged completion: success means that the peer has placed the data, and an error is
+//! reported for the request that caused it.
 
 use crate::common::{End, Make, initiator_opt, pair_of, plain};
 use crate::peer::{enhanced, reply, tagged, with};
@@ -46,7 +46,7 @@ fn bad_write_fails_alone() {
     let write = |rkey: u32| SendOp::Write { remote: Remote { addr: b.mr.addr(), rkey: STag(rkey) } };
     let good = b.mr.rkey().0;
     for (id, rkey) in [(1, good), (2, good), (3, good ^ 0x5500), (4, good)] {
-        // Signaled or not: the failure is reported.
+        // The failure is reported whether or not the request is signaled.
         let flags = if id == 3 { SendFlags::empty() } else { SendFlags::SIGNALED };
         a.post(id, write(rkey), &[a.sge(0, 16)], flags).unwrap();
     }
@@ -128,8 +128,8 @@ fn without_ord_completions_come_as_usual() {
     a.sent_ok(1);
 }
 
-/// An RNIC answers even after the QP is destroyed; a stream is answered until its peer cannot be
-/// waiting.
+/// An RNIC acknowledges requests even after its QP is destroyed. In the same way, a destroyed queue
+/// pair answers until its peer can no longer be waiting.
 #[test]
 fn destroyed_queue_pair_leaves_no_acknowledgement() {
     for ord in [1, 4] {
@@ -145,7 +145,7 @@ fn destroyed_queue_pair_leaves_no_acknowledgement() {
             for id in 0..20 {
                 b.received_ok(id);
             }
-            // As soon as it has everything, it is gone.
+            // The queue pair is destroyed as soon as it has received everything.
             drop(b.qp);
             for id in 0..20 {
                 a.sent_ok(id);
@@ -170,8 +170,8 @@ fn unanswered_drain_read_times_out() {
     assert_eq!(now() - start, close_timeout);
 }
 
-/// Segments that are still in flight to a destroyed queue pair are taken: an RNIC would have taken
-/// them before the destruction.
+/// Segments in flight to a destroyed queue pair are consumed without being placed: an RNIC would
+/// have received them before the destruction.
 #[test]
 fn segments_during_drain_not_placed() {
     let end = End::new();

@@ -1,4 +1,4 @@
-//! Our own end of a test: a queue pair with everything it needs, on a device of its own.
+//! One of our own ends in a test: a queue pair with all its objects, on a device of its own.
 
 use crate::peer::{Peer, Port, enhanced, reply, request, with};
 use crate::simulation;
@@ -25,18 +25,19 @@ pub(crate) fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// A loopback address of this call alone, on which nothing listens: the system gives its port to no
-/// socket of another address, so no other test, of this process or another, takes it before the
-/// caller does.
+/// Returns a loopback address on which nothing listens and that only this call returns. The system
+/// does not assign the port of one address to sockets of other addresses, so no other test, in this
+/// or another process, uses it before the caller does.
 pub(crate) fn closed_addr() -> SocketAddr {
     static CALLS: AtomicU32 = AtomicU32::new(0);
-    // The upper half of 127.0.0.0/8, by process and call.
+    // The host part is from the upper half of 127.0.0.0/8 and depends on the process and the call.
     let host = 1 << 23 | (std::process::id() & 0xF_FFFF) << 3 | CALLS.fetch_add(1, Ordering::Relaxed) & 7;
     let ip = Ipv4Addr::from_bits(Ipv4Addr::new(127, 0, 0, 0).to_bits() | host);
     std::net::TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap()
 }
 
-/// Options towards a scripted peer: client-server, nothing of our own on the wire.
+/// Options for connections to a scripted peer: client-server model, and no messages that the engine
+/// sends on its own.
 pub(crate) fn plain() -> ConnConfig {
     ConnConfig::default()
         .peer_to_peer(false)
@@ -126,18 +127,18 @@ pub(crate) fn next_wc(device: &Device, cq: &Cq) -> Wc {
     out[0]
 }
 
-/// A device on the simulated network.
+/// Creates a device on the simulated network.
 pub(crate) fn device() -> Device {
     simulation::device(Limits::default())
 }
 
 impl End {
-    /// Creates the world on the simulated network.
+    /// Creates an end on the simulated network.
     pub(crate) fn new() -> Self {
         Self::on(&device())
     }
 
-    /// Creates the world on the kernel's TCP.
+    /// Creates an end on the kernel's TCP.
     pub(crate) fn tcp() -> Self {
         Self::on(&Device::open().unwrap())
     }
@@ -180,7 +181,7 @@ impl End {
         sges: &[Sge],
         flags: SendFlags,
     ) -> Result<(), PostError> {
-        // SAFETY: tests keep the memory of what they post, and look at it only through copies.
+        // SAFETY: tests keep the memory of posted requests, and only access it through copies.
         unsafe { self.qp.post_send([SendWr { wr_id, op, sges, flags }]) }
     }
 
@@ -209,7 +210,7 @@ impl End {
         next_wc(&self.device, &self.rcq)
     }
 
-    /// The next send completion is `wr_id` with success.
+    /// Asserts that the next send completion is that of `wr_id` with success, and returns it.
     pub(crate) fn sent_ok(&self, wr_id: u64) -> Wc {
         let wc = self.sent();
         assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success), "{wc:?}");
@@ -281,7 +282,7 @@ impl End {
         uiw_verbs::Remote { addr: self.mr.addr() + offset, rkey: self.mr.rkey() }
     }
 
-    /// Asserts that nothing more is reported: neither completions nor events.
+    /// Asserts that no completion and no event is pending.
     pub(crate) fn nothing_more(&self) {
         pass(&self.device, Duration::from_millis(20));
         let mut out = Vec::new();
@@ -293,8 +294,8 @@ impl End {
     }
 }
 
-/// A responder of ours towards a scripted initiator, in Full Operation; the initiator has not sent
-/// an FPDU.
+/// Accepts a scripted initiator at one of our ends. The connection is in Full Operation, and the
+/// initiator has not sent an FPDU.
 pub(crate) fn responder_with(end: &End, options: &ConnConfig, request: &Frame) -> (Peer, Frame) {
     let listener = end.listen(options);
     let mut peer = Peer::connect(listener.local_addr());
@@ -305,7 +306,7 @@ pub(crate) fn responder_with(end: &End, options: &ConnConfig, request: &Frame) -
     (peer, reply)
 }
 
-/// Like [`responder_with`] with plain options and the first FPDU through.
+/// Like [`responder_with`], with plain options and after the first FPDU has been exchanged.
 pub(crate) fn responder(end: &End) -> Peer {
     responder_opt(end, &plain())
 }
@@ -317,7 +318,7 @@ pub(crate) fn responder_opt(end: &End, options: &ConnConfig) -> Peer {
     peer
 }
 
-/// An initiator of ours towards a scripted responder, in Full Operation.
+/// Connects one of our ends to a scripted responder; the connection is in Full Operation.
 pub(crate) fn initiator(end: &End) -> Peer {
     initiator_opt(end, &plain(), |_| with(reply(2), enhanced(4, 4))).0
 }
@@ -338,12 +339,12 @@ pub(crate) fn initiator_opt(
     (peer, request)
 }
 
-/// Two ends of ours, each on a device of its own, connected on the simulated network.
+/// Connects two of our ends, each on a device of its own, on the simulated network.
 pub(crate) fn pair() -> (End, End) {
     pair_of(End::new(), End::new(), &ConnConfig::default())
 }
 
-/// The same on the kernel's TCP.
+/// Like [`pair`], but on the kernel's TCP.
 pub(crate) fn tcp_pair() -> (End, End) {
     pair_of(End::tcp(), End::tcp(), &ConnConfig::default())
 }

@@ -1,11 +1,11 @@
-//! Counters of both ends beside what was moved.
+//! Compares the counters of both ends with the transferred data.
 
 use crate::common::{End, pair_of};
 use std::time::Duration;
 use uiw_verbs::counters::{Directions, Operations};
 use uiw_verbs::{ConnConfig, FpduSize, Remote, STag, SendOp, StableTx, WcStatus};
 
-/// The same traffic as the other end counts it.
+/// Returns the same traffic as counted by the other end.
 fn mirrored(traffic: Operations) -> Operations {
     let mirror = |moved: Directions| Directions { sent: moved.received, received: moved.sent };
     let Operations { send, write, read, atomic } = traffic;
@@ -53,7 +53,7 @@ fn both_ends_count_the_same_payload() {
 
         let counted = traffic(&a);
         let of = |moved: uiw_verbs::counters::Count| (moved.messages, moved.bytes);
-        // The Immediate Data is a Send without payload.
+        // The Immediate Data message is a Send without payload.
         assert_eq!(of(counted.send.sent), (4, 8193), "{options:?}");
         assert_eq!(of(counted.write.sent), (3, 30_305), "{options:?}");
         assert_eq!(of(counted.read.received), (1, 20_000), "{options:?}");
@@ -116,7 +116,7 @@ fn waits_are_counted_once_each() {
     for wr_id in 2..5 {
         a.sent_ok(wr_id);
     }
-    // The second and the third each wait for the one before.
+    // The second and the third Read each wait for the previous one.
     assert_eq!(waits(&a).credit, 2);
     a.op(5, SendOp::Send, 0, 100);
     a.sent_ok(5);

@@ -1,5 +1,5 @@
-//! The data path against a scripted peer: what may come, what may not, and what is reported to the
-//! peer and to the application.
+//! Tests the data path against a scripted peer: which messages are accepted, which are refused, and
+//! what is reported to the peer and to the application.
 
 use crate::common::{
     ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt, responder_with,
@@ -27,11 +27,11 @@ fn assumed() -> ConnConfig {
 
 // ---------------------------------------------------------------- the negative vectors
 
-/// A frame that has to be refused, as its case says.
+/// Frame that must be refused, as described by its case.
 struct NegativeVector {
     name: String,
     bytes: Vec<u8>,
-    /// Any of these Terminates; `None` stands for the end of the stream without one.
+    /// Permitted Terminates; `None` means that the stream ends without one.
     due: Vec<Option<(u8, u8, u8)>>,
     markers: bool,
     startup: bool,
@@ -73,8 +73,8 @@ fn codes(atom: &Atom) -> Option<(u8, u8, u8)> {
     Some((layer, etype, code))
 }
 
-/// The vector as this connection would carry it: with the STag of a 64-byte region where it names
-/// one of the vectors' own.
+/// Returns the vector in the form that this connection would carry: a STag of the vectors is
+/// replaced by that of the end's region.
 fn adapted(vector: &NegativeVector, end: &End, peer: &mut Peer) -> Vec<u8> {
     let (name, bytes) = (vector.name.as_str(), vector.bytes.clone());
     if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"].contains(&name)
@@ -92,14 +92,15 @@ fn adapted(vector: &NegativeVector, end: &End, peer: &mut Peer) -> Vec<u8> {
     peer.seal(&ulpdu)
 }
 
-/// A responder with 64 bytes of memory at TO 0.
+/// Creates a responder with 64 bytes of memory at TO 0.
 fn vector_end() -> End {
     let mut end = End::new();
     end.mr = end.pd.register_raw(uiw_verbs::Memory::owned(64).unwrap(), 0, ALL).unwrap();
     end
 }
 
-/// RFC 5040 section 7.1: which headers of the FPDU `bytes` its Terminate quotes.
+/// Checks that the Terminate quotes the headers of the FPDU `bytes` according to RFC 5040 section
+/// 7.1.
 fn check_quoted(name: &str, terminate: &uiw_rdmap::Terminate, bytes: &[u8]) {
     let len = u16::from_be_bytes([bytes[0], bytes[1]]);
     let ulpdu = &bytes[2..2 + usize::from(len)];
@@ -125,7 +126,7 @@ fn negative_vectors_terminated() {
     for vector in vectors().iter().filter(|vector| !vector.startup) {
         let name = vector.name.as_str();
         if vector.markers {
-            // These are the stream's first bytes: the next test has them.
+            // These vectors are the first bytes of the stream; the next test covers them.
             continue;
         }
         let end = vector_end();
@@ -151,8 +152,8 @@ fn negative_vectors_terminated() {
         if name != "send-no-buffer" {
             assert_eq!(end.received().wr_id, 1);
         }
-        // A Send that names a wrong STag is placed: only behind its delivery does RDMAP look at the
-        // STag.
+        // A Send with an invalid STag is placed, because RDMAP checks the STag only after the
+        // delivery.
         if !name.starts_with("send-inv") {
             assert_eq!(peek(&end.mr, 0, 64), [0; 64], "{name}: memory was touched");
         }
@@ -182,7 +183,8 @@ fn negative_vectors_as_first_fpdu_closed() {
         let bytes = if vector.markers { vector.bytes.clone() } else { adapted(vector, &end, &mut peer) };
         peer.raw(&bytes);
         if matches!(name, "read-bounds" | "read-to-wrap" | "atomic-unaligned") {
-            // The request itself is a valid FPDU; what it asks for is refused when its turn comes.
+            // The request itself is a valid FPDU; its content is refused when the request is
+            // executed.
             terminate_of(&peer.next().unwrap());
         }
         peer.expect_close();
@@ -195,7 +197,7 @@ fn negative_vectors_as_first_fpdu_closed() {
 fn negative_vectors_of_the_startup_close() {
     for vector in vectors().iter().filter(|vector| vector.startup) {
         let end = End::new();
-        // Closed at once, and not when the time for the set-up is over.
+        // The connection must be closed at once, not when the start-up timeout expires.
         let options = plain().startup_timeout(10 * crate::peer::TIMEOUT);
         let listener = end.listen(&options);
         let mut peer = Peer::connect(listener.local_addr());
@@ -203,7 +205,7 @@ fn negative_vectors_of_the_startup_close() {
         assert!(peer.rest().is_empty(), "{}", vector.name);
         assert!(end.channel.is_empty(), "{}: it is reported to the application", vector.name);
     }
-    // A Request where the Reply is due.
+    // A Request arrives in place of the Reply.
     let end = End::new();
     let port = crate::peer::Port::new();
     end.connect(port.addr(), &plain());
@@ -216,7 +218,7 @@ fn negative_vectors_of_the_startup_close() {
 
 // ---------------------------------------------------------------- access of the peer
 
-/// Offsets that a peer must not write, with the code for a Write and for a Read.
+/// Ranges that a peer must not access, with the expected codes for a Write and for a Read.
 // [test:RFC5040-7.2-09] [test:RFC5040-7.2-11] [test:RFC5040-7.2-12] [test:RFC5040-7.2-13]
 // [test:RFC5040-8.1.1-04] [test:RFC5041-7.1-12] [test:RFC5041-7.1-18] [test:RFC5041-8.3.1-04]
 #[test]
@@ -277,7 +279,7 @@ fn rights_and_protection_domains_are_checked() {
         let expected = if op == "write" { (1, 1, 0) } else { (0, 1, 2) };
         assert_eq!((codes.layer, codes.etype, codes.code), expected, "{op}");
     }
-    // A region of another protection domain, and the queue pair's own rights.
+    // The region belongs to another protection domain, or the queue pair grants no rights.
     let end = End::new();
     let other = memory(&end.device.alloc_pd().unwrap(), 64, ALL);
     let mut peer = responder(&end);
@@ -350,8 +352,8 @@ fn reads_within_ird_answered_in_order() {
     }
 }
 
-/// No answer is sent before the peer reads: one under way and three that wait are the four
-/// that were agreed on.
+/// The peer does not read, so no response is sent completely: one response in progress and three
+/// waiting requests are the four that were agreed on.
 // [test:RFC5040-6.1-02] [test:RFC5040-6.1-05]
 #[test]
 fn read_beyond_ird_refused() {
@@ -571,7 +573,7 @@ fn shared_receive_queue_stalls_each_stream() {
     pa.expect_silence(40);
     for id in [1, 2] {
         let sge = [a.sge(id * 100, 64)];
-        // SAFETY: the region lives to the end of the test, and nothing else accesses it.
+        // SAFETY: the region lives until the end of the test, and nothing else accesses it.
         unsafe { srq.post_recv([RecvWr { wr_id: id, sges: &sge }]) }.unwrap();
     }
     let mut got = [a.received().wr_id, b.received().wr_id];
@@ -716,8 +718,8 @@ fn reads_answered_after_fin() {
     assert!(end.ended().orderly);
 }
 
-/// A long message is on its way when the peer, which has stopped reading, breaks a rule: the FPDU
-/// that is half on the wire is finished, then the Terminate follows in the same framing.
+/// While a long message is being sent, the peer, which has stopped reading, violates the protocol.
+/// The partly sent FPDU is completed, and then the Terminate follows in the same framing.
 // [test:RFC5040-5.4-02] [test:RFC5040-5.4-03] [test:RFC5040-5.4-08] [test:RFC5040-6.2.1-04] [test:RFC5040-6.1-01]
 // [test:RFC5040-5.4-01] [test:RFC5040-4.1-13]
 #[test]
@@ -728,7 +730,7 @@ fn terminate_after_message_keeps_framing() {
         (true, true, 0, ALL),
         (false, false, 0, ALL),
         (true, true, 1000, ALL),
-        // By iovec from memory that no peer reaches.
+        // This memory, which no peer can access, is sent by iovec.
         (false, true, 0, private),
         (false, false, 20_000, private),
         (true, false, 0, private),
@@ -745,7 +747,7 @@ fn terminate_after_message_keeps_framing() {
         peer.empty_write();
         end.op(1, SendOp::Write { remote: Remote::default() }, 0, 8 << 20);
         end.op(2, SendOp::Write { remote: Remote::default() }, 0, 8);
-        // TCP is full when pumping moves nothing any more.
+        // TCP is full when pumping has no more effect.
         for _ in 0..50 {
             end.device.pump();
         }
@@ -807,7 +809,7 @@ fn terminated_read_named_others_flushed() {
         assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, layer, etype, code));
         end.async_event();
         peer.expect_close();
-        // What comes behind a Terminate is dropped.
+        // Data that arrives after a Terminate is discarded.
         let late = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late"));
         let _ = std::io::Write::write(&mut peer.stream, &late);
         end.nothing_more();
@@ -864,7 +866,8 @@ fn immediate_data_must_be_eight_bytes() {
             end.recv(1, 0, 64);
             let mut peer = responder_opt(&end, &assumed());
             peer.fpdu(&untagged(opcode, 0, 1, 0, true, 0, &[1; 16][..len]));
-            // Too many do not fit what DDP has for it; too few are seen by RDMAP.
+            // If there are too many bytes, they exceed the buffer that DDP provides; too few bytes
+            // are detected by RDMAP.
             let (layer, etype, code) = if len > 8 { (1, 2, 5) } else { (0, 2, 0xFF) };
             peer.expect_terminate(layer, etype, code);
             assert_eq!(end.received().status, WcStatus::Flushed, "{opcode} of {len} bytes");
@@ -881,7 +884,7 @@ fn immediate_data_without_extension_rejected() {
     peer.expect_terminate(0, 2, 6);
 }
 
-/// The byte count belongs to the Write that the immediate follows, not to one long ago.
+/// The byte count belongs to the Write that directly precedes the immediate, not to an earlier one.
 #[test]
 fn immediate_without_write_counts_no_bytes() {
     let end = End::new();
@@ -942,7 +945,7 @@ fn lenient_invalidation_is_a_switch() {
     end.recv(1, 0, 64);
     let mut peer = responder(&end);
     peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey().0, b""));
-    // The receive lies in the region that is gone, but the message is empty.
+    // The receive refers to the invalidated region, but the message is empty.
     assert_eq!(end.received_ok(1).invalidated, Some(end.mr.rkey()));
     peer.write(end.mr.rkey().0, end.mr.addr(), b"x");
     peer.expect_terminate(1, 1, 0);
@@ -956,7 +959,7 @@ fn invalid_receive_memory_is_local_error() {
     peer.send(b"x");
     peer.expect_terminate(0, 0, 0);
     assert_eq!(end.received().status, WcStatus::LocalProtection);
-    // So is a Read's sink; the peer does not learn what it is.
+    // The same applies to the sink of a Read; the peer is not told the details.
     let end = End::new();
     let mut peer = initiator(&end);
     let sge = [uiw_verbs::Sge { lkey: STag(0x1234), ..end.sge(0, 4) }];
@@ -970,7 +973,7 @@ fn invalid_receive_memory_is_local_error() {
     assert_eq!(end.sent().status, WcStatus::LocalProtection);
 }
 
-/// The FIN of the peer flushes unsent requests, but loses no byte that TCP already has.
+/// The peer's FIN flushes unsent requests, but no byte that TCP has already accepted is lost.
 #[test]
 fn fin_of_peer_ends_orderly() {
     let end = End::new();
@@ -987,7 +990,7 @@ fn fin_of_peer_ends_orderly() {
     end.nothing_more();
 }
 
-/// Segments of different queues may alternate, each message in pieces.
+/// Segments of messages on different queues may alternate.
 #[test]
 fn alternating_segments_of_two_queues() {
     let end = End::new();

@@ -1,4 +1,4 @@
-//! What a queue pair receives when many datagrams come in one message of the kernel.
+//! Tests a queue pair that receives many datagrams in a single kernel message.
 
 use crate::common::{Make, fill, memory, next_wc, peek};
 use crate::datagrams::{LOCALHOST, QKEY, Ud};
@@ -14,15 +14,15 @@ use uiw_verbs::{
     SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
 };
 
-/// Receives of a queue pair, and bytes of each.
+/// Number of receives of a queue pair, and the length of each in bytes.
 const RECEIVES: u32 = 64;
 const ROOM: u32 = 128;
-/// Bytes of each payload but the last.
+/// Length of every payload except the last, in bytes.
 const PAYLOAD: usize = 24;
-/// Datagrams of one run.
+/// Number of datagrams in a run.
 const RUN: u64 = 60;
 
-/// A peer that sends what it likes.
+/// Peer that can send arbitrary datagrams.
 struct RawPeer {
     socket: Box<dyn DatagramSocket>,
     to: SocketAddr,
@@ -40,7 +40,7 @@ impl RawPeer {
         Qpn::new(self.socket.local_addr().port(), 5)
     }
 
-    /// A datagram whose payload begins with its number.
+    /// Returns a datagram whose payload begins with its number.
     fn datagram(&self, number: u64, len: usize, change: impl FnOnce(&mut Header)) -> Vec<u8> {
         let mut header = Header {
             epoch: 1,
@@ -58,7 +58,7 @@ impl RawPeer {
         bytes
     }
 
-    /// The next `count` datagrams.
+    /// Waits for the next `count` datagrams.
     fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
         let mut buffer = vec![0; 16 * DATAGRAM_BUFFER];
         let mut datagrams = Vec::new();
@@ -76,7 +76,7 @@ impl RawPeer {
         datagrams
     }
 
-    /// Sends datagrams of one length, but for the last, in one message.
+    /// Sends datagrams of equal length, except for the last one, in a single message.
     fn send(&mut self, datagrams: &[Vec<u8>]) {
         let bytes = datagrams.concat();
         let item = |run: &[Vec<u8>]| Outgoing { count: run.len(), ..Outgoing::new(self.to, run[0].len()) };
@@ -85,10 +85,10 @@ impl RawPeer {
     }
 }
 
-/// Treatment of the datagram with a number.
+/// Expected treatment of a datagram.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum DatagramFate {
-    /// The first queue pair receives it, or the second.
+    /// The queue pair with this index, 0 or 1, receives it.
     Received(usize),
     BadCrc,
     BadQkey,
@@ -105,22 +105,22 @@ fn fate(number: u64) -> DatagramFate {
     }
 }
 
-/// Origin of the receives.
+/// Queue from which a queue pair takes its receives.
 enum ReceiveSource {
     Own,
     NewestFirst,
     Shared(Arc<Srq>),
 }
 
-/// A queue pair with a completion queue of its own.
+/// Queue pair with a completion queue of its own.
 struct UdReceiver {
     qp: Qp,
     cq: Arc<Cq>,
     source: ReceiveSource,
-    /// Numbers of the receives that are posted, oldest first.
+    /// Request numbers of the posted receives, oldest first.
     posted: Vec<u64>,
     next: u64,
-    /// Offset of the memory in the region.
+    /// Offset of its memory in the region.
     at: u64,
 }
 
@@ -144,12 +144,12 @@ impl UdReceiver {
         Self { qp, cq, source, posted: Vec::new(), next: 0, at }
     }
 
-    /// Posts receives until as many are there as there may be.
+    /// Posts receives until the maximum is reached.
     fn fill(&mut self, ud: &Ud) {
         while self.posted.len() < RECEIVES as usize {
             let offset = self.at + self.next % u64::from(RECEIVES) * u64::from(ROOM);
             let (wr_id, sges) = (self.next, [ud.end.sge(offset, ROOM)]);
-            // SAFETY: the region lives longer than the queue pair.
+            // SAFETY: the region outlives the queue pair.
             unsafe {
                 match &self.source {
                     ReceiveSource::Shared(srq) => srq.post_recv([RecvWr { wr_id, sges: &sges }]),
@@ -162,7 +162,7 @@ impl UdReceiver {
         }
     }
 
-    /// The next message is the datagram of this number.
+    /// Checks that the next message is the datagram with this number.
     fn received(&mut self, ud: &Ud, number: u64, from: Qpn, len: usize) {
         let wc = next_wc(&ud.end.device, &self.cq);
         let newest = matches!(self.source, ReceiveSource::NewestFirst);
@@ -185,8 +185,8 @@ impl UdReceiver {
     }
 }
 
-/// Each datagram of a run is looked at by itself: neither is one lost because of its neighbours,
-/// nor one taken that would not be taken alone. The queues wrap between the rounds, and in the
+/// Each datagram of a run is checked separately: none is lost because of its neighbours, and none
+/// is accepted that would be refused on its own. The queues wrap between the rounds and in the
 /// middle of a run.
 fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [ReceiveSource; 2]) {
     let device = Device::open().unwrap();
@@ -198,7 +198,7 @@ fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [ReceiveSource; 2]) {
         .enumerate()
         .map(|(index, source)| UdReceiver::new(&ud, source, index as u64 * u64::from(RECEIVES * ROOM)))
         .collect::<Vec<_>>();
-    // The indices of queue pairs are random.
+    // Indices of queue pairs are random, so an unused one has to be found.
     let present = [ud.end.qp.num(), receivers[0].qp.num(), receivers[1].qp.num()];
     let absent = (0..4).map(|index| present[0] & !0xff | index).find(|qpn| !present.contains(qpn)).unwrap();
     let (mut number, mut dropped) = (0, 0);
@@ -258,7 +258,8 @@ fn datagram_run_fills_shared_receives() {
     });
 }
 
-/// A run for which there are too few receives, and one in whose middle the queue pair ends.
+/// Tests a run for which there are too few receives, and one during which the queue pair leaves the
+/// receiving state.
 #[test]
 fn datagram_run_outlasts_receives() {
     let ud = Ud::kernel();
@@ -297,10 +298,10 @@ fn datagram_run_outlasts_receives() {
     ud.end.nothing_more();
 }
 
-/// A request of a chain, by the memory that it names.
+/// Memory of a request in a chain.
 #[derive(Clone, Copy, Debug)]
 enum ChainRequest {
-    /// This number of bytes at an offset of one of two regions.
+    /// Number of bytes at an offset of one of two regions.
     One(usize, u64, u32),
     /// Eight bytes of each region.
     Two,
@@ -308,8 +309,8 @@ enum ChainRequest {
     Empty,
 }
 
-/// Datagrams that are built together have the bytes, the flags and the immediate of their own
-/// requests, and go in order.
+/// Datagrams that are built together contain the bytes, the flags and the immediate of their own
+/// requests, and are sent in order.
 #[test]
 fn datagram_chain_uses_own_memory() {
     let ud = Ud::kernel();
@@ -371,7 +372,7 @@ fn datagram_chain_uses_own_memory() {
         assert_eq!((header.msn, header.immediate), (number as u32 + 1, imm(number)), "{request:?}");
         assert_eq!(header.solicited, number % 16 == 4, "{number}: {request:?}");
     }
-    // Those in front of one whose memory is not there are sent.
+    // Requests before one with invalid memory are sent.
     let (good, bad) = ([sge(1, 0, 16)], [sge(1, 4090, 16)]);
     let requests = (0..8).map(|wr_id| {
         let op = SendOp::Datagram { to, imm: None };
@@ -390,7 +391,7 @@ fn datagram_chain_uses_own_memory() {
     assert_eq!(ud.end.qp.state(), QpState::Sqe);
 }
 
-/// Receives of one run may name several regions, and several elements.
+/// The receives used by one run may refer to several regions and several elements.
 #[test]
 fn datagram_run_follows_receives() {
     let ud = Ud::kernel();

@@ -1,4 +1,4 @@
-//! UD queue pairs against each other and against a socket that sends what it likes.
+//! Tests UD queue pairs with each other and with a socket that sends arbitrary datagrams.
 
 use crate::common::{End, Make, fill, memory, next_wc, pattern, peek};
 use crate::transport::pass;
@@ -17,7 +17,7 @@ pub(crate) const QKEY: u32 = 0x1111_2222;
 const MTU: usize = 1024;
 pub(crate) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A UD queue pair with what it needs, in RTS.
+/// UD queue pair in RTS with all its objects.
 pub(crate) struct Ud {
     pub(crate) end: End,
     address: IpAddr,
@@ -78,7 +78,7 @@ impl Ud {
         SocketAddr::new(self.address, self.end.qp.datagram_port().unwrap().number())
     }
 
-    /// Drives until so many datagrams were dropped.
+    /// Drives the device until `count` datagrams have been dropped.
     pub(crate) fn dropped(&self, count: u64) {
         for _ in 0..2000 {
             if self.counts().dropped() >= count {
@@ -131,7 +131,8 @@ fn messages_ordered_on_loopback() {
             b.end.recv(round * BATCH + i, i * 2048, 2048);
         }
         for i in 0..BATCH {
-            // Runs of equal length, which the kernel takes as one, and others.
+            // The lengths form runs of equal length, which the kernel takes as one message, and
+            // other lengths.
             let len = if i % 10 < 7 { 512 } else { 100 + i as u32 };
             fill(&a.end.mr, i as usize * 2048, &(round * BATCH + i).to_le_bytes());
             let op = SendOp::Datagram { to: a.to(&b), imm: None };
@@ -149,8 +150,8 @@ fn messages_ordered_on_loopback() {
     assert_eq!(b.counts().dropped(), 0);
 }
 
-/// Batches in which destinations, lengths, immediates and flags change from one request to the
-/// next, or stay for some.
+/// In these batches, destinations, lengths, immediates and flags change with every request or only
+/// after several requests.
 #[test]
 fn requests_to_several_queue_pairs_ordered() {
     const BATCH: usize = 100;
@@ -200,7 +201,7 @@ fn requests_to_several_queue_pairs_ordered() {
                 assert_eq!(peek(&peer.end.mr, id * 1024 + 40, bytes.len()), bytes[..], "{round} {id}");
             }
             peer.end.nothing_more();
-            // The receives that are left would be the first ones of the next round.
+            // The remaining receives would be used in the next round, so they are flushed.
             for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
                 peer.end.qp.modify(state).unwrap();
             }
@@ -250,18 +251,18 @@ fn mismatched_datagrams_dropped_and_counted() {
     let to = a.to(&b);
     expect(&|counts| counts.bad_qkey, Destination { qkey: QKEY + 1, ..to });
     expect(&|counts| counts.no_queue_pair, Destination { qpn: to.qpn ^ 1, ..to });
-    // The right one still finds the receive; the next one finds none.
+    // The valid datagram still finds the receive; the next one finds none.
     a.send(2, to, 32);
     a.end.sent_ok(2);
     is_received(&b.end.received_ok(1), &a, 32);
     expect(&|counts| counts.no_receive, to);
     let drops_so_far = drops;
-    // With the highest bit the sender's own Q_Key is used.
+    // If the highest bit of the Q_Key is set, the sender's own Q_Key is used.
     b.end.recv(3, 0, 4096);
     a.send(4, Destination { qkey: 0x8000_0000, ..to }, 32);
     a.end.sent_ok(4);
     is_received(&b.end.received_ok(3), &a, 32);
-    // Also when that has changed since, and when it is as before again.
+    // This also holds after the own Q_Key has been changed, and after it has been restored.
     let own = Destination { qkey: 0x8000_0000, ..to };
     a.end.qp.set_qkey(QKEY + 1).unwrap();
     b.end.recv(6, 0, 4096);
@@ -272,7 +273,7 @@ fn mismatched_datagrams_dropped_and_counted() {
     a.send(8, own, 32);
     a.end.sent_ok(8);
     is_received(&b.end.received_ok(6), &a, 32);
-    // No port: nothing can be sent.
+    // The destination names no port, so the datagram cannot be sent.
     a.send(5, Destination { qpn: 1, ..to }, 32);
     a.end.sent_ok(5);
     assert_eq!(a.counts().unsent, 1);
@@ -310,7 +311,7 @@ fn forged_source_dropped_without_answer() {
     send(&header, &|bytes| bytes.truncate(20));
     b.dropped(3);
     assert_eq!(b.counts().malformed, 1);
-    // A multicast number at a port of its own.
+    // The multicast queue pair number is not valid at the port of a queue pair.
     send(&Header { destination: Qpn::MULTICAST, ..header }, &|_| {});
     b.dropped(4);
     send(&header, &|_| {});
@@ -321,7 +322,7 @@ fn forged_source_dropped_without_answer() {
     assert_eq!(answer.kind(), std::io::ErrorKind::WouldBlock);
 }
 
-/// A socket that UD queue pairs send to, and the number that names it.
+/// Creates a socket to which UD queue pairs can send, and returns it with its queue pair number.
 fn plain_socket() -> (UdpSocket, u32) {
     let socket = UdpSocket::bind((LOCALHOST, 0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -329,7 +330,7 @@ fn plain_socket() -> (UdpSocket, u32) {
     (socket, Qpn::new(port, 5).raw())
 }
 
-/// Headers that a socket receives are those of their requests, in whatever batch they are built.
+/// The socket receives the headers of the right requests, in whatever batches they were built.
 #[test]
 fn headers_are_those_of_their_requests() {
     let a = Ud::kernel();
@@ -383,7 +384,7 @@ fn headers_are_those_of_their_requests() {
     }
 }
 
-/// The sockets behind one of a group move when that is closed.
+/// When the socket of a group is closed, the sockets after it move in the list.
 #[test]
 fn datagrams_sent_from_named_address() {
     let a = Ud::kernel();
@@ -397,7 +398,8 @@ fn datagrams_sent_from_named_address() {
         if round == 1 {
             a.end.qp.detach_multicast(group, LOCALHOST, 0).unwrap();
         }
-        // The first one has the address of the last one before; several of each follow in a batch.
+        // The first address equals the last one of the previous round; runs of equal addresses
+        // follow in the same batch.
         let from = [last, LOCALHOST, LOCALHOST, other, LOCALHOST, other, other];
         for (id, local) in from.into_iter().enumerate() {
             let to = Destination { ah: AddressHandle::new(local, LOCALHOST, 0), qpn, qkey: 7 };
@@ -420,7 +422,7 @@ fn long_send_and_short_receive_errors() {
     assert_eq!(a.end.qp.state(), QpState::Sqe);
     a.send(2, a.to(&b), 8);
     assert_eq!(a.end.sent().status, WcStatus::Flushed);
-    // Receives go on.
+    // Receives continue to work.
     a.end.recv(3, 0, 4096);
     b.send(4, b.to(&a), 8);
     is_received(&a.end.received_ok(3), &b, 8);
@@ -539,7 +541,7 @@ fn members_of_a_group_receive_copies() {
     a.end.nothing_more();
 }
 
-/// Two queue pairs on the simulated network.
+/// Creates two queue pairs on the simulated network.
 fn simulated() -> (Ud, Ud) {
     let address = crate::simulation::any_port().ip();
     let cap = QpCap { max_send_wr: 512, max_recv_wr: 512, ..QpCap::default() };
@@ -587,8 +589,8 @@ fn impaired_datagrams_arrive_whole() {
     assert_eq!((b.counts().received, b.counts().dropped()), (came.len() as u64, 0));
 }
 
-/// Datagrams for which UDP has no room stay in the send queue, which is bounded, and leave when
-/// there is room.
+/// Datagrams for which UDP has no room stay in the bounded send queue, and are sent when there is
+/// room.
 #[test]
 fn sends_wait_for_room() {
     let (a, b) = simulated();
@@ -603,7 +605,7 @@ fn sends_wait_for_room() {
     for id in 0..64 {
         a.send(id, to, 1000);
     }
-    // No time passes: what has left is under way, and the rest is open.
+    // The clock stands still: sent datagrams are in flight, and the other requests are outstanding.
     crate::simulation::run_until_idle();
     let mut completed = Vec::new();
     a.end.scq.poll(&mut completed, 64);
@@ -615,7 +617,7 @@ fn sends_wait_for_room() {
         is_received(&b.end.received_ok(id), &a, 1000);
     }
     assert_eq!(a.counts().sent, 64);
-    // A queue pair that is destroyed meanwhile leaves nothing behind.
+    // Requests of a destroyed queue pair are not sent later.
     for id in 0..64 {
         a.send(id, to, 1000);
     }
@@ -623,7 +625,7 @@ fn sends_wait_for_room() {
     b.end.nothing_more();
 }
 
-/// Queue pairs of one port share its room: one with much to send does not keep the other from it.
+/// Queue pairs of one port share its room: one that sends a lot does not block the other.
 #[test]
 fn queue_pairs_waiting_for_room_alternate() {
     let (a, b) = simulated();
@@ -656,13 +658,13 @@ fn queue_pairs_waiting_for_room_alternate() {
         before += 1;
     }
     assert!(before < 100, "{before} sends of one queue pair left in front of one of the other");
-    // Both go on to the end.
+    // The remaining requests complete as well.
     for _ in before..200 {
         assert_eq!(a.end.sent().status, WcStatus::Success);
     }
 }
 
-/// 0xFFFFFF is the destination of every multicast message: no queue pair has it.
+/// 0xFFFFFF is the destination of every multicast message, so no queue pair has this number.
 #[test]
 fn group_number_not_assigned() {
     let address = crate::simulation::any_port().ip();
@@ -684,13 +686,13 @@ fn only_group_addresses_attached() {
     assert!(matches!(attached, Err(Error::Misuse(_))), "{attached:?}");
 }
 
-/// A SIDR request with this transaction number, as any host can send it.
+/// Returns a SIDR request with this transaction number, which any host can send.
 fn sidr_request(number: u64) -> [u8; uiw_datagram::sidr::LEN] {
     uiw_datagram::sidr::Request { transaction: number, private_data: b"flood" }.emit().unwrap()
 }
 
-/// Undecided requests are bounded, and more strictly for one address; decided requests give way to
-/// new ones.
+/// The number of undecided requests is limited, with a lower limit per address. Decided requests
+/// are replaced by new ones.
 #[test]
 fn sidr_flood_leaves_room_for_others() {
     let device = Device::open().unwrap();
@@ -728,18 +730,19 @@ fn sidr_flood_leaves_room_for_others() {
     }
     let undecided = take();
     assert!((64..=128).contains(&undecided.len()), "{} requests of one address wait", undecided.len());
-    // Another address still gets in, however long the first ones are not decided.
+    // Requests from another address are accepted, however long the first ones stay undecided.
     honest.send_to(&sidr_request(1), to).unwrap();
     let request = next("a request of another address");
     assert_eq!(request.peer_addr().ip().to_string(), "127.0.0.2");
     request.reject(b"").unwrap();
-    // Far more decided requests than replies are remembered: none of them is refused.
+    // There are far more decided requests than remembered replies; no new request is refused for
+    // that.
     drop(undecided);
     for number in 0..3000 {
         flooder.send_to(&sidr_request(10_000 + number), to).unwrap();
         next("a request after many decided ones").reject(b"").unwrap();
     }
-    // The reply to the last one is remembered, and repeated without another event.
+    // The reply to the last request is remembered and is repeated without another event.
     flooder.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut buffer = [0; 512];
     flooder.set_nonblocking(true).unwrap();
@@ -794,10 +797,10 @@ fn sidr_resolves_despite_losses() {
             other => panic!("{other:?}"),
         }
     }
-    // Repetitions of a request make no second event.
+    // Repetitions of a request cause no second event.
     pass(&b.end.device, Duration::from_secs(40));
     assert!(b.end.channel.is_empty() && channel.is_empty());
-    // There is no answer any more, and the requester gives up.
+    // Nothing answers any more, so the requester gives up.
     let gone = listener.local_addr();
     drop(listener);
     let handle = SidrHandle::request(&a.end.device, from, gone, b"", &channel).unwrap();
@@ -816,7 +819,8 @@ fn device_counters_include_datagrams() {
         a.end.sent_ok(id);
         b.end.received_ok(id);
     }
-    // To itself, to a group, to no port, and with a wrong Q_Key or without a receive.
+    // Send to itself, to a group, to no port, with a wrong Q_Key, to an unknown queue pair, and
+    // without a receive.
     a.end.recv(4, 0, 4096);
     a.send(4, a.to(&a), 7);
     a.end.sent_ok(4);

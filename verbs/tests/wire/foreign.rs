@@ -1,5 +1,5 @@
-//! Foreign code inside the engine's calls: waits inside waits, closures that post; and what
-//! starves.
+//! Tests user code that runs inside the engine's calls: nested waits, closures that post requests,
+//! and the fairness of the engine.
 
 use crate::common::{End, initiator, next_event, plain, tcp_pair};
 use crate::peer::Port;
@@ -27,7 +27,7 @@ fn nested_wait_keeps_outer_wake_up() {
     assert!(start.elapsed() < Duration::from_secs(4), "it slept until its deadline");
 }
 
-/// Begins a connection with a short time-out when dropped.
+/// Waker that starts a connection with a short timeout when it is dropped.
 struct ConnectsWhenDropped(Arc<(End, Port)>);
 
 impl Wake for ConnectsWhenDropped {
@@ -38,7 +38,7 @@ impl Drop for ConnectsWhenDropped {
     fn drop(&mut self) {
         let (end, port) = &*self.0;
         end.connect(port.addr(), &plain().startup_timeout(Duration::from_millis(300)));
-        // TCP has no more events of it: only the deadline can wake a thread.
+        // TCP has no more events for this connection, so only the deadline can wake a thread.
         std::thread::sleep(Duration::from_millis(50));
         end.device.pump();
     }
@@ -61,18 +61,18 @@ fn deadline_during_forget_respected() {
     old.qp.modify(uiw_verbs::QpState::Err).unwrap();
     old.ended();
     let channel = new.channel.clone();
-    // It never answers.
+    // This peer never answers.
     let silent = Port::tcp();
     let attempt = Arc::new((new, silent));
     let waker = Waker::from(Arc::new(ConnectsWhenDropped(Arc::clone(&attempt))));
     assert!(old.channel.poll_pop(&mut Context::from_waker(&waker)).is_pending());
     drop(waker);
-    // From now on only the connection holds its channel: the waker is dropped with both.
+    // From now on only the connection holds its channel, so the waker is dropped with both.
     old.channel = Arc::default();
     std::thread::sleep(Duration::from_millis(20));
     let start = Instant::now();
     drop(peer);
-    // No thread polls: the background thread alone must keep the deadline.
+    // No thread polls, so the background thread alone must keep the deadline.
     while channel.is_empty() {
         assert!(start.elapsed() < Duration::from_secs(4), "the connection attempt does not time out");
         std::thread::sleep(Duration::from_millis(10));

@@ -1,5 +1,5 @@
-//! A poll of an idle queue pair's queue drives the shard of that queue pair and no other, counted
-//! by a stack that notes which thread calls which streams, and how many bytes it moves.
+//! A poll of an idle queue pair's completion queue drives only the shard of that queue pair. The
+//! stack used here counts the calls on streams and the bytes they move, per thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,25 +16,25 @@ use uiw_verbs::{
     RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
-/// Work of one thread on the streams of one pair.
+/// Calls and bytes of one thread on the streams of one pair.
 #[derive(Clone, Copy, Debug, Default)]
 struct MovedBytes {
-    /// Calls that send or receive.
+    /// Number of calls that send or receive.
     calls: u64,
-    /// Bytes sent and received.
+    /// Number of bytes sent and received.
     bytes: u64,
 }
 
-/// Counts by thread and pair.
+/// Counts per thread and pair.
 #[derive(Clone, Default)]
 struct ThreadCounts {
     moved: Arc<Mutex<HashMap<(ThreadId, usize), MovedBytes>>>,
-    /// The pair that new streams belong to.
+    /// Pair to which new streams belong.
     pair: Arc<AtomicUsize>,
 }
 
 impl ThreadCounts {
-    /// Returns the work of the calling thread on the streams of `pair`.
+    /// Returns the counts of the calling thread for the streams of `pair`.
     fn of(&self, pair: usize) -> MovedBytes {
         self.moved.lock().unwrap().get(&(thread::current().id(), pair)).copied().unwrap_or_default()
     }
@@ -48,7 +48,7 @@ impl StackHooks for ThreadCounts {
     }
 }
 
-/// A stream of a pair.
+/// Stream that belongs to a pair.
 struct CountedStream {
     counts: ThreadCounts,
     pair: usize,
@@ -77,7 +77,7 @@ impl StreamHooks for CountedStream {
     }
 }
 
-/// A device of two shards with a pair on each: the pairs' numbers are those of their shards.
+/// Creates a device with two shards and a pair on each of them; a pair has the number of its shard.
 fn device_with_pairs(progress: Progress) -> (ThreadCounts, [PolledPair; 2]) {
     let counts = ThreadCounts::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: counts.clone() };
@@ -92,7 +92,7 @@ fn device_with_pairs(progress: Progress) -> (ThreadCounts, [PolledPair; 2]) {
 
 const BYTES: u32 = 1 << 16;
 const WINDOW: u64 = 32;
-/// Messages that the busy connection moves while the idle queue is polled.
+/// Number of messages that the busy connection transfers while the idle queue is polled.
 const MESSAGES: u64 = 2000;
 
 struct PolledEnd {
@@ -123,8 +123,8 @@ impl PolledEnd {
     fn send(&self) {
         let sges = [self.sge()];
         let wr = SendWr { wr_id: 0, op: SendOp::Send, sges: &sges, flags: SendFlags::empty() };
-        // SAFETY: the region is the engine's own memory, which outlives the queue pair and is not
-        // looked at.
+        // SAFETY: the engine owns the memory of the region, which outlives the queue pair and is
+        // not accessed here.
         unsafe { self.qp.post_send([wr]) }.unwrap();
     }
 
@@ -134,7 +134,7 @@ impl PolledEnd {
     }
 }
 
-/// Ends of a connection on one completion queue.
+/// Both ends of a connection, which share a completion queue.
 struct PolledPair {
     cq: Arc<Cq>,
     a: PolledEnd,
@@ -160,8 +160,8 @@ impl PolledPair {
                 other => panic!("{other:?}"),
             }
         }
-        // A message from the responder comes behind everything that start-up and the capability
-        // exchange bring.
+        // A message from the responder arrives after all messages of the start-up and the
+        // capability exchange.
         a.recv();
         b.send();
         let mut completed = 0;
@@ -205,7 +205,7 @@ fn idle_poll_moves_no_other_shard() {
     });
 }
 
-/// No other thread takes the lock of a shard here: every poll gets the locks that it tries.
+/// No other thread takes the lock of a shard here, so every poll gets the locks that it tries.
 #[test]
 fn idle_poll_drives_own_shard_only() {
     let (counts, pairs) = device_with_pairs(Progress::Manual);

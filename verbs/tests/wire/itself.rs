@@ -1,4 +1,4 @@
-//! A queue pair that is connected to itself.
+//! Tests a queue pair that is connected to itself.
 
 use crate::common::{End, fill, pattern, peek};
 use crate::simulation;
@@ -26,7 +26,7 @@ fn acknowledged() -> ConnConfig {
     ConnConfig::default().acknowledged(true)
 }
 
-/// Everything that a queue pair can ask of another one.
+/// Performs every operation that a queue pair can request from another one.
 fn every_operation(options: &ConnConfig) {
     let end = connected(options);
     let bytes = pattern(8192);
@@ -70,8 +70,7 @@ fn does_everything_with_itself() {
     every_operation(&acknowledged().fpdu(FpduSize::Segment).ird(1).ord(1));
 }
 
-/// More is under way than the stream has room for, in both directions: requests, and the answers to
-/// Reads.
+/// Requests and Read Responses exceed the capacity of the stream in both directions.
 #[test]
 fn full_pipe_makes_progress() {
     let mut options = acknowledged();
@@ -127,7 +126,7 @@ fn error_assigned_to_causing_request() {
         assert_eq!(end.qp.state(), QpState::Err);
         assert!(!end.ended().orderly);
         assert!(matches!(end.async_event(), AsyncEvent::QpFatal { .. }));
-        // And a new life.
+        // The queue pair can be connected again.
         end.qp.modify(QpState::Reset).unwrap();
         end.qp.modify(QpState::Init).unwrap();
         connect(&end, &acknowledged());
@@ -191,6 +190,6 @@ fn connected_queue_pair_refused() {
     let other = End::new();
     let foreign = "192.0.2.1:0".parse().unwrap();
     assert!(cm::connect_self(&other.qp, foreign, &options, &other.channel).is_err());
-    // It is as free as before.
+    // The refused queue pair is still free.
     connect(&other, &options);
 }

@@ -1,5 +1,5 @@
-//! The engine against a scripted peer, byte by byte, and against itself: on a simulated network, or
-//! on the kernel's TCP where that or threads are the subject.
+//! Tests the engine against a scripted peer, byte by byte, and against itself. The tests use a
+//! simulated network, or the kernel's TCP if TCP or threads are the subject.
 
 mod access_rights;
 mod acknowledged;

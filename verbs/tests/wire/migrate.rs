@@ -1,4 +1,4 @@
-//! Events follow what they are about from one channel to another, in order and none twice.
+//! Events follow their object from one channel to another, in order and without duplicates.
 
 use crate::common::{End, device, next_event, next_request};
 use crate::simulation::{any_port, until};
@@ -10,7 +10,7 @@ fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
     Listener::bind(device, any_port(), 8, &Arc::new(ConnConfig::default()), channel).unwrap()
 }
 
-/// Drives until an event waits, and leaves it there.
+/// Drives the device until an event is pending, and leaves it in the channel.
 fn let_it_come(channel: &CmChannel) {
     until("no event came", || !channel.is_empty());
 }
@@ -33,7 +33,7 @@ fn requests_migrate_with_listener() {
     second.connect(listener.local_addr(), &ConnConfig::default());
     drop(next_request(&device, &new));
 
-    // What follows a request that was moved comes to the new channel without a second call.
+    // Further events of a migrated request arrive at the new channel without another call.
     let end = End::on(&device);
     request.accept(&end.qp, None, b"", None).unwrap();
     assert!(matches!(next_event(&device, &new), CmEventKind::Established(_)));

@@ -1,4 +1,4 @@
-//! Connections that move to the shard of the thread that polls their queue.
+//! Tests connections that move to the shard of the thread that polls their completion queue.
 
 use crate::common::{End, Make, fill, pair_of, peek, plain};
 use std::sync::Barrier;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
 use uiw_verbs::{Access, Cq, Device, DeviceConfig, QpState, ShardSet, Wc, WcStatus};
 
-/// More contended polls than a thread makes before it moves connections.
+/// Number of contended polls that exceeds the threshold for moving connections.
 const MANY_POLLS: usize = 100;
 
 fn device(shards: usize) -> Device {
@@ -24,8 +24,8 @@ fn shards(end: &End) -> [ShardSet; 2] {
     [end.scq.shards(), end.rcq.shards()]
 }
 
-/// Polls the queues in turn until `done`, those of `here` by the calling thread and those of `there`
-/// by another one. Takes no completions.
+/// Polls the queues alternately until `done` returns true: `here` on the calling thread and `there`
+/// on another one. Takes no completions.
 fn poll_alternately(here: &[&Cq], there: &[&Cq], mut done: impl FnMut() -> bool) {
     let (turn, stop) = (Barrier::new(2), AtomicBool::new(false));
     let poll = |cqs: &[&Cq]| {
@@ -54,7 +54,7 @@ fn poll_alternately(here: &[&Cq], there: &[&Cq], mut done: impl FnMut() -> bool)
     });
 }
 
-/// Returns true after [`MANY_POLLS`] calls.
+/// Returns a function that returns true after [`MANY_POLLS`] calls.
 fn after_many_polls() -> impl FnMut() -> bool {
     let mut polls = 0;
     move || {
@@ -99,8 +99,8 @@ fn selected_shard_is_kept() {
     assert_eq!([shards(&a), shards(&b), shards(&c), shards(&d)], [before; 4]);
 }
 
-/// Moves the connection of `end` by polls of another thread than before, until it is on another shard.
-/// The queues of `noise` are on both shards, and stay there.
+/// Moves the connection of `end` to another shard by polling it from a new thread. The queues of
+/// `noise` are on both shards and stay there.
 fn move_to_other_shard(end: &End, noise: &[&Cq]) {
     let before = end.rcq.shards();
     let poll = || poll_alternately(&[&end.rcq], noise, || end.rcq.shards() != before);
@@ -122,7 +122,7 @@ fn waiting_message_received_after_move() {
     }
 }
 
-/// Messages are sent in both directions, and control calls are made, while threads take turns in
+/// Messages are sent in both directions and control calls are made while threads take turns in
 /// polling one end.
 #[test]
 fn messages_survive_repeated_moves() {
@@ -153,8 +153,8 @@ fn messages_survive_repeated_moves() {
     exchange(&a, &b);
 }
 
-/// Waits for the completion of a receive without polling the queue, which would make this thread
-/// the one that polls it.
+/// Waits for the completion of a receive without polling the queue, because a poll would make this
+/// thread the one that polls the queue.
 fn take(cq: &Cq, wr_id: u64) {
     let right = |wc: Wc| assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success));
     while cq.take_with(1, right) == 0 {

@@ -1,6 +1,7 @@
-//! Scripted peers that start a connection as adapters do and refuse what their drivers and hardware
-//! refuse, in both roles. **Derived from driver source** (Linux 6.x, `drivers/infiniband/hw`) and
-//! from reports about the hardware (docs/nics.md); no adapter was tried.
+//! Scripted peers that start a connection as adapters do, in both roles, and refuse the same things
+//! as their drivers and hardware. The behaviour is **derived from driver source** (Linux 6.x,
+//! `drivers/infiniband/hw`) and from reports about the hardware (docs/nics.md); it was not tested
+//! with real adapters.
 
 use crate::common::{End, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, reply, request, tagged, terminate, untagged, with};
@@ -28,27 +29,26 @@ fn data(peer_to_peer: bool, kinds: RtrKinds, ird: u16, ord: u16) -> Enhanced {
     }
 }
 
-/// Options of users that set nothing.
+/// Options of users that change no settings.
 fn default() -> ConnConfig {
     ConnConfig::default()
 }
 
-// ---------------------------------------------------------------- what every adapter does with
-// FPDUs
+// ---------------------------------------------------------------- FPDUs of all adapters
 
-/// An adapter in Full Operation.
+/// Adapter in Full Operation.
 struct AdapterModel {
     peer: Peer,
-    /// The hardware terminates the stream on STag 0 in a tagged segment and in a Read Request, of
-    /// any length (softiwarp issue 21).
+    /// Whether the hardware terminates the stream for STag 0 in a tagged segment or a Read Request
+    /// of any length (softiwarp issue 21).
     refuses_stag_0: bool,
-    /// The only kind of first FPDU that the hardware takes.
+    /// The only kind of first FPDU that the hardware accepts.
     first: Option<Rtr>,
 }
 
 impl AdapterModel {
-    /// Takes an FPDU of ours: its opcode and payload. `None`: it was refused, and the stream is
-    /// terminated.
+    /// Receives an FPDU of ours and returns its opcode and payload. Returns `None` if the adapter
+    /// has refused the FPDU and terminated the stream.
     fn take(&mut self) -> Option<(Opcode, Vec<u8>)> {
         let segment = self.peer.next().expect("an FPDU, not the end");
         let (opcode, payload) = (segment.opcode(), segment.payload().to_vec());
@@ -60,7 +60,7 @@ impl AdapterModel {
             _ => false,
         };
         if !first || self.refuses_stag_0 && zero {
-            // As in the trace of softiwarp issue 20.
+            // The Terminate is the one in the trace of softiwarp issue 20.
             self.peer.fpdu(&terminate(0, 0, 0));
             return None;
         }
@@ -71,7 +71,7 @@ impl AdapterModel {
         Some((opcode, payload))
     }
 
-    /// The payload of our next Send; Reads in front of it are answered.
+    /// Returns the payload of our next Send, and answers the Reads before it.
     fn next_send(&mut self) -> Vec<u8> {
         loop {
             match self.take().expect("nothing that the adapter refuses") {
@@ -83,12 +83,12 @@ impl AdapterModel {
         }
     }
 
-    /// A Send each way, each with its completion.
+    /// Exchanges a Send in each direction and checks the completions.
     fn talks(&mut self, end: &End) {
         end.send(1, 0, 9);
         assert_eq!(self.next_send().len(), 9);
         while end.device.pump() > 0 {}
-        // Completion may depend on a Read behind the Send.
+        // The completion may depend on a Read after the Send.
         if end.scq.is_empty() {
             assert!(matches!(self.take(), Some((Opcode::ReadRequest, _))));
         }
@@ -107,7 +107,7 @@ fn is_rtr(kind: Rtr, opcode: Opcode, read: Option<&ReadRequest>, payload: &[u8])
     }
 }
 
-/// The zero-length Read of an adapter that begins a connection, and our answer to it.
+/// Sends the zero-length Read of an adapter that initiates a connection, and checks our answer.
 fn rtr_read(peer: &mut Peer, stag: u32, to: u64) {
     let read =
         ReadRequest { sink_stag: STag(stag), sink_to: to, len: 0, source_stag: STag(stag), source_to: to };
@@ -141,7 +141,7 @@ impl Cxgb4 {
         AdapterModel { peer, refuses_stag_0: true, first: first.then_some(self.p2p_type) }
     }
 
-    /// Returns the listener. `None`: it has reset the connection.
+    /// Acts as the listener. Returns `None` if the adapter has reset the connection.
     fn answers(self, port: &Port) -> Option<AdapterModel> {
         let mut peer = port.accept();
         let asked = peer.startup_frame();
@@ -152,7 +152,7 @@ impl Cxgb4 {
         let mut answer = reply(asked.revision);
         let mut first = self.peer2peer && asked.revision == 1;
         if let Some(enhanced) = asked.enhanced {
-            // Its own kind, whatever was offered.
+            // The adapter answers with its own kind, whatever was offered.
             first = self.peer2peer && enhanced.peer_to_peer;
             let kinds = if first { self.kinds() } else { RtrKinds::NONE };
             answer = with(answer, data(first, kinds, enhanced.ord.min(32), enhanced.ird.min(32)));
@@ -161,16 +161,17 @@ impl Cxgb4 {
         Some(self.adapter(peer, true, first))
     }
 
-    /// Returns the Request of revision 2.
+    /// Returns the Request, which has revision 2.
     fn request(self) -> Frame {
         with(request(2), data(self.peer2peer, self.kinds(), 32, 32))
     }
 
-    /// Interprets our Reply as the adapter does; `None` is its Terminate.
+    /// Interprets our Reply as the adapter does. Returns `None` if the adapter has sent a
+    /// Terminate.
     fn begins(self, mut peer: Peer, answer: &Frame) -> Option<AdapterModel> {
         let enhanced = answer.enhanced.expect("an enhanced Reply");
         let said = kinds_of(enhanced);
-        // A Write goes before a Read where the Reply has both.
+        // If the Reply has both kinds, the adapter prefers a Write to a Read.
         let taken = match (enhanced.peer_to_peer, said.write, said.read) {
             (true, true, _) => Some(Rtr::Write),
             (true, false, true) => Some(Rtr::Read),
@@ -206,7 +207,7 @@ fn cxgb4_accepts_default() {
     }
 }
 
-/// Requests that this end sends of its own accord name STag 1 and TO 1, as `build_rtr_msg` does.
+/// Requests that this end sends on its own name STag 1 and TO 1, like `build_rtr_msg`.
 #[test]
 fn zero_length_requests_name_stag_1() {
     let (end, port) = (End::new(), Port::new());
@@ -226,7 +227,7 @@ fn zero_length_requests_name_stag_1() {
     assert!(names_1(&acknowledgement), "{acknowledgement:?}");
     adapter.peer.fpdu(&tagged(Opcode::ReadResponse, 1, 1, true, b""));
     end.sent_ok(1);
-    // The queue pair goes while the stream stands: the drain Read.
+    // When the queue pair is destroyed while the stream exists, the engine sends the drain Read.
     let End { qp, device, .. } = end;
     drop(qp);
     while device.pump() > 0 {}
@@ -278,8 +279,8 @@ fn cxgb4_revision_1_without_fallback_named() {
     assert_eq!(Suspect::of_connect(&options, &end.failed()), Some(Suspect::RevisionOne));
 }
 
-/// The headers quoted in a Terminate tell whether it is about the capability exchange's Write, or
-/// about a request of the program.
+/// The headers quoted in a Terminate tell whether it refers to the Write of the capability exchange
+/// or to a request of the program.
 #[test]
 fn exchange_suspected_for_own_write_only() {
     for (quotes_request, suspect) in [(false, Some(Suspect::CapabilityExchange)), (true, None)] {
@@ -303,7 +304,7 @@ fn exchange_suspected_for_own_write_only() {
     }
 }
 
-/// Operations of the user are sent as they were posted.
+/// The engine sends the user's operations unchanged.
 #[test]
 fn cxgb4_refuses_a_users_stag_0() {
     let (end, port) = (End::new(), Port::new());
@@ -323,13 +324,13 @@ fn cxgb4_begins() {
             let nic = Cxgb4 { p2p_type, peer2peer, ..CXGB4 };
             let end = End::new();
             let (peer, answer) = responder_with(&end, &default().acknowledged(acknowledged), &nic.request());
-            // Exactly its kind, as it takes no other.
+            // We answer with exactly the adapter's kind, because it accepts no other.
             let said = answer.enhanced.unwrap();
             let expected = if peer2peer { nic.kinds() } else { RtrKinds::NONE };
             assert_eq!((said.peer_to_peer, kinds_of(said)), (peer2peer, expected));
             let mut adapter = nic.begins(peer, &answer).expect("no Terminate");
             if !peer2peer {
-                // Its application speaks first.
+                // The adapter's application sends first.
                 adapter.peer.send(b"first");
                 end.recv(9, 128, 16);
             }
@@ -364,8 +365,8 @@ fn cxgb4_refuses_reply_without_rtr_kind() {
 // ---------------------------------------------------------------- irdma, i40iw
 
 /// Intel's E810, E823 and X722: irdma/cm.c (`irdma_parse_mpa`, `irdma_negotiate_mpa_v2_ird_ord`,
-/// `irdma_build_mpa_v2`). It asks for Markers if the device orders segments itself (`iw_ooo`). A
-/// frame that it does not take is answered with a reset.
+/// `irdma_build_mpa_v2`). The adapter requests Markers if the device orders segments itself
+/// (`iw_ooo`). It answers a frame that it does not accept with a reset.
 #[derive(Clone, Copy)]
 struct Irdma {
     markers: bool,
@@ -373,11 +374,11 @@ struct Irdma {
     ord: u16,
 }
 
-/// The STag of its zero-length Read and Write (`irdma_sc_send_rtt`).
+/// STag of the adapter's zero-length Read and Write (`irdma_sc_send_rtt`).
 const IRDMA_STAG: u32 = 0xABCD;
 
 impl Irdma {
-    /// The RTR kind that it chooses, or that it does not go on.
+    /// Returns the RTR kind that the adapter chooses, or `None` if it gives up.
     fn negotiate(self, said: Enhanced, initiator: bool) -> Option<Rtr> {
         let kinds = kinds_of(said);
         let no_read = said.ird == 0 && kinds.read;
@@ -429,7 +430,7 @@ impl Irdma {
     }
 }
 
-/// IRD and ORD are rounded to sizes of the hardware.
+/// IRD and ORD of the adapter; it rounds them to sizes of the hardware.
 const IRDMA: Irdma = Irdma { markers: false, ird: 127, ord: 127 };
 
 #[test]
@@ -458,7 +459,7 @@ fn irdma_refusals_named() {
     }
 }
 
-/// Returns the revision 1 has no such rule.
+/// Revision 1 has no such rule.
 #[test]
 fn irdma_accepts_revision_1_after_reset() {
     let (end, port) = (End::new(), Port::new());
@@ -496,8 +497,8 @@ fn irdma_refuses_reply_without_rtr() {
 // ---------------------------------------------------------------- qedr
 
 /// Marvell's FastLinQ 41000 and 45000: qed/qed_iwarp.c (`qed_iwarp_mpa_v2_set_private`,
-/// `qed_iwarp_parse_private_data`). Its Reply has every kind that both ends have, and all of its
-/// own where there is none.
+/// `qed_iwarp_parse_private_data`). Its Reply contains the RTR kinds that both ends support, or all
+/// of its own kinds if there are none in common.
 #[derive(Clone, Copy)]
 struct Qedr {
     rtr: RtrKinds,
@@ -515,7 +516,7 @@ impl Qedr {
             let kinds = if said.peer_to_peer { kinds_of(said) } else { RtrKinds::NONE };
             let common = kinds.intersect(self.rtr);
             let kinds = if common.is_empty() && said.peer_to_peer { self.rtr } else { common };
-            // Whichever of these comes.
+            // The adapter accepts any of these kinds.
             first = kinds.preferred();
             answer = with(answer, data(said.peer_to_peer, kinds, said.ord.min(32), said.ird.min(32)));
         }
@@ -528,8 +529,8 @@ impl Qedr {
         with(request(2), data(true, self.rtr, 32, 32))
     }
 
-    /// The firmware's choice among the kinds of our Reply; a Reply without any of its own is
-    /// answered with a Terminate.
+    /// Acts on our Reply with the `kind` that the firmware chooses among those of the Reply. The
+    /// firmware answers a Reply without any of its own kinds with a Terminate.
     fn begins(self, mut peer: Peer, answer: &Frame, kind: Rtr) -> Option<AdapterModel> {
         let said = kinds_of(answer.enhanced.expect("an enhanced Reply")).intersect(self.rtr);
         if !said.contains(kind) {
@@ -566,7 +567,7 @@ fn qedr_begins_with_each_kind() {
         let (peer, answer) = responder_with(&end, &default(), &QEDR.request());
         let mut adapter = QEDR.begins(peer, &answer, kind).expect("no Terminate");
         assert!(end.established().negotiated.peer_to_peer);
-        // An RTR Send is not the application's.
+        // An RTR Send is not delivered to the application.
         adapter.peer.send(b"first");
         assert_eq!(end.received_ok(9).byte_len, 5);
         adapter.talks(&end);

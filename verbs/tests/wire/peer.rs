@@ -12,7 +12,7 @@ use uiw_mpa::tx::FpduTx;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_rdmap::{Opcode, ReadRequest, Terminate};
 
-/// Longer than anything takes that happens at all.
+/// Timeout for reads, longer than any expected event takes.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Peer {
@@ -23,7 +23,7 @@ pub(crate) struct Peer {
     pub(crate) msn: [u32; 4],
 }
 
-/// A received segment.
+/// Segment that the peer has received.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) header: Header,
@@ -59,7 +59,7 @@ impl Segment {
     }
 }
 
-/// A startup frame without enhanced data.
+/// Returns a start-up frame without enhanced data.
 pub(crate) fn frame(kind: FrameKind, revision: u8, private_data: &[u8]) -> Frame {
     Frame {
         kind,
@@ -81,7 +81,7 @@ pub(crate) fn reply(revision: u8) -> Frame {
     frame(FrameKind::Reply, revision, b"")
 }
 
-/// Enhanced data without the peer-to-peer model.
+/// Returns enhanced data without the peer-to-peer model.
 pub(crate) fn enhanced(ird: u16, ord: u16) -> Enhanced {
     Enhanced { ird, ord, ..Enhanced::default() }
 }
@@ -101,7 +101,7 @@ impl Peer {
         Self::new(PeerStream::connect(to).unwrap())
     }
 
-    /// Full Operation begins.
+    /// Enters Full Operation.
     pub(crate) fn full(&mut self, crc: bool, markers_tx: bool, markers_rx: bool) {
         self.tx = FpduTx::new(crc, markers_tx);
         self.rx = FpduRx::new(crc, markers_rx);
@@ -111,7 +111,7 @@ impl Peer {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// The FPDU of `ulpdu`, not sent.
+    /// Returns the FPDU that contains `ulpdu` without sending it.
     pub(crate) fn seal(&mut self, ulpdu: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0, 0];
         bytes.extend_from_slice(ulpdu);
@@ -152,12 +152,12 @@ impl Peer {
         self.stream.shutdown().unwrap();
     }
 
-    /// Ends with a reset.
+    /// Ends the connection with a reset.
     pub(crate) fn reset(self) {
         self.stream.reset();
     }
 
-    /// More bytes; `false` at the end of the stream.
+    /// Reads more bytes; returns false at the end of the stream.
     fn more(&mut self) -> bool {
         let mut bytes = [0; 65536];
         loop {
@@ -184,7 +184,7 @@ impl Peer {
         }
     }
 
-    /// The next FPDU, or `None` when the stream has ended between two.
+    /// Reads the next FPDU, or returns `None` if the stream has ended between two FPDUs.
     pub(crate) fn next(&mut self) -> Option<Segment> {
         loop {
             match self.rx.next(&mut self.inbox).expect("a well-formed FPDU") {
@@ -204,7 +204,7 @@ impl Peer {
         }
     }
 
-    /// The next FPDU that is no capability request.
+    /// Reads the next FPDU that is not a capability request.
     pub(crate) fn expect_fpdu(&mut self) -> Segment {
         loop {
             let segment = self.next().expect("an FPDU, not the end");
@@ -214,7 +214,8 @@ impl Peer {
         }
     }
 
-    /// A Terminate with these codes, nothing but hellos in front and the end behind.
+    /// Expects a Terminate with these codes, preceded by nothing but capability requests and
+    /// followed by the end of the stream.
     pub(crate) fn expect_terminate(&mut self, layer: u8, etype: u8, code: u8) -> Terminate {
         let segment = self.expect_fpdu();
         let terminate = terminate_of(&segment);
@@ -223,7 +224,7 @@ impl Peer {
         terminate
     }
 
-    /// The end of the stream, without another FPDU.
+    /// Expects the end of the stream without another FPDU.
     pub(crate) fn expect_close(&mut self) {
         if let Some(segment) = self.next() {
             panic!("an FPDU instead of the end: {segment:?}");
@@ -242,7 +243,7 @@ impl Peer {
         self.stream.set_read_timeout(TIMEOUT);
     }
 
-    /// Whatever comes until the end of the stream.
+    /// Returns all bytes up to the end of the stream.
     pub(crate) fn rest(&mut self) -> Vec<u8> {
         while self.more() {}
         std::mem::take(&mut self.inbox)
@@ -287,19 +288,19 @@ pub(crate) fn terminate(layer: u8, etype: u8, code: u8) -> Vec<u8> {
     untagged(Opcode::Terminate, 2, 1, 0, true, 0, &[layer << 4 | etype, code, 0, 0])
 }
 
-/// A port on which scripted peers wait for connects of a device.
+/// Port on which scripted peers wait for connections from a device.
 pub(crate) enum Port {
     Tcp(TcpListener),
     Simulated(SimPort),
 }
 
 impl Port {
-    /// Creates the world on the simulated network.
+    /// Creates a port on the simulated network.
     pub(crate) fn new() -> Self {
         Self::Simulated(SimPort::new())
     }
 
-    /// Creates the world on the kernel's TCP.
+    /// Creates a port on the kernel's TCP.
     pub(crate) fn tcp() -> Self {
         Self::Tcp(TcpListener::bind("127.0.0.1:0").unwrap())
     }
@@ -318,7 +319,7 @@ impl Port {
         })
     }
 
-    /// Returns whether no connection comes for `millis`.
+    /// Returns whether no connection arrives for `millis` milliseconds.
     pub(crate) fn is_quiet(&self, millis: u64) -> bool {
         let time = Duration::from_millis(millis);
         let listener = match self {

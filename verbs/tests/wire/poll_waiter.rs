@@ -1,4 +1,4 @@
-//! Threads that sleep in a poll(2) of their own: [`PollWaiter`].
+//! Tests threads that sleep in their own poll(2): [`PollWaiter`].
 
 use crate::common::{End, Make, pair_of};
 use std::os::fd::{AsFd, AsRawFd};
@@ -6,20 +6,20 @@ use std::task::Context;
 use std::time::Duration;
 use uiw_verbs::{ConnConfig, Device, PollWaiter, WcStatus};
 
-/// Returns whether the waiter is readable within `timeout`; the sleep is as a program does it.
+/// Sleeps as a program does, and returns whether the waiter becomes readable within `timeout`.
 fn sleep(waiter: &PollWaiter, timeout: Duration) -> bool {
     let mut polled = libc::pollfd { fd: waiter.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one descriptor, which can be written.
+    // SAFETY: `polled` is a single descriptor that can be written to.
     let ready = unsafe { libc::poll(&raw mut polled, 1, timeout.as_millis() as i32) };
     ready == 1
 }
 
-/// An end whose connections are on `shard` of `device`.
+/// Creates an end whose connections are on `shard` of `device`.
 fn end_on(device: &Device, shard: usize) -> End {
     End::make(device, &device.alloc_pd().unwrap(), Make { shard: Some(shard), ..Make::default() })
 }
 
-/// Takes a message, asleep until it comes.
+/// Receives a message, and sleeps until it arrives.
 fn receive(end: &End, waiter: &mut PollWaiter) {
     let waker = waiter.waker();
     loop {
@@ -36,7 +36,8 @@ fn receive(end: &End, waiter: &mut PollWaiter) {
     }
 }
 
-/// Ping-pong of `rounds` between two threads, each with a waiter. One lost wake-up fails it.
+/// Runs a ping-pong of `rounds` between two threads, each with a waiter. A single lost wake-up
+/// makes it hang.
 fn ping_pong(client: &End, server: &End, rounds: u64) {
     std::thread::scope(|scope| {
         let play = |end: &End, begins: bool| {
@@ -51,7 +52,7 @@ fn ping_pong(client: &End, server: &End, rounds: u64) {
                 end.scq.take_with(16, |wc| assert_eq!(wc.status, WcStatus::Success));
             }
         };
-        // One receive more than messages under way.
+        // There is one receive more than messages in flight.
         [client, server].iter().for_each(|end| end.recv(u64::MAX, 0, 64));
         scope.spawn(move || play(client, true));
         scope.spawn(move || play(server, false));
@@ -65,8 +66,8 @@ fn wake_ups_of_waiter_not_lost() {
     ping_pong(&a, &b, 5_000);
 }
 
-/// Two threads sleep for arrivals on the same shard: each gets its own, though only one of them can
-/// be woken by the shard itself.
+/// Two threads sleep until data arrives on the same shard. Each gets its own data, although the
+/// shard itself can wake only one of them.
 #[test]
 fn waiters_sharing_shard_served_separately() {
     let devices = [(); 2].map(|()| Device::open().unwrap());
@@ -79,13 +80,13 @@ fn waiters_sharing_shard_served_separately() {
     });
 }
 
-/// The arrival itself ends the sleep: nothing was driven before the thread does it.
+/// The arrival itself ends the sleep, and no other thread makes progress before the woken thread.
 #[test]
 fn arrival_wakes_driving_thread() {
     let device = Device::open().unwrap();
     let (sender, target) = pair_of(End::tcp(), end_on(&device, 0), &ConnConfig::default());
     let mut waiter = PollWaiter::new(&device).unwrap();
-    // The background thread may be faster now and then.
+    // The background thread may be faster in some of the attempts.
     let by_itself = (0..200).any(|i| {
         target.recv(i, 0, 64);
         waiter.arm(target.rcq.shards());
@@ -121,7 +122,7 @@ fn waker_ends_or_prevents_sleep() {
     waiter.end_sleep(false);
     waker.wake_by_ref();
     assert!(!sleep(&waiter, Duration::ZERO), "the descriptor is written for a sleeper alone");
-    // Another descriptor has ended the sleep, and the wake-up came after that.
+    // Another descriptor has ended the sleep, and the wake-up came afterwards.
     waiter.arm(Default::default());
     assert!(waiter.begin_sleep());
     waker.wake_by_ref();
@@ -138,6 +139,6 @@ fn descriptors_have_requested_minimum() {
     let device = Device::open().unwrap();
     let waiter = PollWaiter::new_above(&device, 300).unwrap();
     assert!(waiter.as_fd().as_raw_fd() >= 300);
-    // More than the process may have: any will do.
+    // The process may not have descriptors with such a number, so any descriptor is accepted.
     assert!(PollWaiter::new_above(&device, i32::MAX).is_ok());
 }

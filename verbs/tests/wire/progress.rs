@@ -1,5 +1,5 @@
-//! Which thread makes progress: no operation depends on a further call of the application, and an
-//! idle process does not spin.
+//! Tests which thread makes progress: no operation depends on a further call of the application,
+//! and an idle process does not spin.
 
 use crate::common::{End, Make, fill, loopback, memory, pair_of, peek, tcp_pair};
 use std::os::fd::{AsFd, AsRawFd};
@@ -30,8 +30,8 @@ fn notified() -> NotifiedQueue {
     NotifiedQueue { end, channel }
 }
 
-/// Ping-pong between two threads that sleep in an epoll set of their own: poll until empty, arm,
-/// poll again, sleep. One lost wake-up fails it.
+/// Runs a ping-pong between two threads that sleep in their own epoll set: each polls until the
+/// queue is empty, arms it, polls again and sleeps. A single lost wake-up makes it hang.
 fn event_driven_ping_pong(edge: bool, rounds: u64) {
     let (a, b) = (notified(), notified());
     let (ac, bc) = (a.channel, b.channel);
@@ -101,25 +101,25 @@ fn wake_ups_not_lost_edge_triggered() {
 /// Returns whether the channel becomes readable within 20 s.
 fn is_readable(channel: &CompChannel) -> bool {
     let mut polled = libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one descriptor, which can be written.
+    // SAFETY: `polled` is a single descriptor that can be written to.
     unsafe { libc::poll(&raw mut polled, 1, 20_000) == 1 }
 }
 
-/// Returns whether a sleep on the channel would begin now.
+/// Returns whether a program that waited on the channel now would sleep.
 fn is_asleep(channel: &CompChannel) -> bool {
     let mut polled = libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one descriptor, which can be written.
+    // SAFETY: `polled` is a single descriptor that can be written to.
     unsafe { libc::poll(&raw mut polled, 1, 0) == 0 }
 }
 
-/// Shortly after a wait in one of the engine's calls, arming does not make a program the owner:
-/// waits until that time has passed.
+/// Sleeps until the hint of the last wait has expired: shortly after a wait in one of the engine's
+/// calls, arming a queue does not make a program the owner.
 fn expire_own_wait_hint() {
     std::thread::sleep(Duration::from_millis(15));
 }
 
-/// Arrivals that complete nothing end the sleep of a program that has armed a queue: it gets an
-/// event each time.
+/// Arrivals that complete nothing end the sleep of a program that has armed a queue, and the
+/// program gets an event each time.
 #[test]
 fn readable_channel_has_an_event() {
     let target = notified();
@@ -156,8 +156,8 @@ fn readable_channel_has_an_event() {
     }
 }
 
-/// The empty poll between arming and sleeping reads no socket, as the sleep ends where one has
-/// bytes; the poll behind it does.
+/// The empty poll between arming and sleeping does not read the socket, because the sleep ends if
+/// the socket has data. The next poll reads it.
 #[test]
 fn poll_after_arming_leaves_arrivals() {
     let target = notified();
@@ -184,8 +184,8 @@ fn poll_after_arming_leaves_arrivals() {
     assert!(left, "every poll after arming read the socket");
 }
 
-/// The empty poll between arming and sleeping sends what was posted and coalesced: it would wait
-/// for a timer otherwise.
+/// The empty poll between arming and sleeping sends posted requests that are coalesced; otherwise
+/// they would wait for a timer.
 #[test]
 fn poll_after_arming_sends_posts() {
     let sender = notified();
@@ -200,11 +200,12 @@ fn poll_after_arming_sends_posts() {
             target.recv(i, 0, 64);
             target.recv(i, 64, 64);
             sender.rcq.arm(Arm::Any);
-            // The second one is coalesced, as the completion of the first was not taken.
+            // The second request is coalesced, because the completion of the first one has not been
+            // taken.
             sender.send(i, 100, 8);
             sender.send(i, 100, 8);
             assert_eq!(sender.rcq.poll(&mut sent, 1), 0);
-            // What loopback was given is there.
+            // Data passed to loopback is available immediately.
             while target.rcq.poll(&mut received, 16) > 0 {}
             rounds_sent += u32::from(received.len() == 2);
             while received.len() < 2 {
@@ -217,15 +218,15 @@ fn poll_after_arming_sends_posts() {
         }
         rounds_sent
     };
-    // Where other processes keep the processors busy, loopback may deliver after the poll in many
-    // rounds.
+    // If other processes keep the processors busy, loopback may deliver the data after the poll in
+    // many rounds.
     let rounds_sent = (0..8).map(|_| rounds()).find(|sent| *sent > 100);
     assert!(rounds_sent.is_some(), "polls after arming left requests unsent in most rounds");
 }
 
-/// A program that posts, polls its queue empty and sleeps in poll(2): once it is observed to do so,
-/// the completion of its post does not end the sleep. What arrives does, and so does the completion
-/// that it did not poll this time.
+/// A program posts a request, polls its queue until it is empty and sleeps in poll(2). Once this
+/// pattern has been observed, the completion of the request does not end the sleep. Arriving data
+/// does, and so does a completion that the program has not polled.
 #[test]
 fn polled_completion_does_not_end_sleep() {
     let NotifiedQueue { end, channel } = notified();
@@ -256,8 +257,8 @@ fn polled_completion_does_not_end_sleep() {
         out.clear();
         undisturbed
     };
-    // On a busy machine the background thread drives for a while now and then, up to a second, and
-    // tokens are written meanwhile.
+    // On a busy machine the background thread sometimes makes progress for up to a second and
+    // signals the channel in the meantime.
     let mut most = 0;
     let begun = Instant::now();
     while most < 150 && begun.elapsed() < Duration::from_secs(20) {
@@ -274,8 +275,8 @@ fn polled_completion_does_not_end_sleep() {
     assert_eq!(target.rcq.poll(&mut out, 16), 1);
 }
 
-/// A program that arms a queue and then computes instead of sleeping delays its peer only until the
-/// background thread takes over.
+/// If a program arms a queue and then computes instead of sleeping, its peer is delayed only until
+/// the background thread takes over.
 #[test]
 fn sleepless_armed_program_replaced() {
     let target = notified();
@@ -287,12 +288,12 @@ fn sleepless_armed_program_replaced() {
     for _ in 0..3 {
         expire_own_wait_hint();
         target.rcq.arm(Arm::Any);
-        // The target's program makes no call.
+        // The target's program makes no calls in the meantime.
         for i in 0..20 {
             reader.op(i, SendOp::Read { remote, invalidate: None }, 0, 64);
             reader.sent_ok(i);
         }
-        // It receives an event if its descriptor was readable before.
+        // It gets an event if its descriptor became readable.
         while channel.try_pop().is_some() {}
     }
 }
@@ -335,7 +336,7 @@ fn several_pollers_share_a_queue() {
 fn sleeping_application_serves_peer() {
     let (a, b) = tcp_pair();
     fill(&b.mr, 0, b"served");
-    // `b` makes no call any more.
+    // `b` makes no further calls.
     a.op(1, SendOp::Read { remote: b.remote(0), invalidate: None }, 100, 6);
     a.sent_ok(1);
     assert_eq!(peek(&a.mr, 100, 6), b"served");
@@ -361,8 +362,8 @@ fn coalesced_posts_sent_without_call() {
     }
 }
 
-/// A connection on which no timer wakes a thread: neither a capability request nor a Send that
-/// waits.
+/// Connects two ends with settings under which no timer wakes a thread: neither for a capability
+/// request nor for a waiting Send.
 fn without_timers() -> (End, End) {
     let options = ConnConfig::default()
         .capabilities(CapabilityExchange::Off)
@@ -371,15 +372,16 @@ fn without_timers() -> (End, End) {
     pair_of(End::tcp(), End::tcp(), &options)
 }
 
-/// A poll may be the last one: the background thread, asleep in the stack's descriptor, has run
-/// while no thread polled.
+/// After a single poll the program may never poll again, so its requests must be sent without
+/// another poll. The background thread sleeps in the stack's descriptor at that time, because it
+/// was driving while no thread polled.
 #[test]
 fn posts_after_single_poll_sent() {
     let (a, b) = without_timers();
     for i in 0..20 {
         b.recv(i, 0, 64);
     }
-    // Long enough for all threads to fall asleep.
+    // This is long enough for all threads to fall asleep.
     std::thread::sleep(Duration::from_millis(50));
     let mut out = Vec::new();
     a.scq.poll(&mut out, 1);
@@ -391,8 +393,8 @@ fn posts_after_single_poll_sent() {
     }
 }
 
-/// The same for receives: the stream that waits for one continues although the program that polled
-/// once makes no further call.
+/// Like the previous test for receives: a stream that waits for a receive continues, although the
+/// program, which has polled once, makes no further call.
 #[test]
 fn receives_after_single_poll_used() {
     let (a, b) = without_timers();
@@ -476,7 +478,8 @@ fn thousand_connections_on_one_driver() {
     drop((cqps, sqps));
 }
 
-/// Processor time of the threads of this process named `uiw-driver` that serve an idle device pair.
+/// Returns the processor time used by the threads named `uiw-driver` that serve an idle pair of
+/// devices.
 fn driver_time(threads: &[u32]) -> Duration {
     let mut ticks = 0u64;
     for thread in threads {
@@ -486,15 +489,15 @@ fn driver_time(threads: &[u32]) -> Duration {
     Duration::from_nanos(ticks)
 }
 
-/// An idle connection costs nothing. Other tests run in this process, so the measurement is made in
-/// one of its own.
+/// An idle connection uses no processor time. Other tests run in this process, so the measurement
+/// is made in a process of its own.
 #[test]
 fn idle_process_takes_no_processor_time() {
     if std::env::var_os("UIW_IDLE").is_none() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "progress::idle_process_takes_no_processor_time", "--nocapture"])
             .env("UIW_IDLE", "1")
-            // Captured: the output of that test process must not mix with this one's.
+            // The output is captured, because it must not mix with the output of this process.
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -517,7 +520,7 @@ fn idle_process_takes_no_processor_time() {
     assert!(used < Duration::from_millis(20), "{used:?}");
 }
 
-/// A stream that stalls, as no receive is posted, does not delay another one.
+/// A stream that stalls because no receive is posted does not delay another stream.
 #[test]
 fn stalled_stream_delays_no_other() {
     let server = Device::open().unwrap();
@@ -554,7 +557,7 @@ fn stalled_stream_delays_no_other() {
     }
 }
 
-/// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections.
+/// Each attempt is followed by a wake-up, as for a thread that waits next to busy connections.
 #[test]
 fn wait_unaffected_by_foreign_wakeups() {
     let device = Device::open().unwrap();
@@ -563,7 +566,7 @@ fn wait_unaffected_by_foreign_wakeups() {
     let waited = device.wait(Some(begun + Duration::from_millis(20)), |cx| {
         attempts += 1;
         cx.waker().wake_by_ref();
-        // Without an end of its own the wait ends here.
+        // If the wait did not observe its own timeout, it would end here.
         if begun.elapsed() < Duration::from_secs(5) { Poll::Pending } else { Poll::Ready(()) }
     });
     assert_eq!(waited, None, "after {attempts} attempts");

@@ -1,5 +1,5 @@
-//! The order of connection requests at a listener. Programs that connect several queue pairs expect
-//! the same order at both ends.
+//! Tests the order of connection requests at a listener. Programs that connect several queue pairs
+//! expect the same order at both ends.
 
 use crate::common::{loopback, next_request, plain};
 use crate::peer::request;
@@ -12,8 +12,8 @@ use uiw_llp::{Token, TransportStream};
 use uiw_verbs::cm::{CmChannel, ConnRequest, Listener};
 use uiw_verbs::{Device, DeviceConfig, Progress};
 
-/// Peers that have connected, and send their Requests, one after the other, once the last of them
-/// was accepted.
+/// Peers that have connected, and that send their Requests one after the other as soon as the last
+/// connection has been accepted.
 #[derive(Clone, Default)]
 struct LatePeers(Arc<Mutex<OrderedPeers>>);
 
@@ -38,7 +38,7 @@ impl StackHooks for LatePeers {
     }
 }
 
-/// The connections that were accepted first were read before their Requests came.
+/// The engine reads the first accepted connections before their Requests arrive.
 #[test]
 fn requests_during_accepts_reported_in_order() {
     let hooks = LatePeers::default();

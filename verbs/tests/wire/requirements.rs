@@ -1,5 +1,5 @@
-//! Sentences of RFC 5040, 5041 and 7306 that only a whole engine can keep: order, delivery,
-//! completion.
+//! Tests sentences of RFC 5040, 5041 and 7306 that only a complete engine can satisfy: order,
+//! delivery and completion.
 
 use crate::common::{End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt};
 use crate::peer::{Peer, Segment, read_request, tagged, terminate_of, untagged};
@@ -18,7 +18,7 @@ fn with_extensions() -> ConnConfig {
     plain().capabilities(CapabilityExchange::Assume)
 }
 
-/// The segments of one message, checked against each other.
+/// Reads the segments of one message and checks that they belong together.
 fn message(peer: &mut Peer) -> Vec<Segment> {
     let mut segments = vec![peer.expect_fpdu()];
     while !segments[segments.len() - 1].header.last() {
@@ -27,7 +27,8 @@ fn message(peer: &mut Peer) -> Vec<Segment> {
     segments
 }
 
-/// Everything that distinguishes a message's segments from another's is the same in all of them.
+/// Checks the tagged segments of a message: all fields that identify the message must be the same
+/// in each segment.
 fn check_tagged(segments: &[Segment], stag: u32, to: u64, bytes: &[u8]) {
     let mut at = 0;
     for segment in segments {
@@ -165,7 +166,7 @@ fn reads_and_atomics_answered_in_order() {
     let end = End::new();
     let data = pattern(2000);
     fill(&end.mr, 1000, &data);
-    // As many as were agreed on, and one more that has no buffer.
+    // Send as many requests as were agreed on, and one more that has no buffer.
     let mut peer = responder_opt(&end, &with_extensions().fpdu(FpduSize::Fixed(300)));
     let atomic = |id| AtomicRequest::fetch_add(id, STag(end.mr.rkey().0), end.mr.addr(), 1, 0).emit();
     let ask = |stag, to, len, source: u64| {
@@ -206,8 +207,8 @@ fn reads_and_atomics_answered_in_order() {
         assert!(got == expected, "the answer to message {msn}");
     }
     end.nothing_more();
-    // Nothing is left of them: the same number is taken once more, and of one more at once there is
-    // one refused.
+    // No buffers remain in use: the same number of requests is accepted again, and one more at the
+    // same time is refused.
     let mut bytes = Vec::new();
     for msn in 5..30 {
         bytes.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &ask(1, 1, 8, 0))));
@@ -228,10 +229,10 @@ fn reads_and_atomics_answered_in_order() {
 #[test]
 fn read_stays_within_tagged_buffer() {
     let end = End::new();
-    // Two regions over the same bytes, end to start.
+    // Two adjacent regions: the lower one ends where the upper one begins.
     let (low, high) = (end.mr.addr(), end.mr.addr() + 4096);
     let half = |at: u64| {
-        // SAFETY: the bytes are those of the end's own region, which lives as long; every access is
+        // SAFETY: the bytes belong to the end's own region, which lives as long; every access is
         // atomic.
         let memory = unsafe { uiw_verbs::Memory::borrowed(at as *mut u8, 4096) };
         end.pd.register_raw(memory.shared(), at, crate::common::ALL).unwrap()
@@ -244,8 +245,8 @@ fn read_stays_within_tagged_buffer() {
     peer.expect_terminate(0, 1, 1);
 }
 
-/// A Request that is not whole yet does nothing: what comes before its last segment is there when
-/// it is executed.
+/// An incomplete Request has no effect: data that arrives before its last segment is visible when
+/// the Request is executed.
 // [test:RFC5040-5.5-07] [test:RFC5040-5.5-13] [test:RFC7306-5.4-04] [test:RFC7306-5.4-06]
 #[test]
 fn requests_executed_when_complete() {
@@ -302,7 +303,7 @@ fn read_completes_with_answer() {
         (peek(&end.mr, 8, 8), peek(&end.mr, 24, 8)),
         (77u64.to_ne_bytes().to_vec(), 77u64.to_ne_bytes().to_vec())
     );
-    // One answer too many: its queue has no buffer for it.
+    // This is one response too many, so its queue has no buffer for it.
     let answer = AtomicResponse { request_id: 0, original: 1 };
     peer.fpdu(&untagged(Opcode::AtomicResponse, 3, 3, 0, true, 0, &answer.emit()));
     terminate_of(&peer.expect_fpdu());
@@ -326,7 +327,7 @@ fn stag_of_other_domain_rejected() {
             assert_eq!((terminate.layer, terminate.etype), (1, 1));
         }
         assert_ne!(end.received().status, WcStatus::Success);
-        // It is as it was: its own stream writes to it.
+        // The region is unchanged: a stream of its own domain can write to it.
         let own = End::make(&end.device, &other_pd, Make::default());
         let mut owner = responder(&own);
         owner.write(other.rkey().0, other.addr(), b"mine");
@@ -368,7 +369,7 @@ fn first_error_ends_both_directions() {
     bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey().0, end.mr.addr(), true, b"late")));
     bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late")));
     peer.raw(&bytes);
-    // The first of the two is reported, with its DDP header and no RDMA header.
+    // The first of the two errors is reported, with its DDP header and without an RDMAP header.
     let terminate = peer.expect_terminate(0, 2, 0xFF);
     let quoted = terminate.ddp_header.unwrap().header().unwrap();
     assert!(matches!(quoted, uiw_ddp::Header::Untagged(header) if (header.qn, header.msn) == (1, 1)));
@@ -378,7 +379,7 @@ fn first_error_ends_both_directions() {
     assert!(matches!(end.async_event(), AsyncEvent::QpRequestError { .. }));
     assert_eq!((end.received().status, end.qp.state()), (WcStatus::Flushed, QpState::Err));
     assert_eq!(peek(&end.mr, 0, 4), [0; 4], "nothing behind the error is placed");
-    // And nothing is sent any more.
+    // Nothing is sent afterwards.
     end.post(2, SendOp::Send, &[end.sge(0, 4)], SendFlags::SIGNALED).unwrap();
     assert_eq!(end.sent().status, WcStatus::Flushed);
     drop(peer);
@@ -453,7 +454,7 @@ fn graceful_close_reported_and_answered() {
     let mut peer = responder(&end);
     peer.fin();
     assert!(end.ended().orderly);
-    // A FIN and not a RST: `rest` reads up to the end without an error.
+    // The stream ends with a FIN, not with a RST: `rest` reads up to the end without an error.
     assert!(peer.rest().is_empty());
     let mut byte = [0];
     assert_eq!(std::io::Read::read(&mut peer.stream, &mut byte).unwrap(), 0);
@@ -465,7 +466,7 @@ fn graceful_close_reported_and_answered() {
     assert!(end.ended().orderly);
 }
 
-/// Atomics of several streams to one word, all at once: none is lost.
+/// Several streams perform atomics on the same word at once, and no operation is lost.
 // [test:RFC7306-5-01] [test:RFC7306-5.3-01] [test:RFC7306-5.4-02]
 #[test]
 fn atomics_of_streams_are_atomic() {
@@ -524,8 +525,8 @@ fn unaligned_atomic_rejected() {
     }
 }
 
-/// Covers cases that the negative vectors cannot express, as they are a stream's first bytes:
-/// Markers that are wrong or missing later on.
+/// Covers cases that the negative vectors cannot express, because those are the first bytes of a
+/// stream: Markers that are wrong or missing later in the stream.
 // [test:RFC5044-8-04] [test:RFC5044-8-05] [test:RFC5044-8-12]
 #[test]
 fn wrong_markers_after_good_fpdu() {
@@ -550,8 +551,8 @@ fn wrong_markers_after_good_fpdu() {
             bytes
         };
         peer.raw(&bytes);
-        // Without its Marker the FPDU is taken for longer than it is: the next bytes are looked at
-        // as its CRC.
+        // Without its Marker the FPDU seems to be longer than it is, so the next bytes are
+        // interpreted as its CRC.
         peer.raw(&[0; 16]);
         peer.expect_terminate(2, 0, if missing { 2 } else { 3 });
         assert_eq!(end.received().status, WcStatus::Flushed);

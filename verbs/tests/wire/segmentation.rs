@@ -1,6 +1,6 @@
-//! How messages are cut into segments (RFC 5041 sections 4 and 5.2), by each of the ways on which
-//! the engine builds them: small ones in bursts, runs of one piece of memory, several pieces, and
-//! memory that is sent from where it lies.
+//! Tests how messages are divided into segments (RFC 5041 sections 4 and 5.2) in each of the ways
+//! in which the engine builds them: small messages in bursts, runs from one piece of memory,
+//! several pieces, and memory that is sent in place.
 
 use crate::common::{End, fill, pattern, plain, responder_opt};
 use crate::peer::{Peer, untagged};
@@ -8,8 +8,8 @@ use uiw_ddp::{Header, STag};
 use uiw_rdmap::{Opcode, ReadRequest};
 use uiw_verbs::{Access, Error, FpduSize, Memory, Remote, SendFlags, SendOp, Sge};
 
-/// Reads one message, and checks what each of its segments says of its place. `first` is the TO, or
-/// the MO, of the first byte.
+/// Reads one message and checks the position in each of its segments. `first` is the TO or the MO
+/// of the first byte.
 fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, bytes: &[u8]) {
     let what = format!("{opcode} of {} bytes, MULPDU {mulpdu}", bytes.len());
     let mut at = 0;
@@ -34,7 +34,7 @@ fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, byt
     }
 }
 
-/// Lengths around multiples of what fits into a segment behind a header of 14 or 18 bytes.
+/// Returns lengths around multiples of the payload of a segment with a header of 14 or 18 bytes.
 fn lengths(mulpdu: usize) -> Vec<usize> {
     let mut lengths = vec![0, 1, 7];
     for room in [mulpdu - uiw_ddp::Tagged::LEN, mulpdu - uiw_ddp::Untagged::LEN] {
@@ -54,7 +54,7 @@ fn segments_cover_message_in_order() {
         let data = pattern(len);
         let memory = Memory::owned(len).unwrap();
         let base = memory.as_ptr() as u64;
-        // SAFETY: what is posted here is only read, and nothing else writes it meanwhile.
+        // SAFETY: the posted memory is only read, and nothing else writes to it in the meantime.
         let memory = if exclusive { unsafe { memory.exclusive() } } else { memory };
         let mr = end.pd.register_raw(memory, base, Access::LOCAL_WRITE).unwrap();
         fill(&mr, 0, &data);

@@ -1,4 +1,4 @@
-//! What verbs promise, between two ends of ours.
+//! Tests the guarantees of verbs between two of our ends.
 
 use crate::common::{
     ALL, End, Make, device, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder, tcp_pair,
@@ -49,8 +49,8 @@ fn scatter_and_gather_with_empty_elements() {
     a.sent_ok(3);
     assert!(peek(&b.mr, 8000, expected.len()) == expected);
     assert!(peek(&a.mr, 20_000, 7) == expected[..7] && peek(&a.mr, 30_000, 1293) == expected[7..]);
-    // Inline: several elements, one empty, of memory that is not registered and that changes at
-    // once.
+    // Inline data: several elements, one of them empty, in memory that is not registered and that
+    // changes immediately afterwards.
     let mut text = *b"inline data";
     b.recv(9, 0, 64);
     {
@@ -106,7 +106,7 @@ fn unsignaled_requests_free_queue_silently() {
             .unwrap();
         a.sent_ok(100 + round);
     }
-    // An error is reported whether signaled or not.
+    // An error is reported whether or not the request is signaled.
     a.post(
         7,
         SendOp::Write { remote: b.remote(0) },
@@ -190,7 +190,7 @@ fn notification_of_any_or_only_solicited() {
     let cq = wait(&b.device, |cx| channel.poll_pop(cx)).unwrap();
     assert!(Arc::ptr_eq(&cq.upgrade().unwrap(), &b.rcq));
     b.received_ok(1);
-    // Not armed: no event.
+    // The queue is not armed, so there is no event.
     a.send(3, 0, 4);
     b.received_ok(2);
     assert!(channel.is_empty());
@@ -199,13 +199,14 @@ fn notification_of_any_or_only_solicited() {
     a.send(4, 0, 4);
     wait(&b.device, |cx| channel.poll_pop(cx)).unwrap();
     b.received_ok(3);
-    // An error is solicited.
+    // An error counts as solicited.
     b.rcq.arm(Arm::Solicited);
     drop(a);
     wait(&b.device, |cx| channel.poll_pop(cx)).unwrap();
 }
 
-/// Two ends, of which the second takes its receives from a shared queue with so many.
+/// Connects two ends; the second one takes its receives from a shared queue that contains
+/// `receives` receives.
 fn pair_with_srq(receives: u64) -> (End, End, Arc<uiw_verbs::Srq>) {
     let device = device();
     let pd = device.alloc_pd().unwrap();
@@ -257,7 +258,7 @@ fn deregistration_under_traffic() {
     if let Some(reason) = reason {
         assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 1, 1, 0));
     }
-    // And the source's, towards a peer that lives.
+    // The memory of a source is deregistered as well, while the peer still exists.
     let (a, b) = tcp_pair();
     let source = memory(&a.pd, 8 << 20, Access::LOCAL_WRITE);
     let target = memory(&b.pd, 8 << 20, ALL);
@@ -291,14 +292,14 @@ fn windows_of_both_types() {
         let remote = Remote { addr: b.mr.addr() + 100, rkey: STag(window.stag().0) };
         a.op(1, SendOp::Write { remote }, 0, 50);
         a.sent_ok(1);
-        // A window gives no more than its own right and range.
+        // A window grants only its own right and range.
         a.op(2, read(remote), 0, 8);
         let wc = a.sent();
         assert_eq!((wc.wr_id, wc.status), (2, WcStatus::RemoteAccess), "{kind:?}");
     }
 }
 
-/// Binds `window` as `new_stag` to the first 64 bytes of `end`'s region.
+/// Binds `window` as `new_stag` to the first 64 bytes of the region of `end`.
 fn bind(end: &End, window: &RawMw, new_stag: STag, access: Access) {
     let bind = Bind {
         window: window.stag(),
@@ -329,7 +330,7 @@ fn type_2_window_invalidated_by_send() {
     a.sent_ok(2);
     a.op(3, read(remote), 0, 64);
     assert_eq!(a.sent().status, WcStatus::RemoteAccess);
-    // A plain region is not the peer's to invalidate.
+    // A peer may not invalidate an ordinary region.
     let (a, b) = pair();
     b.recv(5, 1000, 64);
     a.op(2, SendOp::SendInvalidate { stag: STag(b.mr.rkey().0) }, 0, 4);
@@ -338,7 +339,8 @@ fn type_2_window_invalidated_by_send() {
     assert_eq!(b.received().status, WcStatus::Flushed);
 }
 
-/// Two streams of one protection domain: what one of them has bound is not the other's.
+/// Two streams belong to the same protection domain; a window that one of them has bound is not
+/// accessible to the other.
 // [test:RFC5041-8.2-02] [test:RFC5041-8.3.1-03] [test:RFC5040-7.2-10]
 #[test]
 fn type_2_window_serves_one_stream() {
@@ -363,8 +365,9 @@ fn type_2_window_serves_one_stream() {
     }
 }
 
-/// A Send with Invalidate comes to a queue pair of `pd` on the device of `b`, for what `b` has: it
-/// is refused, takes its receive along, and what it named is as it was for `a`.
+/// Sends a Send with Invalidate for `stag` of `b` to a queue pair of `pd` on the device of `b`. The
+/// message must be refused and use up its receive, and `a` must still be able to access the memory
+/// `still`.
 fn refuses_to_invalidate((a, b): (&End, &End), pd: &Pd, stag: STag, still: Option<Remote>) {
     let other = End::make(&b.device, pd, Make::default());
     other.recv(1, 0, 64);
@@ -384,7 +387,7 @@ fn remote_invalidate_of_other_stream_rejected() {
     let (a, b) = pair();
     let other_pd = b.device.alloc_pd().unwrap();
     let remote = |stag: STag| Some(Remote { addr: b.mr.addr(), rkey: STag(stag.0) });
-    // Bound to another stream; unbound; by a key that it had, or has not yet.
+    // The window is bound to another stream, or not bound, or has a different key.
     let window = b.pd.alloc_window(WindowType::Two).unwrap();
     refuses_to_invalidate((&a, &b), &b.pd, window.stag(), None);
     let stag = new_key(window.stag(), 0x31);
@@ -393,13 +396,13 @@ fn remote_invalidate_of_other_stream_rejected() {
         refuses_to_invalidate((&a, &b), pd, stag, remote(stag));
         refuses_to_invalidate((&a, &b), pd, new_key(stag, 0x30), remote(stag));
     }
-    // All streams of the domain share it.
+    // All streams of the protection domain share this window.
     let window = b.pd.alloc_window(WindowType::One).unwrap();
     bind(&b, &window, new_key(window.stag(), window.stag().key().wrapping_add(1)), Access::REMOTE_READ);
     for pd in [&b.pd, &other_pd] {
         refuses_to_invalidate((&a, &b), pd, window.stag(), remote(window.stag()));
     }
-    // A fast registration is the stream's that posted it, whose peer may end it.
+    // A fast registration belongs to the stream that posted it, whose peer may invalidate it.
     let fast = b.pd.alloc_fast(64).unwrap();
     let (stag, addr, access) = (new_key(fast.stag(), 9), b.mr.addr(), Access::REMOTE_READ);
     let register = FastRegister { stag, addr, length: 64, base: addr, access };
@@ -413,7 +416,8 @@ fn remote_invalidate_of_other_stream_rejected() {
     assert_eq!(b.received_ok(5).invalidated, Some(stag));
 }
 
-/// The leniency is for regions of the stream's domain that stand for themselves.
+/// Lenient invalidation applies only to regions in the protection domain of the stream that no
+/// other object depends on.
 #[test]
 fn lenient_invalidation_spares_shared_stags() {
     let lenient = crate::simulation::device_with(uiw_verbs::DeviceConfig::default().lenient_invalidate(true));
@@ -424,7 +428,7 @@ fn lenient_invalidation_spares_shared_stags() {
     let window = b.pd.alloc_window(WindowType::Two).unwrap();
     bind(&b, &window, new_key(window.stag(), 5), Access::REMOTE_READ);
     refuses_to_invalidate((&a, &b), &b.pd, region, Some(b.remote(0)));
-    // Once is enough.
+    // A region can be invalidated only once.
     let own = memory(&b.pd, 64, ALL);
     let twice = End::make(&b.device, &b.pd, Make::default());
     twice.recv(1, 0, 64);
@@ -434,7 +438,8 @@ fn lenient_invalidation_spares_shared_stags() {
     refuses_to_invalidate((&a, &b), &b.pd, STag(own.rkey().0), None);
 }
 
-/// STags that a program may not invalidate itself: the status says so, and they are unchanged.
+/// For STags that a program may not invalidate itself, the status reports an error and the STags do
+/// not change.
 #[test]
 fn local_invalidate_of_other_stream_rejected() {
     for what in 0..5 {
@@ -459,8 +464,8 @@ fn local_invalidate_of_other_stream_rejected() {
     }
 }
 
-/// A batch of segments keeps the memory they name pinned; what ends that memory may stand among
-/// them.
+/// A batch of segments keeps the memory they name pinned. A message that invalidates this memory
+/// may be part of the batch.
 #[test]
 fn writes_before_invalidation_in_batch() {
     let (a, b) = pair();
@@ -519,7 +524,7 @@ fn fast_register_and_local_invalidate() {
     a.sent_ok(1);
     a.sent_ok(2);
     assert_eq!(peek(&b.mr, 0, 4), b"fast");
-    // As sink of a Read that invalidates it.
+    // The memory is the sink of a Read that invalidates it.
     fill(&a.mr, 500, b"back");
     let sink = [Sge { addr: 0x10_0000, length: 4, lkey: STag(stag.0) }];
     let op = SendOp::Read { remote: a.remote(500), invalidate: Some(stag) };
@@ -579,7 +584,7 @@ fn drained_queue_resumes() {
     a.send(2, 0, 8);
     b.received_ok(1);
     a.nothing_more();
-    // Receiving goes on while the send queue is drained.
+    // Receiving continues while the send queue is drained.
     a.recv(7, 0, 8);
     b.send(9, 0, 8);
     a.received_ok(7);
@@ -630,7 +635,7 @@ fn disconnect_sends_what_was_posted() {
     assert!(a.ended().orderly && b.ended().orderly);
     assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
     assert!(a.device.async_events().is_empty() && b.device.async_events().is_empty());
-    // Both at once.
+    // Both ends disconnect at the same time.
     let (a, b) = pair();
     let _ = (a.qp.disconnect(), b.qp.disconnect());
     assert!(a.ended().orderly && b.ended().orderly);
@@ -798,7 +803,7 @@ fn queues_of_no_depth() {
 fn closing_queue_pair_not_drained() {
     let a = End::new();
     let mut peer = crate::common::initiator(&a);
-    // ORD is 4: two of the Reads have not begun when the close does.
+    // ORD is 4, so two of the Reads have not been sent when the close begins.
     for id in 0..6 {
         a.op(id, read(Remote::default()), 0, 4);
     }
@@ -831,7 +836,7 @@ fn receive_completion_queue_overflow() {
     assert!(!b.ended().orderly);
 }
 
-/// A responder that may not send yet may bind.
+/// A responder that may not send yet may bind a window.
 #[test]
 fn local_requests_independent_of_peer() {
     let end = End::new();
@@ -856,7 +861,7 @@ fn unread_events_dropped_with_object() {
     let end = End::new();
     let device = end.device.clone();
     let mut peer = responder(&end);
-    // No FPDU has this CRC.
+    // The CRC of this FPDU is wrong.
     peer.raw(&[0; 64]);
     assert!(!end.ended().orderly);
     assert_eq!(device.async_events().len(), 1);

@@ -1,6 +1,5 @@
-//! Queue pairs of many threads come and go on every shard of a device, in whatever state, while
-//! other threads poll the completion queues and post to the shared receive queue that they have in
-//! common.
+//! Many threads create and destroy queue pairs in any state on every shard of a device, while other
+//! threads poll the completion queues and post to the shared receive queue used by all of them.
 
 use crate::common::{ALL, memory, next_event};
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use uiw_verbs::{
 
 const FOR: Duration = Duration::from_secs(2);
 const THREADS: u64 = 4;
-/// Receives that the shared queue has room for.
+/// Capacity of the shared receive queue.
 const SRQ_DEPTH: u32 = 64;
 
 /// Objects that all threads share.
@@ -64,7 +63,7 @@ impl SharedObjects {
         qp
     }
 
-    /// Posts whatever there is room for; a queue pair in the error state flushes it.
+    /// Posts as many requests as there is room for; a queue pair in the error state flushes them.
     fn post(&self, qp: &Qp, random: &mut XorShift) {
         let remote = Remote { addr: self.mr.addr(), rkey: self.mr.rkey() };
         for wr_id in 0..random.below(12) as u64 {
@@ -74,13 +73,13 @@ impl SharedObjects {
                 _ => (SendOp::Send, random.below(2000) as u32),
             };
             let wr = SendWr { wr_id, op, sges: &[self.sge(len)], flags: SendFlags::SIGNALED };
-            // SAFETY: as above.
+            // SAFETY: as above. The queue may be full, so an error is ignored.
             let _ = unsafe { qp.post_send([wr]) };
         }
     }
 }
 
-/// xorshift.
+/// xorshift generator.
 struct XorShift(u64);
 
 impl XorShift {
@@ -92,7 +91,7 @@ impl XorShift {
     }
 }
 
-/// Connects two queue pairs and ends them in some way.
+/// Connects two queue pairs and ends them in a random way.
 fn one(common: &SharedObjects, random: &mut XorShift) {
     let (a, b) = (common.qp(random), common.qp(random));
     let (a_channel, b_channel) = (Arc::<CmChannel>::default(), Arc::<CmChannel>::default());
@@ -120,14 +119,14 @@ fn one(common: &SharedObjects, random: &mut XorShift) {
         let event = next_event(&common.device, &a_channel);
         return assert!(matches!(event, CmEventKind::Failed(_)), "{event:?}");
     }
-    // A peer that has gone meanwhile.
+    // The peer may have gone in the meantime.
     if request.accept(&b, None, b"", None).is_err() {
         return;
     }
     for channel in [&a_channel, &b_channel] {
         match next_event(&common.device, channel) {
             CmEventKind::Established(_) => {}
-            // It was given up.
+            // The peer gave up the connection.
             CmEventKind::Failed(_) => return,
             other => panic!("{other:?}"),
         }
@@ -177,7 +176,7 @@ fn poll(common: &SharedObjects, queues: &[Arc<Cq>]) {
 
 fn refill(common: &SharedObjects) {
     while !common.stop.load(Ordering::SeqCst) {
-        // SAFETY: as above. The queue may be full.
+        // SAFETY: as above. The queue may be full, so an error is ignored.
         let _ = unsafe { common.srq.post_recv([RecvWr { wr_id: 0, sges: &[common.sge(4096)] }]) };
         let _ = common.srq.modify(None, Some(SRQ_DEPTH / 2));
         while common.device.async_events().try_pop().is_some() {}

@@ -1,5 +1,5 @@
-//! A device with several shards: connections between them, control calls while another thread
-//! drives, and the end of a device.
+//! Tests a device with several shards: connections between shards, control calls while another
+//! thread makes progress, and the destruction of a device.
 
 use crate::common::{End, Make, pair_of, peek, plain, responder_opt};
 use crate::peer::{Peer, TIMEOUT, tagged};
@@ -20,10 +20,10 @@ fn device(stack: impl TransportStack + 'static, shards: usize, limits: Limits) -
     Device::with_stack(Box::new(stack), options).unwrap()
 }
 
-/// Hooks that list the shards whose stack adopts a stream.
+/// Hooks that record the shards whose stack adopts a stream.
 #[derive(Clone, Default)]
 struct AdoptionHooks {
-    /// The shard of this stack.
+    /// Shard of this stack.
     shard: usize,
     shards: Arc<AtomicUsize>,
     by: Arc<Mutex<Vec<usize>>>,
@@ -49,15 +49,16 @@ impl StackHooks for AdoptionHooks {
     }
 }
 
-/// The ends of a connection live on shards of the same device, and an accepted connection moves to
-/// its queue pair's shard.
+/// The ends of a connection are on shards of the same device, and an accepted connection moves to
+/// the shard of its queue pair.
 #[test]
 fn queue_pairs_connect_across_shards() {
     let hooks = AdoptionHooks::default();
     let adopted_by = Arc::clone(&hooks.by);
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
     let device = device(stack, 3, Limits::default());
-    // Listeners are on each shard in turn: those of three connections in a row are on three shards.
+    // Listeners are assigned to the shards in turn, so those of three consecutive connections are
+    // on three shards.
     for [a, b] in [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1], [0, 2], [1, 2], [2, 2]] {
         let ends = [a, b].map(|shard| {
             let pd = device.alloc_pd().unwrap();
@@ -95,7 +96,7 @@ fn unknown_shard_refused() {
     }
 }
 
-/// Hooks whose `poll` can be held, as a long system call holds the thread that drives.
+/// Hooks whose `poll` can be blocked, like a long system call blocks the driving thread.
 #[derive(Clone)]
 struct HeldStack {
     hold: Arc<AtomicBool>,
@@ -128,8 +129,8 @@ impl StackHooks for HeldStack {
     }
 }
 
-/// Queue pairs without a connection are made, changed, queried and destroyed while a thread drives
-/// and does not come back.
+/// Queue pairs without a connection can be created, modified, queried and destroyed while a thread
+/// drives the shard and does not return.
 #[test]
 fn unconnected_queue_pair_does_not_wait() {
     let (stack, hold, holds) = HeldStack::stack(&Arc::default());
@@ -150,8 +151,8 @@ fn unconnected_queue_pair_does_not_wait() {
     });
 }
 
-/// A call that needs the shard is carried out by the thread that drives, which does not have to let
-/// go of the shard for it.
+/// The thread that is driving carries out calls that need the shard, and does not have to release
+/// the shard for them.
 #[test]
 fn calls_served_while_thread_drives() {
     let device = device(TcpStack::new().unwrap(), 1, Limits::default());
@@ -176,8 +177,8 @@ fn calls_served_while_thread_drives() {
     });
 }
 
-/// The stack is gone with the last handle of a device, with its sockets and addresses, whatever the
-/// background thread does.
+/// The stack, with its sockets and addresses, is dropped together with the last handle of a device,
+/// whatever the background thread is doing.
 #[test]
 fn dropped_device_releases_stack() {
     for _ in 0..200 {
@@ -186,7 +187,7 @@ fn dropped_device_releases_stack() {
         let device = Device::with_stack(Box::new(stack), DeviceConfig::default()).unwrap();
         let end = End::on(&device);
         let listener = end.listen(&plain());
-        // The background thread wakes up for it.
+        // The connection wakes up the background thread.
         let peer = std::net::TcpStream::connect(listener.local_addr()).unwrap();
         drop((listener, end, device));
         assert_eq!(Arc::strong_count(&alive), 1, "something keeps the stack");
@@ -194,10 +195,12 @@ fn dropped_device_releases_stack() {
     }
 }
 
-/// Receive memory for the fronts of a few of [`silent`] peers.
+/// Limit of receive memory that is sufficient for the incomplete FPDUs of only a few [`silent`]
+/// peers.
 const SHORT_MEMORY: usize = 1 << 20;
 
-/// Peers that begin an FPDU and fall silent, so many that the receive memory budget is used up.
+/// Creates peers that begin an FPDU and then send nothing, enough of them to exhaust the receive
+/// memory.
 fn silent(device: &Device) -> Vec<(End, Peer)> {
     let begun = |_| {
         let end = End::on(device);
@@ -230,7 +233,7 @@ fn silent_peers_ended_when_memory_short() {
     assert!(ended(&silent) < 40, "{} of 40 were ended", ended(&silent));
 }
 
-/// Whole FPDUs of others are read at once, long before a silent peer is ended.
+/// Complete FPDUs of other connections are read at once, long before a silent peer is disconnected.
 #[test]
 fn silent_peers_delay_no_others() {
     let device = simulation::device(Limits::default().max_held_bytes(SHORT_MEMORY));
@@ -254,15 +257,15 @@ fn silent_peers_delay_no_others() {
     assert_eq!(ended(&silent), 0);
 }
 
-/// Messages that wait for receives use the memory up for as long as they like. Whole FPDUs of
-/// another connection are read meanwhile, each reported by the kernel: a short one behind a long
-/// one, too.
+/// Messages that wait for receives may use up the receive memory indefinitely. Complete FPDUs of
+/// another connection are still received, each of them after a report by the kernel, also a short
+/// one after a long one.
 #[test]
 fn fpdus_received_while_memory_short() {
     let device = device(TcpStack::new().unwrap(), 1, Limits::default().max_held_bytes(SHORT_MEMORY));
     let settings = plain().no_receive_timeout(Duration::MAX);
-    // As many as are kept before the budget is short: none of them in the part that is for whole
-    // FPDUs.
+    // Keep as many messages as fit before memory is short; none of them uses the part reserved for
+    // complete FPDUs.
     let holders: Vec<(End, Peer)> = (0..11)
         .map(|_| {
             let end = End::on(&device);
@@ -276,7 +279,7 @@ fn fpdus_received_while_memory_short() {
     for id in 0..20 {
         end.recv(id, 0, 64);
         peer.write(end.mr.rkey().0, end.mr.addr(), &vec![id as u8; 60_000]);
-        // The background thread sleeps until the kernel reports the rest.
+        // The background thread sleeps until the kernel reports the rest of the data.
         std::thread::sleep(Duration::from_millis(10));
         peer.send(b"behind a long one");
         end.received_ok(id);
@@ -284,8 +287,8 @@ fn fpdus_received_while_memory_short() {
     assert_eq!(ended(&holders), 0);
 }
 
-/// Hooks that count what the stack reports, and the bytes that its streams receive, and list what
-/// these are asked to have room for.
+/// Hooks that count the events reported by the stack and the bytes received by its streams, and
+/// record the buffer space requested from the streams.
 #[derive(Clone, Default)]
 struct ReportHooks {
     events: Arc<AtomicUsize>,
@@ -319,9 +322,10 @@ impl StreamHooks for ReportHooks {
     }
 }
 
-/// A socket that is not read while the receive memory is used up gets room for the longest FPDU (64
-/// KiB, with Markers and what is read behind it less than 128 KiB), of which the kernel counts up
-/// to four times the bytes. It is asked once, then only for what an FPDU needs.
+/// A socket that is not read while the receive memory is used up must have room for the longest
+/// FPDU, for which the kernel counts up to four times the bytes. The longest FPDU has 64 KiB; with
+/// Markers and the data read after it, it is shorter than 128 KiB. The room is requested once;
+/// later requests only ask for the needs of an FPDU.
 #[test]
 fn socket_has_room_for_longest_fpdu() {
     let reports = ReportHooks::default();
@@ -336,7 +340,7 @@ fn socket_has_room_for_longest_fpdu() {
         other.recv(id, 0, 64);
     }
     assert_eq!(*reports.wanted.lock().unwrap(), [], "there is memory");
-    // Messages that wait for receives, as many as are kept before memory is short.
+    // Keep as many messages waiting for receives as fit before memory is short.
     let holders: Vec<(End, Peer)> = (0..11)
         .map(|_| {
             let end = End::on(&device);
@@ -367,13 +371,14 @@ fn socket_has_room_for_longest_fpdu() {
     assert_eq!(reports.wanted.lock().unwrap().last(), Some(&1), "any byte is reported again");
 }
 
-/// Another connection keeps the receive memory budget used up while both ends of this one close:
-/// the peer's bytes wait in the socket, and the stack does not report the hang-up with every poll.
+/// Another connection keeps the receive memory used up while both ends of this connection close.
+/// The peer's bytes wait in the socket, and the stack must not report the hang-up with every poll.
 #[test]
 fn hangup_with_exhausted_memory_reported() {
     let reports = ReportHooks::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
-    // Room for one read: none, not even of a whole FPDU, once a message is kept.
+    // There is room for one read; after a message has been kept, there is none, not even for a
+    // complete FPDU.
     let limits = Limits::default().max_held_bytes(300 << 10);
     let options = DeviceConfig::default().progress(Progress::Manual).shards(1).limits(limits);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
@@ -381,7 +386,7 @@ fn hangup_with_exhausted_memory_reported() {
     let [holder, other] = [End::on(&device), End::on(&device)];
     let mut holder_peer = responder_opt(&holder, &settings);
     let mut peer = responder_opt(&other, &settings);
-    // No receive is posted: the message is kept.
+    // No receive is posted, so the message is kept.
     let before = reports.received.load(Ordering::SeqCst);
     holder_peer.send(&[7; 10_000]);
     while reports.received.load(Ordering::SeqCst) < before + 10_000 {
@@ -395,14 +400,14 @@ fn hangup_with_exhausted_memory_reported() {
     peer.expect_close();
     device.pump();
     let events = reports.events.load(Ordering::SeqCst);
-    // The stack is asked once in 32 rounds.
+    // The engine polls the stack once in 32 rounds.
     for _ in 0..32 * 100 {
         device.pump();
     }
     let events = reports.events.load(Ordering::SeqCst) - events;
     assert!(events < 10, "the hang-up was reported {events} times in 100 polls");
     assert_eq!(reports.received.load(Ordering::SeqCst), before, "nothing is read without room");
-    // The message is taken, and there is room again.
+    // After the message is received, there is room again.
     holder.recv(0, 0, 10_000);
     holder.received_ok(0);
     (0..2).for_each(|id| other.recv(id, 64 * id, 64));
@@ -410,8 +415,8 @@ fn hangup_with_exhausted_memory_reported() {
     assert!(other.ended().orderly);
 }
 
-/// A Send waits for its receive while both ends close: the stack reports a hang-up then, and the
-/// message is still there.
+/// A Send waits for its receive while both ends close. The stack then reports a hang-up, and the
+/// message must not be lost.
 #[test]
 fn hangup_after_parked_send_lossless() {
     let end = End::tcp();
@@ -419,8 +424,8 @@ fn hangup_after_parked_send_lossless() {
     let mut peer = responder_opt(&end, &options);
     peer.send(b"first");
     peer.send(b"second");
-    // It is parked once the socket is not read any more; the FIN of ours goes out at once, as
-    // nothing was posted.
+    // The Send is parked when the socket is no longer read. Our FIN is sent at once, because no
+    // request is outstanding.
     end.qp.disconnect().unwrap();
     peer.fin();
     peer.expect_close();

@@ -1,6 +1,6 @@
-//! The simulated network of a test: its devices, the streams of its scripted peers, and their
-//! virtual clock. One thread drives all of it: a wait runs the devices until nothing moves any
-//! more, and then moves the clock to the next deadline.
+//! Simulated network of a test: its devices, the streams of its scripted peers and a virtual clock.
+//! A single thread drives everything: a wait runs the devices until nothing changes any more, and
+//! then advances the clock to the next deadline.
 
 use crate::peer::TIMEOUT;
 use std::cell::RefCell;
@@ -13,14 +13,14 @@ use uiw_mem::{IoVec, IoVecMut};
 use uiw_testkit::sim::{Link, Network};
 use uiw_verbs::{Device, DeviceConfig, Limits, Progress};
 
-/// The address of every device and peer, which share its ports.
+/// Address of every device and peer; they share its ports.
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// EMSS of the kernel's TCP on its loopback interface.
 const EMSS: usize = 65_483;
-/// Rounds without work after which a device is idle. While it has few connections it asks its stack
-/// in one of 32.
+/// Number of rounds without work after which a device is idle. With few connections a device polls
+/// its stack only once in 32 rounds.
 const QUIET_ROUNDS: usize = 33;
-/// Rounds in which something moves while the clock stands still, at most: more is a livelock.
+/// Maximum number of rounds with work while the clock stands still; more rounds mean a livelock.
 const MAX_ROUNDS: usize = 1_000_000;
 
 struct SimulatedNetwork {
@@ -36,12 +36,12 @@ thread_local! {
     };
 }
 
-/// A device on the network of this thread.
+/// Creates a device on the network of this thread.
 pub(crate) fn device(limits: Limits) -> Device {
     device_with(DeviceConfig::default().limits(limits))
 }
 
-/// The same with any options; the test's thread drives.
+/// Like [`device`], but with arbitrary options; the test's thread drives it.
 pub(crate) fn device_with(options: DeviceConfig) -> Device {
     SIMULATION.with(|simulation| {
         let options = options.progress(Progress::Manual);
@@ -51,18 +51,18 @@ pub(crate) fn device_with(options: DeviceConfig) -> Device {
     })
 }
 
-/// Changes the link of this thread's network, which every device and peer uses in both directions.
+/// Changes the link of this thread's network, which all devices and peers use in both directions.
 pub(crate) fn change_link(change: impl FnOnce(&mut Link)) {
     SIMULATION.with(|simulation| simulation.network.change_link(HOST, HOST, change));
 }
 
-/// Returns whether the device is on a simulated network: the kernel's TCP has a descriptor to wait
-/// with.
+/// Returns whether the device is on a simulated network. Only the kernel's TCP has a descriptor to
+/// wait with.
 pub(crate) fn is_simulated(device: &Device) -> bool {
     device.wait_fds().is_empty()
 }
 
-/// An address of the network, with a port that the network chooses.
+/// Returns an address of the network whose port the network chooses.
 pub(crate) fn any_port() -> SocketAddr {
     SocketAddr::new(HOST, 0)
 }
@@ -72,17 +72,17 @@ pub(crate) fn is_address(address: SocketAddr) -> bool {
     address.ip() == HOST
 }
 
-/// The virtual time.
+/// Returns the virtual time.
 pub(crate) fn now() -> Instant {
     SIMULATION.with(|simulation| simulation.network.now())
 }
 
-/// Runs the devices until `ready` has something, for at most `timeout` of virtual time.
+/// Runs the devices until `ready` returns a value, for at most `timeout` of virtual time.
 pub(crate) fn wait<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     let until = now() + timeout;
     let mut rounds = 0;
     loop {
-        // What moved in a round may be what is waited for, and is looked at before the next one.
+        // A round may produce the awaited result, so check before the next round.
         if let Some(value) = ready() {
             return Some(value);
         }
@@ -97,29 +97,30 @@ pub(crate) fn wait<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) -
     }
 }
 
-/// Runs the devices until `done`.
+/// Runs the devices until `done` returns true.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     wait(TIMEOUT, || done().then_some(())).expect(what);
 }
 
-/// [`Device::wait_idle`] for at most `timeout` of virtual time.
+/// Like [`Device::wait_idle`], for at most `timeout` of virtual time.
 pub(crate) fn wait_idle(device: &Device, timeout: Duration) -> bool {
     wait(timeout, || device.wait_idle(Duration::ZERO).then_some(())).is_some()
 }
 
-/// Runs the devices until nothing moves any more; the clock stands still.
+/// Runs the devices until nothing changes any more; the clock stands still.
 pub(crate) fn run_until_idle() {
     assert!((0..MAX_ROUNDS).any(|_| !round()), "the devices do not come to rest");
 }
 
-/// Runs every device until one of them has moved something; false when all are idle.
+/// Runs all devices until one of them has done some work; returns false if all are idle.
 fn round() -> bool {
-    // A round may run wakers, which may make devices.
+    // A round may run wakers that create devices.
     let devices = SIMULATION.with(|simulation| simulation.devices.borrow().clone());
     (0..QUIET_ROUNDS).any(|_| devices.iter().map(Device::pump).sum::<usize>() > 0)
 }
 
-/// Moves the clock to the next deadline, at most to `until`. False when that is reached already.
+/// Advances the clock to the next deadline, but not beyond `until`. Returns false if `until` has
+/// been reached.
 fn advance(until: Instant) -> bool {
     SIMULATION.with(|simulation| {
         let now = simulation.network.now();
@@ -129,13 +130,13 @@ fn advance(until: Instant) -> bool {
         let deadlines = simulation.devices.borrow();
         let next = deadlines.iter().filter_map(Device::deadline).chain(simulation.network.next_event()).min();
         let step = next.unwrap_or(until).min(until).saturating_duration_since(now);
-        // A deadline of the past is one that its device has not come to yet.
+        // A deadline in the past belongs to a device that has not processed it yet.
         simulation.network.advance(step.max(Duration::from_micros(1)));
         true
     })
 }
 
-/// One end of a stream, with calls that block: they run the devices meanwhile.
+/// One end of a stream with blocking calls, which run the devices in the meantime.
 pub(crate) struct SimStream {
     stream: Box<dyn TransportStream>,
     timeout: Duration,
@@ -154,7 +155,7 @@ impl SimStream {
         Ok(Self::new(stream))
     }
 
-    /// The time that a read waits.
+    /// Sets the timeout of reads.
     pub(crate) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -170,7 +171,7 @@ impl SimStream {
     }
 }
 
-/// `None` for what would block.
+/// Returns `None` if the operation would block.
 fn unless_blocked<T>(result: io::Result<T>) -> Option<io::Result<T>> {
     match result {
         Err(error) if error.kind() == ErrorKind::WouldBlock => None,
@@ -187,7 +188,7 @@ impl io::Read for SimStream {
 }
 
 impl io::Write for SimStream {
-    /// The devices take in what one call sends before the next one.
+    /// Runs the devices after each call, so that they process its data before the next call.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let stream = &mut self.stream;
         let sent = wait(TIMEOUT, || unless_blocked(stream.send(&[IoVec::from(bytes)])));
@@ -200,7 +201,7 @@ impl io::Write for SimStream {
     }
 }
 
-/// A listening port.
+/// Port that listens on the simulated network.
 pub(crate) struct SimPort(Mutex<Box<dyn TransportListener>>);
 
 impl SimPort {
@@ -213,7 +214,7 @@ impl SimPort {
         self.0.lock().unwrap().local_addr()
     }
 
-    /// The next connection that comes within `timeout`.
+    /// Waits for the next connection for at most `timeout`.
     pub(crate) fn accept(&self, timeout: Duration) -> Option<SimStream> {
         let accepted = wait(timeout, || unless_blocked(self.0.lock().unwrap().accept(Token(0))))?;
         Some(SimStream::new(accepted.unwrap()))

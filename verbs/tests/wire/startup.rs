@@ -99,7 +99,7 @@ fn refused(bytes: &[u8]) {
     peer.raw(bytes);
     assert!(peer.rest().is_empty(), "nothing may be answered");
     assert!(end.channel.is_empty());
-    // The listener goes on.
+    // The listener continues to work.
     let mut next = Peer::connect(listener.local_addr());
     next.raw(&request(1).emit());
     end.accept(end.request());
@@ -194,7 +194,8 @@ fn bytes_after_reply_are_full_operation() {
     assert_eq!(crate::common::peek(&end.mr, 0, 5), b"glued");
 }
 
-/// The initiator's bytes are not legal, but harmless: they wait for the decision.
+/// Bytes that the initiator sends after its Request are not permitted, but harmless: they wait for
+/// the decision.
 #[test]
 fn bytes_glued_behind_the_request_wait() {
     let end = End::new();
@@ -224,7 +225,7 @@ fn rejection_carries_private_data_both_ways() {
         assert_eq!((reply.reject, &*reply.private_data, reply.revision), (true, &b"no"[..], revision));
         assert!(peer.rest().is_empty());
     }
-    // A request that is dropped is rejected too.
+    // Dropping a request rejects it as well.
     let mut peer = Peer::connect(listener.local_addr());
     peer.raw(&request(1).emit());
     drop(end.request());
@@ -267,7 +268,7 @@ fn socket_taken_instead_of_answer() {
     (&socket).read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"there");
     (&socket).write_all(b"and back").unwrap();
-    // The connection is the program's alone.
+    // The connection belongs to the program only.
     drop((end, listener));
     drop(socket);
     let mut got = Vec::new();
@@ -291,7 +292,7 @@ fn failed_socket_take_keeps_request() {
     asked.reject(b"no socket").unwrap();
     assert_eq!(peer.startup_frame().private_data, b"no socket");
 
-    // Bytes behind the Request were read with it.
+    // The bytes after the Request were read together with it, so the socket cannot be taken.
     let end = End::tcp();
     let listener = end.listen(&plain());
     let mut client = TcpStream::connect(listener.local_addr()).unwrap();
@@ -325,7 +326,7 @@ fn responder_abandons_silent_initiator() {
     assert_eq!(now() - start, startup_timeout);
 }
 
-/// Each byte of a slow loris does not buy more time.
+/// A peer that sends its bytes one by one does not extend the timeout.
 // [test:RFC5044-7.1.2-20]
 #[test]
 fn bytes_do_not_extend_startup_timeout() {
@@ -363,8 +364,8 @@ fn half_open_connections_bounded() {
     let undecided = end.request();
     third.raw(&request(1).emit());
     let other = end.request();
-    // Both have sent their Requests and wait for the application: none is evicted, and the newest
-    // is cut.
+    // Both peers have sent their Requests and wait for the application. Neither is evicted; the
+    // newest connection is closed.
     let mut late = Peer::connect(listener.local_addr());
     assert!(late.rest().is_empty());
     other.reject(b"").unwrap();
@@ -390,7 +391,7 @@ fn initiator_leaving_during_startup_forgotten() {
     left.raw(&request(1).emit()[..10]);
     left.fin();
     assert!(left.rest().is_empty());
-    // Resets while the application thinks.
+    // The peer resets the connection before the application has decided.
     let mut impatient = Peer::connect(listener.local_addr());
     impatient.raw(&request(1).emit());
     let request_ = end.request();
@@ -405,7 +406,7 @@ fn initiator_leaving_during_startup_forgotten() {
 // [test:RFC6581-9.1-02] [test:RFC6581-9.1-04] [test:RFC6581-9.1-11] [test:RFC6581-9.1-13]
 #[test]
 fn responder_negotiates_ird_and_ord() {
-    // (their IRD, their ORD) -> (our IRD, our ORD) with 4 and 4 of our own.
+    // The cases map their IRD and ORD to ours, which are 4 and 4 before the negotiation.
     for ((ird, ord), expected, on_the_wire) in [
         ((4, 4), (4, 4), (4, 4)),
         ((0, 0), (4, 0), (4, 0)),
@@ -519,7 +520,7 @@ fn rtr_of_every_kind_as_responder() {
     }
 }
 
-/// A zero-length Send where a Write was agreed is a message of the application's.
+/// If a Write was agreed as the RTR message, a zero-length Send is a message of the application.
 // [test:RFC5040-5.3-10]
 #[test]
 fn zero_length_send_takes_receive() {
@@ -542,15 +543,15 @@ fn responder_abandons_missing_rtr() {
     assert_eq!(now() - start, startup_timeout);
 }
 
-/// A peer that goes after our Reply and before its first FPDU: a queue pair that outlives its peers
-/// waits for another one, and what was posted with it.
+/// The peer leaves after our Reply and before its first FPDU. A queue pair that outlives its peers
+/// keeps the posted requests and waits for another peer.
 #[test]
 fn queue_pair_outlives_silent_peer() {
     let options = p2p(RtrKinds::ALL).startup_timeout(Duration::from_millis(200)).outlives_peer(true);
     let end = End::new();
     let goes: [fn(Peer); 3] = [
         Peer::reset,
-        // Inside an FPDU.
+        // The stream ends inside an FPDU.
         |mut peer| {
             peer.raw(&[0, 40, 1]);
             peer.fin();
@@ -575,8 +576,8 @@ fn queue_pair_outlives_silent_peer() {
     }
 }
 
-/// Connections on a long path whose set-ups begin one after the other are all established after the
-/// time of one.
+/// Connections on a path with a long delay are set up concurrently: all of them are established
+/// after the time that one needs.
 #[test]
 fn connections_set_up_concurrently() {
     change_link(|link| link.latency = Duration::from_millis(50));
@@ -644,7 +645,7 @@ fn closed_port_refuses() {
     end.connect(closed_port, &plain());
     assert!(matches!(end.failed(), Error::Refused { .. }));
     assert_eq!(end.qp.state(), QpState::Init);
-    // The queue pair may try again.
+    // The queue pair can be used for another attempt.
     let port = Port::new();
     end.connect(port.addr(), &plain());
     let mut peer = port.accept();
@@ -810,8 +811,8 @@ fn initiator_scales_its_ord_down() {
     assert_eq!((attr.ird, attr.ord), (8, 3));
 }
 
-/// Probes the negotiated values, the application gets the other end's, whether accepted or
-/// rejected.
+/// The application gets the IRD and ORD of the other end, not the negotiated values, whether the
+/// connection is accepted or rejected.
 // [test:RFC6581-9.1-01] [test:RFC6581-9.1-10]
 #[test]
 fn ird_and_ord_of_peer_reported() {
@@ -820,7 +821,7 @@ fn ird_and_ord_of_peer_reported() {
             Some((ird, ord)) => with(frame, enhanced(ird, ord)),
             None => frame,
         };
-        // The Request, to a responder.
+        // A responder reads them from the Request.
         let end = End::new();
         let listener = end.listen(&plain());
         let mut peer = Peer::connect(listener.local_addr());
@@ -829,7 +830,7 @@ fn ird_and_ord_of_peer_reported() {
         assert_eq!(request.peer_ird_ord(), said);
         end.accept(request);
         assert_eq!(end.established().peer_ird_ord, said);
-        // The Reply, to an initiator.
+        // An initiator reads them from the Reply.
         for reject in [false, true] {
             let end = End::new();
             let port = Port::new();
@@ -906,7 +907,7 @@ fn rtr_of_every_kind_as_initiator() {
         end.recv(2, 0, 64);
         peer.send(b"back");
         assert_eq!(end.received_ok(2).byte_len, 4);
-        // The RTR Read gave its credit back: all four of ORD are there.
+        // The RTR Read has returned its credit, so all four Reads of ORD are available.
         for id in 10..14 {
             end.op(id, SendOp::Read { remote: uiw_verbs::Remote::default(), invalidate: None }, 0, 8);
         }
@@ -916,8 +917,8 @@ fn rtr_of_every_kind_as_initiator() {
     }
 }
 
-/// Posted before the Reply's bytes have been served, but after the connection stands: the RTR
-/// message is still the first.
+/// Without an RTR message, the first FPDU of the initiator is the first request that the
+/// application posts.
 #[test]
 fn initiator_without_rtr_sends_after_post() {
     let end = End::new();
@@ -965,7 +966,7 @@ fn exchange(end: &End, peer: &mut Peer) {
     exchange_open(end, peer);
 }
 
-/// Messages longer than the distance of two Markers, each way.
+/// Exchanges messages that are longer than the distance between two Markers, in both directions.
 fn exchange_open(end: &End, peer: &mut Peer) {
     let data = crate::common::pattern(3001);
     end.recv(1, 0, 4000);
@@ -1048,14 +1049,14 @@ fn capability_request_stops_at_first_fpdu() {
     end.recv(1, 0, 64);
     peer.send(b"x");
     end.received_ok(1);
-    // One repetition may have been on its way already.
+    // One repetition may already have been sent.
     peer.stream.set_read_timeout(Duration::from_millis(60));
     let mut sink = [0; 256];
     let _ = std::io::Read::read(&mut peer.stream, &mut sink);
     peer.expect_silence(150);
 }
 
-/// A scripted peer that answers as a uiw peer, with the answer computed by a uiw responder.
+/// A scripted peer answers like a uiw peer; the answer is computed by a uiw responder.
 #[test]
 fn uiw_peers_recognised_with_all_rtrs() {
     for rtr in [WRITE, READ, SEND, RtrKinds::ALL] {
@@ -1086,7 +1087,8 @@ fn uiw_peers_recognised_without_rtr() {
 /// The answer to the RTR Read may arrive before the answer to the capability request.
 #[test]
 fn rtr_read_answer_keeps_peer_unclassified() {
-    // The answer of a uiw peer, obtained from one: capability request in, answer out.
+    // The answer of a uiw peer is obtained from a real responder, which gets the capability
+    // request.
     let teacher = End::new();
     let (mut oracle, _) = responder_with(&teacher, &exchanging(), &with(request(2), enhanced(4, 4)));
     let options = exchanging().peer_to_peer(true).rtr(READ);
@@ -1118,14 +1120,14 @@ fn responder_recognises_foreign_initiator() {
         end.established();
         assert!(is_foreign(&end));
     }
-    // A Send instead of a capability request.
+    // The peer sends a Send instead of a capability request.
     let end = End::new();
     end.recv(1, 0, 64);
     let (mut peer, _) = responder_with(&end, &exchanging(), &with(request(2), enhanced(4, 4)));
     peer.send(b"x");
     end.established();
     assert!(is_foreign(&end));
-    // An RTR Send and then silence.
+    // The peer sends an RTR Send and nothing afterwards.
     let end = End::new();
     let options = exchanging().peer_to_peer(true);
     let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(SEND)));
@@ -1139,14 +1141,14 @@ fn capability_exchange_off_and_assumed() {
     let end = End::new();
     let mut peer = crate::common::initiator(&end);
     assert!(is_foreign(&end));
-    // That request has failed alone.
+    // Only that request has failed.
     end.op(9, SendOp::Send, 0, 8);
     assert_eq!(peer.next().unwrap().opcode(), Opcode::Send);
     let end = End::new();
     let options = plain().capabilities(CapabilityExchange::Assume);
     let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), enhanced(4, 4)));
     end.op(1, SendOp::SendImm { imm: 1 }, 0, 8);
-    // Send with immediate exists between uiw peers only.
+    // Send with immediate is only supported between uiw peers.
     assert_ne!(end.sent().status, uiw_verbs::WcStatus::Success);
     end.op(2, SendOp::FetchAdd { remote: uiw_verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
     assert_eq!(peer.next().unwrap().opcode(), Opcode::AtomicRequest);
@@ -1193,8 +1195,8 @@ fn retries_of_a_refused_connection_end() {
     initiator_opt(&end, &plain(), |_| with(reply(2), enhanced(4, 4)));
 }
 
-/// The system may choose the port without a listener as the local one on loopback: TCP connects to
-/// itself then.
+/// On loopback, the system may choose the destination port as the local port if nothing listens on
+/// it. TCP then connects to itself.
 #[test]
 fn tcp_self_connection_is_refusal() {
     let closed_port = closed_addr();

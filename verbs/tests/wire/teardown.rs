@@ -1,4 +1,4 @@
-//! Memory and objects that go away while peers use them.
+//! Tests memory and objects that are released while peers use them.
 
 use crate::common::{ALL, End, Make, peek, plain, responder, responder_opt, tcp_pair};
 use crate::peer::{Peer, TIMEOUT, tagged, terminate};
@@ -14,7 +14,7 @@ use uiw_verbs::{
     WcStatus,
 };
 
-/// Bytes that the test owns, registered for peers.
+/// Bytes that the test owns and registers for peers.
 struct LentBuffer {
     bytes: *mut [u8],
     mr: Option<RawMr>,
@@ -25,8 +25,8 @@ const LEN: usize = 1 << 20;
 impl LentBuffer {
     fn new(end: &End, access: Access) -> Self {
         let bytes = Box::into_raw(vec![0; LEN].into_boxed_slice());
-        // SAFETY: the bytes live until the region is gone; meanwhile they are looked at through the
-        // region.
+        // SAFETY: the bytes outlive the region, and in the meantime they are only accessed through
+        // the region.
         let memory = unsafe { Memory::borrowed(bytes.cast(), LEN) };
         let base = memory.as_ptr() as u64;
         Self { bytes, mr: Some(end.pd.register_raw(memory.shared(), base, access).unwrap()) }
@@ -44,10 +44,10 @@ impl LentBuffer {
         self.mr.take().unwrap().deregister().unwrap();
     }
 
-    /// Owned by the test again: nothing else may access it.
+    /// Returns the bytes, which the test owns exclusively again.
     fn bytes(&mut self) -> &mut [u8] {
         assert!(self.mr.is_none());
-        // SAFETY: no region is left over the bytes, so this is the only way to them.
+        // SAFETY: the bytes are not registered any more, so this is the only access to them.
         unsafe { &mut *self.bytes }
     }
 }
@@ -55,12 +55,12 @@ impl LentBuffer {
 impl Drop for LentBuffer {
     fn drop(&mut self) {
         drop(self.mr.take());
-        // SAFETY: made by `Box::into_raw`, and no region is left.
+        // SAFETY: the pointer is from `Box::into_raw`, and the bytes are not registered any more.
         drop(unsafe { Box::from_raw(self.bytes) });
     }
 }
 
-/// Writes all over a region of `len` bytes, repeatedly, until the stream is gone.
+/// Writes to the whole region of `len` bytes repeatedly until the stream has ended.
 fn write_on(peer: &mut Peer, stag: u32, at: u64, len: usize, stop: &AtomicBool) -> u64 {
     let mut written = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -82,7 +82,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// No byte is placed once `deregister` has returned, and the peer gets an error.
+/// After `deregister` has returned no byte is placed, and the peer gets an error.
 // [test:RFC5040-8.1.1-07]
 #[test]
 fn deregistration_during_a_peers_writes() {
@@ -106,7 +106,8 @@ fn deregistration_during_a_peers_writes() {
             stop.store(true, Ordering::Relaxed);
             let (written, mut peer) = writer.join().unwrap();
             assert!(written > 5);
-            // TCP may have thrown the Terminate away with a reset, as the peer went on writing.
+            // TCP may have discarded the Terminate because of a reset, as the peer continued to
+            // write.
             if let Some(segment) =
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| peer.next())).ok().flatten()
             {
@@ -118,7 +119,7 @@ fn deregistration_during_a_peers_writes() {
     }
 }
 
-/// Rights that are taken away, and memory that is exchanged, count from the return of `rereg` on.
+/// Removed rights and replaced memory take effect when `rereg` returns.
 #[test]
 fn reregistration_during_a_peers_writes() {
     let end = End::tcp();
@@ -129,7 +130,7 @@ fn reregistration_during_a_peers_writes() {
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| write_on(&mut peer, stag.0, at, LEN, &stop));
         until("nothing is written", || peek(old.mr(), 5 * 4096, 1) == [0xAB]);
-        // The same bytes, and peers may only read them.
+        // The region keeps its bytes, but peers may only read them.
         old.mr_mut().rereg(None, None, Some(Access::LOCAL_WRITE | Access::REMOTE_READ)).unwrap();
         let before = peek(old.mr(), 0, LEN);
         assert!(end.ended().reason.is_some_and(|reason| !reason.from_peer && reason.layer == 1));
@@ -140,8 +141,8 @@ fn reregistration_during_a_peers_writes() {
     old.take_back();
 }
 
-/// Bytes of the application that a peer may write for as long as this stands; its end fills them
-/// with [`WatchedMemory::OURS`].
+/// Bytes of the application that a peer may write to as long as this value exists. Dropping it
+/// fills them with [`WatchedMemory::OURS`].
 struct WatchedMemory<'a> {
     bytes: &'a [AtomicU8],
     mr: Option<RawMr>,
@@ -158,7 +159,8 @@ impl Drop for WatchedMemory<'_> {
     }
 }
 
-/// The `n`th of the orders of `things`, each of which comes once in `0..things.len()!`.
+/// Returns the `n`th permutation of `things`; every permutation occurs once for `n` in
+/// `0..things.len()!`.
 fn ordered<T>(mut things: Vec<T>, mut n: usize) -> VecDeque<T> {
     let mut out = VecDeque::new();
     while !things.is_empty() {
@@ -169,8 +171,8 @@ fn ordered<T>(mut things: Vec<T>, mut n: usize) -> VecDeque<T> {
     out
 }
 
-/// Everything goes, in every order, from two threads, while the peer writes: the stream ends, and
-/// no byte of the application is touched once its region is gone.
+/// Two threads drop all objects in every possible order while the peer writes. The stream ends, and
+/// no byte of the application changes after its region is gone.
 #[test]
 fn concurrent_teardown_in_any_order() {
     const SIZE: usize = 64 << 10;
@@ -208,7 +210,7 @@ fn concurrent_teardown_in_any_order() {
             std::thread::scope(|scope| {
                 for _ in 0..2 {
                     scope.spawn(|| {
-                        // The end of a thing begins in its turn, and may last into the next one's.
+                        // Objects are dropped in order, but a drop may overlap with the next one.
                         let next = || things.lock().unwrap().pop_front();
                         while let Some(thing) = next() {
                             drop(thing);
@@ -223,7 +225,7 @@ fn concurrent_teardown_in_any_order() {
     }
 }
 
-/// Like the test above, between two uiw ends whose programs poll and post meanwhile.
+/// Like the previous test, but between two uiw ends whose programs poll and post at the same time.
 #[test]
 fn queue_pairs_destroyed_under_load() {
     for round in 0..8 {
@@ -260,7 +262,7 @@ fn queue_pairs_destroyed_under_load() {
     }
 }
 
-/// Bytes that change under the engine's hands leave with a CRC of what leaves.
+/// If a buffer changes while it is sent, the CRC must match the bytes that are sent.
 #[test]
 fn changing_buffer_has_valid_crc() {
     let end = End::tcp_made(Make { memory: LEN, ..Make::default() });
@@ -279,7 +281,7 @@ fn changing_buffer_has_valid_crc() {
             if id % 3 == 0 {
                 peer.read(end.mr.rkey().0, end.mr.addr(), 60_000);
             }
-            // `next` refuses an FPDU whose CRC is wrong.
+            // `next` panics if the CRC of an FPDU is wrong.
             let mut ended = 0;
             while ended < if id % 3 == 0 { 2 } else { 1 } {
                 ended += usize::from(peer.expect_fpdu().header.last());
@@ -290,7 +292,8 @@ fn changing_buffer_has_valid_crc() {
     });
 }
 
-/// An end whose device reads only in calls of its program, in Full Operation, and its peer.
+/// Connects an end whose device reads only during calls of its program to a scripted peer, in Full
+/// Operation.
 fn manual() -> (End, Peer) {
     manual_with(&plain())
 }
@@ -299,22 +302,22 @@ fn manual_with(config: &ConnConfig) -> (End, Peer) {
     let options = DeviceConfig::default().progress(Progress::Manual);
     let end = End::on(&Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap());
     let mut peer = responder_opt(&end, &config.clone().no_receive_timeout(TIMEOUT));
-    // A responder sends nothing before it has the first FPDU.
+    // A responder sends nothing before it has received the first FPDU.
     end.recv(99, 0, 8);
     peer.send(b"begun");
     end.received_ok(99);
     (end, peer)
 }
 
-/// The bytes that the peer sent before its reset are in the socket, though the socket takes nothing
-/// any more.
+/// After a reset the socket accepts no more data, but the bytes that the peer sent before the reset
+/// can still be read from it.
 #[test]
 fn data_before_reset_received_on_send() {
     let (end, mut peer) = manual();
     for id in 0..5 {
         end.recv(id, id * 8, 8);
     }
-    // Not more than TCP sends before the first acknowledgement: the rest would be lost with the
+    // Send no more than TCP sends before the first acknowledgement; the rest would be lost with the
     // reset.
     for id in 0..5u64 {
         peer.send(&id.to_be_bytes());
@@ -329,7 +332,7 @@ fn data_before_reset_received_on_send() {
     assert!(!end.ended().orderly);
 }
 
-/// The same of a Send that waits for its receive, and of what came behind it.
+/// Like the previous test for a Send that waits for its receive, and for the message after it.
 #[test]
 fn data_before_reset_waits_for_receive() {
     let (end, mut peer) = manual();
@@ -346,7 +349,7 @@ fn data_before_reset_waits_for_receive() {
     assert!(!end.ended().orderly);
 }
 
-/// A program that takes no messages learns of the reset all the same.
+/// A program that takes no messages is informed of the reset as well.
 #[test]
 fn send_fails_despite_unread_data() {
     let (end, mut peer) = manual_with(&plain().close_timeout(Duration::from_millis(100)));
@@ -357,7 +360,7 @@ fn send_fails_despite_unread_data() {
     assert!(!end.ended().orderly);
 }
 
-/// A peer that reports a fault and goes at once: the reason is in the socket.
+/// A peer reports an error and leaves at once; the reason can be read from the socket.
 #[test]
 fn terminate_before_reset_is_reason() {
     let (end, mut peer) = manual();

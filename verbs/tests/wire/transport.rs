@@ -1,5 +1,5 @@
-//! What is under the ends of a test: a simulated network with a virtual clock ([`simulation`]), or
-//! the kernel's TCP with the system's.
+//! Transport of a test: a simulated network with a virtual clock ([`simulation`]), or the kernel's
+//! TCP with the system's clock.
 
 use crate::common::loopback;
 use crate::peer::TIMEOUT;
@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use uiw_verbs::Device;
 
-/// The stream of a scripted peer.
+/// Stream of a scripted peer.
 pub(crate) enum PeerStream {
     Tcp(TcpStream),
     Simulated(SimStream),
@@ -32,7 +32,7 @@ impl PeerStream {
         }
     }
 
-    /// The time that a read waits.
+    /// Sets the timeout of reads.
     pub(crate) fn set_read_timeout(&mut self, timeout: Duration) {
         match self {
             Self::Tcp(tcp) => tcp.set_read_timeout(Some(timeout)).unwrap(),
@@ -48,7 +48,7 @@ impl PeerStream {
         }
     }
 
-    /// Ends with a RST.
+    /// Ends the connection with a RST.
     pub(crate) fn reset(self) {
         match self {
             Self::Tcp(tcp) => socket2::SockRef::from(&tcp).set_linger(Some(Duration::ZERO)).unwrap(),
@@ -79,12 +79,13 @@ impl Write for PeerStream {
     }
 }
 
-/// An address for a listener of `device`, with a port that is chosen for it.
+/// Returns an address for a listener of `device`; the port is chosen when it is bound.
 pub(crate) fn any_port(device: &Device) -> SocketAddr {
     if simulation::is_simulated(device) { simulation::any_port() } else { loopback() }
 }
 
-/// Runs `poll` until it is ready, driving the device, for at most `timeout` of its clock.
+/// Polls `poll` until it is ready and drives the device, for at most `timeout` of the device's
+/// clock.
 pub(crate) fn wait_for<T>(
     device: &Device,
     timeout: Duration,
@@ -99,7 +100,7 @@ pub(crate) fn wait_for<T>(
     })
 }
 
-/// Like [`wait_for`], with a time-out that nothing takes that happens at all.
+/// Like [`wait_for`], with a timeout longer than any expected event takes.
 pub(crate) fn wait<T>(device: &Device, poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
     wait_for(device, TIMEOUT, poll)
 }

@@ -1,5 +1,5 @@
-//! Unreliable connections: what is announced on the wire, and what is discarded without a
-//! Terminate.
+//! Tests unreliable connections: the announcements of messages on the wire, and the messages that
+//! are discarded without a Terminate.
 
 use crate::common::{End, fill, initiator_opt, pair_of, pattern, peek, plain, responder_opt};
 use crate::peer::{enhanced, reply, tagged, untagged, with};
@@ -10,7 +10,7 @@ use uiw_verbs::{
     CapabilityExchange, ConnConfig, Error, QpInit, QpState, SendFlags, SendOp, WcOpcode, WcStatus,
 };
 
-/// STag of the zero-length Write in front of a long Write, or of one with immediate data.
+/// STag of the zero-length Write that precedes a long Write or a Write with immediate data.
 const ANNOUNCEMENT: u32 = 0x7569_7734;
 const IMMEDIATE: u64 = 1 << 48;
 
@@ -25,7 +25,7 @@ fn options() -> ConnConfig {
     plain().no_receive_timeout(Duration::from_millis(50)).outlives_peer(true).capabilities(exchange)
 }
 
-/// Message that the next receive gets.
+/// Checks that the next message arrives in the next receive.
 fn only_next_arrives(a: &End, b: &End, text: &[u8]) {
     assert_eq!((a.qp.state(), b.qp.state()), (QpState::Rts, QpState::Rts));
     b.recv(77, 0, 64);
@@ -50,7 +50,7 @@ fn send_without_receive_discarded() {
     only_next_arrives(&a, &b, b"first to arrive");
 }
 
-/// A program that polls and posts receives may be late.
+/// A program may post a receive late, because it posts it after a poll.
 #[test]
 fn receive_posted_in_time_takes_send() {
     let (a, b) = pair_of(unreliable(), unreliable(), &options());
@@ -136,7 +136,7 @@ fn only_long_writes_and_immediates_announced() {
     assert_eq!(announced.len(), 2, "{announced:?} {messages:?}");
 }
 
-/// A peer that sends without an announcement, or with one that does not fit, cannot do harm.
+/// A peer cannot do harm by sending without an announcement or with a wrong one.
 #[test]
 fn wrong_announcement_affects_sender_only() {
     let end = unreliable();
@@ -157,7 +157,7 @@ fn wrong_announcement_affects_sender_only() {
     immediate(&mut peer);
     end.nothing_more();
     assert_eq!(peek(&end.mr, 0, 8), [0; 8]);
-    // The announcement is of the next Write alone.
+    // An announcement applies only to the next Write.
     peer.fpdu(&tagged(Opcode::Write, stag, to, false, b"plac"));
     peer.fpdu(&tagged(Opcode::Write, stag, to + 4, true, b"ed"));
     immediate(&mut peer);
@@ -181,7 +181,7 @@ fn reads_and_atomics_refused() {
     only_next_arrives(&a, &b, b"next");
 }
 
-/// A peer that is no uiw asks for them all the same.
+/// A peer that is not uiw may send these requests nevertheless.
 #[test]
 fn inbound_reads_atomics_and_invalidates_refused() {
     let requests: [fn(&mut crate::peer::Peer, &End); 3] = [
@@ -206,7 +206,8 @@ fn inbound_reads_atomics_and_invalidates_refused() {
     }
 }
 
-/// A program may write to a region after its peer has given it up; who tries STags guesses.
+/// A program may write to a region that its peer has just deregistered. A sender of many different
+/// STags, however, is guessing them.
 #[test]
 fn guessed_stags_end_connection() {
     let end = unreliable();
@@ -231,8 +232,8 @@ fn guessed_stags_end_connection() {
     assert_eq!(end.qp.state(), QpState::Rts);
 }
 
-/// The peer resets the connection in the midst of a message: the queue pair stays in RTS, and its
-/// receive waits for another one.
+/// The peer resets the connection in the middle of a message. The queue pair stays in RTS, and its
+/// receive waits for another message.
 #[test]
 fn lost_connection_leaves_queue_pair() {
     let end = unreliable();

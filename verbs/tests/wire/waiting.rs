@@ -1,5 +1,5 @@
-//! Queue pairs whose application says RTS before their connection stands, and whose peers may be
-//! out of reach.
+//! Tests queue pairs whose application moves them to RTS before their connection is established,
+//! and whose peers may not be reachable.
 
 use crate::common::{End, Make, device, pair, pair_of};
 use crate::peer::Port;
@@ -114,7 +114,7 @@ fn send_waits_forever_if_configured() {
     b.nothing_more();
     b.recv(2, 0, 8);
     b.received_ok(2);
-    // From now on it does not.
+    // From now on a Send does not wait.
     b.qp.set_no_receive_timeout(Duration::ZERO).unwrap();
     a.send(3, 0, 8);
     let reason = a.ended().reason.unwrap();

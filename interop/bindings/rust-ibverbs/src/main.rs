@@ -1,5 +1,5 @@
-//! Two processes on the crate `ibverbs`: the client sends messages, the server sends each back with
-//! every bit inverted, and both compare what they have received.
+//! Runs two processes on the crate `ibverbs`: the client sends messages, the server returns each
+//! with every bit inverted, and both compare the received data.
 //!
 //!     uiw-rust-ibverbs-peer server PORT
 //!     uiw-rust-ibverbs-peer client ADDRESS PORT
@@ -15,11 +15,12 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
 
-/// The messages of a round.
+/// Lengths of the messages in a round, in bytes.
 const LENGTHS: [usize; 8] = [1, 8, 1500, 4096, 16_387, 65_535, 65_536, 65_536];
 const SLOT: usize = 65_536;
 const ROUNDS: u64 = 32;
-/// Receives have the number of their slot, sends this much more.
+/// Offset added to the slot number to get the request number of a Send; a receive has the number of
+/// its slot.
 const SENDS: u64 = 1000;
 
 /// Completions that must arrive before an end continues.
@@ -47,8 +48,8 @@ fn seed(round: u64, number: usize) -> u64 {
 impl ConnectedEnd<'_> {
     fn receive(&mut self) {
         for number in 0..LENGTHS.len() {
-            // SAFETY: both regions live as long as the queue pair, and a slot is read after its
-            // completion alone.
+            // SAFETY: both regions live as long as the queue pair, and a slot is read only after
+            // its completion.
             unsafe { self.queue.post_receive(&mut self.received, slot(number, SLOT), number as u64) }
                 .expect("a receive");
         }
@@ -57,7 +58,7 @@ impl ConnectedEnd<'_> {
     fn send(&mut self, number: usize, bytes: &[u8]) {
         let range = slot(number, bytes.len());
         self.sent[range.clone()].copy_from_slice(bytes);
-        // SAFETY: as above; a slot is written again after the completion of its Send alone.
+        // SAFETY: as above; a slot is overwritten only after its Send has completed.
         unsafe { self.queue.post_send(&mut self.sent, range, SENDS + number as u64) }.expect("a send");
     }
 
@@ -121,7 +122,7 @@ fn run(mut peer: TcpStream, role: fn(&mut ConnectedEnd<'_>)) {
     let domain = context.alloc_pd().expect("a protection domain");
     let allocate = || domain.allocate::<u8>(LENGTHS.len() * SLOT).expect("memory");
     let (received, sent) = (allocate(), allocate());
-    // An IPv4 address where the device has one among its GIDs.
+    // Use an IPv4 address if the device has one among its GIDs.
     let is_ipv4 = |gid: &ibverbs::Gid| (gid.subnet_prefix(), gid.interface_id() >> 32) == (0, 0xFFFF);
     let gid = context.gid_table().iter().position(|entry| is_ipv4(&entry.gid)).unwrap_or(0);
     let prepared = domain
@@ -136,11 +137,11 @@ fn run(mut peer: TcpStream, role: fn(&mut ConnectedEnd<'_>)) {
     let queue = prepared.handshake(endpoint).expect("the handshake");
     let mut end = ConnectedEnd { queue, completions: &completions, received, sent };
     end.receive();
-    // Each end has its receives posted before the other one sends.
+    // Each end posts its receives before the other end sends.
     peer.write_all(&[1]).expect("ready");
     peer.read_exact(&mut [0]).expect("the peer is ready");
     role(&mut end);
-    // Neither end's queue pair goes before both are done.
+    // Neither end destroys its queue pair before both are done.
     peer.write_all(&[2]).expect("done");
     peer.read_exact(&mut [0]).expect("the peer is done");
     let (messages, bytes) = (LENGTHS.len() as u64 * ROUNDS, LENGTHS.iter().sum::<usize>() as u64 * ROUNDS);

@@ -1,12 +1,12 @@
-//! Two processes on the crate `sideway`, connected by rdma_cm: the client writes to the server's
-//! memory, the server compares and inverts it, and the client reads it back and compares; then
-//! atomic operations on a counter of the server.
+//! Runs two processes on the crate `sideway`, connected by rdma_cm: the client writes to the
+//! server's memory, the server compares and inverts the data, and the client reads it back and
+//! compares it. Atomic operations on a counter of the server follow.
 //!
 //!     uiw-sideway-peer server PORT KIND
 //!     uiw-sideway-peer client ADDRESS PORT KIND
 //!
-//! KIND is `basic` (ibv_post_send, ibv_poll_cq) or `extended` (ibv_wr_*, ibv_start_poll). Queue
-//! pairs are made without rdma_cm, which gets their numbers.
+//! KIND is `basic` (ibv_post_send, ibv_poll_cq) or `extended` (ibv_wr_*, ibv_start_poll). The queue
+//! pairs are created without rdma_cm, which is only told their numbers.
 
 #[path = "../../pattern.rs"]
 mod pattern;
@@ -27,17 +27,17 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that are written and read in a round.
+/// Number of bytes that are written and read in a round.
 const SIZE: usize = 1 << 20;
-/// Layout of the memory of an end after it: the counter, what atomic operations found there, and a
-/// slot of messages.
+/// Offsets in the memory of an end: the counter, the value returned by an atomic operation, and a
+/// slot for messages.
 const COUNTER: usize = SIZE;
 const FOUND: usize = SIZE + 8;
 const MAIL: usize = SIZE + 16;
-/// Bytes of a message: an address and a key.
+/// Length of a message in bytes: an address and a key.
 const MESSAGE: usize = 16;
 const ROUNDS: u64 = 8;
-/// The number of every receive; requests count from 0.
+/// Request number of every receive; the numbers of other requests start at 0.
 const RECEIVE: u64 = u64::MAX;
 
 /// Contents of a completion.
@@ -54,7 +54,7 @@ struct ConnectedEnd {
     region: Arc<MemoryRegion>,
     memory: *mut u8,
     done: VecDeque<CompletedRequest>,
-    /// The number of the next request.
+    /// Number of the next request.
     next: u64,
 }
 
@@ -62,7 +62,8 @@ impl ConnectedEnd {
     fn new(id: &Identifier, is_extended: bool) -> Self {
         let context = id.get_device_context().expect("the id has a device");
         let domain = context.alloc_pd().expect("a protection domain");
-        // Peers write to it, so it is never borrowed, and it stays until the process ends.
+        // Peers write to the memory, so it is never borrowed, and it stays allocated until the
+        // process ends.
         let memory = Vec::leak(vec![0u8; MAIL + MESSAGE]).as_mut_ptr();
         let access = AccessFlags::LocalWrite
             | AccessFlags::RemoteWrite
@@ -103,7 +104,7 @@ impl ConnectedEnd {
         Self { queue, completions, region, memory, done: VecDeque::new(), next: 0 }
     }
 
-    /// Takes the queue pair from state to state by what rdma_cm says.
+    /// Modifies the queue pair through the states with the attributes from rdma_cm.
     fn modify(&mut self, id: &Identifier, states: &[QueuePairState]) {
         for &state in states {
             let attributes = id.get_qp_attr(state).expect("the attributes of a state");
@@ -113,7 +114,8 @@ impl ConnectedEnd {
 
     fn read(&self, from: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        // SAFETY: callers name a part of the memory that no request of either end uses now.
+        // SAFETY: callers name a part of the memory that no request of either end uses at this
+        // time.
         unsafe { self.memory.add(from).copy_to_nonoverlapping(bytes.as_mut_ptr(), len) };
         bytes
     }
@@ -134,7 +136,7 @@ impl ConnectedEnd {
     fn receive(&mut self) {
         let (key, address) = (self.region.lkey(), self.address(MAIL));
         let mut guard = self.queue.start_post_recv();
-        // SAFETY: the memory is the region's.
+        // SAFETY: the memory belongs to the region.
         unsafe { guard.construct_wr(RECEIVE).setup_sge(key, address, MESSAGE as u32) };
         guard.post().expect("a receive");
     }
@@ -144,7 +146,7 @@ impl ConnectedEnd {
         self.next - 1
     }
 
-    /// A message of the program's own memory.
+    /// Sends a message from ordinary memory of the program.
     fn send_inline(&mut self, bytes: &[u8], immediate: Option<u32>) {
         let number = self.number();
         let mut guard = self.queue.start_post_send();
@@ -157,7 +159,7 @@ impl ConnectedEnd {
         self.wait(number);
     }
 
-    /// Two Writes of half the memory each, the second one with immediate data.
+    /// Posts two Writes of half the memory each, the second one with immediate data.
     fn write_remote(&mut self, place: RemotePlace, immediate: u32) {
         let half = SIZE as u32 / 2;
         let (key, middle) = (self.region.lkey(), self.address(SIZE / 2));
@@ -165,7 +167,7 @@ impl ConnectedEnd {
         let (first, second) = (self.number(), self.number());
         let mut guard = self.queue.start_post_send();
         let request = guard.construct_wr(first, WorkRequestFlags::Signaled);
-        // SAFETY: the memory is the region's, and stays as it is until the completion.
+        // SAFETY: the memory belongs to the region and does not change until the completion.
         unsafe { request.setup_write(place.key, place.address).setup_sge(key, start, half) };
         let request = guard.construct_wr(second, WorkRequestFlags::Signaled);
         let request = request.setup_write_imm(place.key, place.address + u64::from(half), immediate);
@@ -181,13 +183,13 @@ impl ConnectedEnd {
         let (key, start) = (self.region.lkey(), self.address(0));
         let mut guard = self.queue.start_post_send();
         let request = guard.construct_wr(number, WorkRequestFlags::Signaled);
-        // SAFETY: the memory is the region's, and is not read before the completion.
+        // SAFETY: the memory belongs to the region and is not read before the completion.
         unsafe { request.setup_read(place.key, place.address).setup_sge(key, start, SIZE as u32) };
         guard.post().expect("a Read");
         self.wait(number);
     }
 
-    /// An atomic operation on the peer's counter, and what it found there.
+    /// Performs an atomic operation on the peer's counter and returns the previous value.
     fn atomic(&mut self, place: RemotePlace, operation: AtomicKind) -> u64 {
         let number = self.number();
         let (key, found, counter) = (self.region.lkey(), self.address(FOUND), place.address + COUNTER as u64);
@@ -220,7 +222,7 @@ impl ConnectedEnd {
     }
 }
 
-/// Memory of the peer.
+/// Location of the peer's memory.
 #[derive(Clone, Copy)]
 struct RemotePlace {
     address: u64,
@@ -255,8 +257,8 @@ fn client(address: SocketAddr, is_extended: bool) {
     id.connect(parameters).expect("the connection is asked for");
     let answer = next(&channel);
     match answer.event_type() {
-        // The id has no queue pair, so the program has to modify its own; on iWARP the connection
-        // does it.
+        // The id has no queue pair, so the program modifies its own one; on iWARP the connection
+        // does that.
         EventType::ConnectResponse => {
             let states = [QueuePairState::Init, QueuePairState::ReadyToReceive, QueuePairState::ReadyToSend];
             end.modify(&id, &states);
@@ -296,7 +298,7 @@ fn client(address: SocketAddr, is_extended: bool) {
         counter <<= 4;
     }
     end.send_inline(&counter.to_le_bytes(), None);
-    // The server disconnects when it has compared the counter.
+    // The server disconnects after it has compared the counter.
     loop {
         let event = next(&channel);
         let kind = event.event_type();

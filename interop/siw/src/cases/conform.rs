@@ -1,4 +1,5 @@
-//! `uiw conform` against the partner in the guest: it finds what QUIRKS.md says, and nothing else.
+//! Runs `uiw conform` against the partner in the guest: it must find the violations that QUIRKS.md
+//! lists and no others.
 
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
@@ -8,19 +9,19 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// For all connections of it. Each case gives up by itself when nothing moves.
+/// Time limit for all connections. Each case gives up by itself if nothing moves.
 const BOUND: Duration = Duration::from_secs(1800);
-/// The part of QUIRKS.md that has the requirements.
+/// Heading of the section of QUIRKS.md that lists the requirements.
 const SECTION: &str = "## What `uiw conform` finds";
-/// Before the reason of what does not show in every run.
+/// Text before the reason of a violation that does not occur in every run.
 const AT_TIMES: &str = "at times: ";
 
 pub(super) fn cases() -> Vec<Case> {
     vec![Case::new("uiw conform: what QUIRKS.md says", findings).directions(Direction::OURS).short()]
 }
 
-/// The requirements that siw breaks, as QUIRKS.md has them in the first column of a table; and
-/// those that it breaks at times only.
+/// Returns the requirements that siw violates always and those that it violates sometimes, as
+/// listed in the first column of the tables in QUIRKS.md.
 fn quirks() -> [BTreeSet<String>; 2] {
     let quirks = include_str!("../../QUIRKS.md");
     let (_, section) = quirks.split_once(SECTION).unwrap_or_default();
@@ -36,7 +37,7 @@ fn quirks() -> [BTreeSet<String>; 2] {
 
 fn findings(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let verdict = judge(bench, setting);
-    // Behind some of the cases siw accepts nothing more, and its module cannot be exchanged.
+    // After some of the cases siw accepts no more connections and its module cannot be unloaded.
     bench.power_off();
     verdict
 }
@@ -44,7 +45,7 @@ fn findings(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdic
 fn judge(bench: &mut Bench, setting: &Setting) -> Result<Verdict> {
     bench.partner(setting.family, "")?;
     let to = bench.guest_at(setting.family, PARTNER)?;
-    // The driver's captures are of uiw's own stack; this command has none.
+    // The captures of a row are made by uiw's own stack, which this command does not use.
     bench.capture(None);
     let output = bench.run_uiw(&["conform", &to, "--partner", "--json"], BOUND)?;
     let objects = output.out.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

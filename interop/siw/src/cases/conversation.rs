@@ -1,4 +1,4 @@
-//! Orders for both ends of one connection, and whether they were done.
+//! Gives orders to both ends of one connection, and checks that they were carried out.
 
 use crate::Result;
 use crate::bench::Bench;
@@ -7,7 +7,7 @@ use crate::shell::Output;
 use crate::test_vm::PARTNER;
 use std::time::Duration;
 
-/// Has the orders carried out over one connection; gives what the end that connected said.
+/// Carries out the orders over one connection and returns the output of the end that connected.
 pub(super) fn converse(
     bench: &mut Bench,
     setting: &Setting,
@@ -44,7 +44,7 @@ pub(super) fn converse_with(
     }
 }
 
-/// Passed if every order is reported done by both ends, and all that was posted has completed.
+/// Passes if both ends report every order as done and all posted requests have completed.
 pub(super) fn judge(orders: &[&str], output: &Output) -> Verdict {
     let expected: usize = orders.iter().map(|order| if order.contains('.') { 1 } else { 2 }).sum();
     let done = output.out.lines().filter(|line| line.starts_with("ok ")).count();

@@ -1,5 +1,5 @@
-//! `ibv_reg_dmabuf_mr` on uiw's libibverbs: `guest/dmabuf.c` in the guest, whose kernel makes
-//! DMA-bufs (vgem) as that of this machine may not.
+//! Tests `ibv_reg_dmabuf_mr` of uiw's libibverbs with `guest/dmabuf.c` in the guest, whose kernel
+//! can create DMA-bufs (vgem); the host's kernel may not support them.
 
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// The library in the guest.
+/// Path of the library in the guest.
 const THERE: &str = "/tmp/uiw/libibverbs.so.1";
 
 pub(super) fn cases() -> Vec<Case> {
@@ -31,7 +31,7 @@ fn run(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     Ok(Verdict::of(output.is_ok() && last.starts_with("dmabuf: "), last))
 }
 
-/// Copies a file of this machine to the guest.
+/// Copies a file of the host to the guest.
 fn send(bench: &Bench, setting: &Setting, file: &str) -> Result<()> {
     bench.guest().must("mkdir -p /tmp/uiw")?;
     let server = bench.serve_guest(&format!("nc -l -p {SPARE} > {THERE}"), SPARE, TIMEOUT)?;

@@ -1,5 +1,5 @@
-//! Ends under traffic: programs killed, the plug pulled, packets lost. Everything completes or
-//! flushes within 30 seconds.
+//! Ends connections under traffic: programs are killed, the guest is powered off, packets are lost.
+//! All requests complete or are flushed within 30 seconds.
 
 use super::faults::complete;
 use crate::bench::Bench;
@@ -9,10 +9,10 @@ use crate::test_vm::PARTNER;
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// By then everything must be over.
+/// Time within which everything must have ended.
 const LIMIT: Duration = Duration::from_secs(30);
 const TRAFFIC: &[&str] = &["send:20000x10", "write:65536x16", "read:65536x16"];
-/// Traffic before something happens.
+/// Duration of the traffic before the event.
 const BEFORE: Duration = Duration::from_secs(2);
 
 pub(super) fn cases() -> Vec<Case> {
@@ -24,13 +24,14 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The end that runs the client.
+/// End that runs the client.
 enum ClientSide {
     Ours(Process),
     Theirs(crate::guest::Job),
 }
 
-/// `options` are more of `uiw siwtest`.
+/// Starts the client and waits until it is connected; `options` are additional options of `uiw
+/// siwtest`.
 fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[&str]) -> Result<ClientSide> {
     let wire = [super::wire(setting).as_slice(), options].concat();
     match direction {
@@ -53,7 +54,8 @@ fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[
     }
 }
 
-/// Returns the last output of the end that was not killed, and how long it took.
+/// Passes if the surviving end has completed all requests in time; the text contains its last
+/// output and the time it took.
 fn survivor(text: &str, begun: Instant) -> Verdict {
     let took = begun.elapsed();
     let line =
@@ -61,8 +63,8 @@ fn survivor(text: &str, begun: Instant) -> Verdict {
     Verdict::of(complete(&line) && took <= LIMIT, format!("after {:.1} s: {line}", took.as_secs_f64()))
 }
 
-/// Like [`survivor`], for siw's program: siw does not flush a receive that is posted behind the end
-/// (QUIRKS.md), so that it notices is what counts.
+/// Like [`survivor`], for siw's program. siw does not flush a receive that is posted after the end
+/// (QUIRKS.md), so it only has to notice the end.
 fn noticed(text: &str, begun: Instant) -> Verdict {
     let took = begun.elapsed();
     let line = text.lines().rfind(|line| line.contains("requests and receives done"));
@@ -134,7 +136,7 @@ fn netem(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<V
     })
 }
 
-/// By default a silent peer is given up after a longer time than [`LIMIT`].
+/// By default, the time after which a silent peer is given up is longer than [`LIMIT`].
 fn power_off(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let client = start(bench, setting, direction, &["--dead-after", "20s"])?;
     std::thread::sleep(BEFORE);

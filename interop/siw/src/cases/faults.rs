@@ -1,5 +1,5 @@
-//! Errors, each found by the other end: its Terminate is understood, and everything posted
-//! completes or flushes.
+//! Causes errors that the other end must detect: its Terminate is understood, and all posted
+//! requests complete or are flushed.
 
 use super::conversation::converse;
 use crate::Result;
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// An order that breaks a rule, what we must understand siw to say, and what siw must say that it
-/// got from us (layer, type, code).
+/// Order that violates a rule, the texts that our end may report for siw's answer, and the layer,
+/// type and code that siw must report for our Terminate.
 struct FaultCase {
     name: &'static str,
     order: &'static str,
@@ -32,11 +32,11 @@ impl FaultCase {
 const FAULTS: &[FaultCase] = &[
     FaultCase::new("Write with an invalid STag", "badwrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
     FaultCase::new("Write beyond the end", "outwrite", &["(1/1/0x01)"], "layer 1, type 1, code 1"),
-    // siw reads the byte of layer and type by halves the other way round.
+    // siw reads the two halves of the byte with layer and type in the wrong order.
     FaultCase::new("Read with an invalid STag", "badread", &["(0/1/0x00)"], "layer 1, type 0, code 0"),
     FaultCase::new("Read beyond the end", "outread", &["(0/1/0x01)"], "layer 1, type 0, code 1"),
     FaultCase::new("Write without the right", "rowrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
-    // siw does not look at the right to be read (QUIRKS.md).
+    // siw does not check the right to read (QUIRKS.md).
     FaultCase::new(
         "Read without the right",
         "woread",
@@ -50,7 +50,8 @@ const FAULTS: &[FaultCase] = &[
         "layer 2, type 1, code 5",
     ),
     FaultCase::new("Send without a receive", "norecv", &["(1/2/0x02)"], "layer 2, type 1, code 2"),
-    // siw's receive completes in error; its Terminate comes only if siw itself closes then.
+    // siw's receive completes with an error. Its Terminate arrives only if siw itself closes the
+    // connection then.
     FaultCase::new(
         "Send with Invalidate of no STag",
         "badinv",
@@ -87,9 +88,9 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// siw sends its Terminate only when it is not sending anything else just then; otherwise it
-/// closes. And it now and then does not read the one that our end says it has sent (QUIRKS.md). A
-/// few times are enough.
+/// siw sends its Terminate only if it is not sending anything else at that time; otherwise it
+/// closes the connection. Sometimes it does not read the Terminate that our end reports as sent
+/// (QUIRKS.md). The row is therefore repeated a few times.
 fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &FaultCase) -> Result<Verdict> {
     let mut verdict = once(bench, setting, direction, fault)?;
     for _ in 0..10 {
@@ -106,19 +107,20 @@ fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault
     Ok(verdict)
 }
 
-/// Beginning of a verdict when our end has terminated the stream and siw does not report it.
+/// Beginning of the verdict if our end has terminated the stream and siw does not report it.
 const UNREAD: &str = "siw did not read our Terminate";
-/// Text of our end when it has terminated the stream.
+/// Text that our end prints when it has terminated the stream.
 const WE_TERMINATED: &str = "this end terminated the stream";
 
-/// The end that connects breaks the rule. Either end's requests and receives are all accounted for.
+/// Runs the case once. The connecting end violates the rule; all requests and receives of both ends
+/// must be accounted for.
 fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &FaultCase) -> Result<Verdict> {
     let order = format!("me.{}:64", fault.order);
     bench.guest().must("dmesg -c > /dev/null")?;
     let output = converse(bench, setting, direction, &["send:64", &order], TIMEOUT)?;
     let ended =
         output.out.lines().find(|line| line.starts_with("ended")).unwrap_or(output.last_line()).to_owned();
-    // siw never completes a receive that its program posts when the stream has just ended
+    // siw never completes a receive that its program posts just after the stream has ended
     // (QUIRKS.md).
     let lost = if direction == Direction::Theirs { 1 } else { 0 };
     if undone(&output.out).is_none_or(|undone| undone > lost) {
@@ -153,11 +155,12 @@ pub(super) fn complete(text: &str) -> bool {
     undone(text) == Some(0)
 }
 
-/// Requests and receives that were posted and not done, as the last line that counts them says.
+/// Returns the number of requests and receives that were posted but not done, according to the last
+/// line that counts them.
 fn undone(text: &str) -> Option<u64> {
     let line = text.lines().rfind(|line| line.contains("requests and receives done"))?;
     let words: Vec<&str> = line.split_whitespace().collect();
-    // The reason before the count has words of its own.
+    // The reason in front of the count may contain the word "of" as well.
     let of = words.iter().rposition(|word| *word == "of")?;
     let number = |at: usize| words.get(at)?.parse::<u64>().ok();
     number(of + 1)?.checked_sub(number(of.checked_sub(1)?)?)

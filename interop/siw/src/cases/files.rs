@@ -1,5 +1,5 @@
-//! Files in the guest, and their sums: what a kernel consumer of siw wrote has to be read back, and
-//! has to be there on the host.
+//! Files in the guest and their checksums: data written by a kernel consumer of siw must be read
+//! back unchanged, and must be the same on the host.
 
 use crate::bench::Bench;
 use crate::shell::must;
@@ -11,25 +11,25 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Sizes of files around those of pages, messages and requests.
+/// Shell command that makes files with sizes around those of pages, messages and requests.
 const MAKE: &str = "for size in 0 1 511 4095 4096 4097 65537 1000003 6291456; do head -c $size /dev/urandom > file.$size; done; \
                     mkdir small; i=0; while [ $i -lt 100 ]; do head -c $((i * 37)) /dev/urandom > small/$i; i=$((i + 1)); done";
 
-/// A folder of the guest with files whose sums are known.
+/// Directory of the guest with files whose checksums are known.
 pub(super) struct Files {
     folder: String,
-    /// `sha256sum`'s list.
+    /// Output of `sha256sum`.
     sums: String,
 }
 
 impl Files {
-    /// Makes files in a new folder of the guest.
+    /// Makes files in a new directory of the guest.
     pub(super) fn make(bench: &Bench, folder: &str) -> Result<Self> {
         bench.guest().must(&format!("set -e; mkdir -p {folder}; cd {folder}; {MAKE}; sync"))?;
         Self::sum(bench, folder)
     }
 
-    /// Returns the sums of the files that exist.
+    /// Returns the checksums of the existing files.
     pub(super) fn sum(bench: &Bench, folder: &str) -> Result<Self> {
         let sums = bench.guest().must(&format!(
             "set -e; cd {folder}; find . -type f | sort | xargs sha256sum > /tmp/sums; cat /tmp/sums"
@@ -40,8 +40,8 @@ impl Files {
         Ok(Self { folder: folder.to_owned(), sums })
     }
 
-    /// Compares with what is read in the guest in another place, or the same. Gives the number of
-    /// files.
+    /// Compares the checksums with those of files in the same or another directory of the guest.
+    /// Returns the number of files.
     pub(super) fn same_in_guest(&self, bench: &Bench, folder: &str) -> Result<usize> {
         let script = format!("cd {folder} && find . -type f | sort | xargs sha256sum");
         let output = bench.guest().run(&script, TIMEOUT)?;
@@ -51,7 +51,8 @@ impl Files {
         self.compare(&output.out, folder)
     }
 
-    /// Compares with a folder of the host.
+    /// Compares the checksums with those of files in a directory of the host. Returns the number of
+    /// files.
     pub(super) fn same_on_host(&self, folder: &Path) -> Result<usize> {
         let mut command = Command::new("sh");
         command.args(["-c", "find . -type f | LC_ALL=C sort | xargs sha256sum"]).current_dir(folder);
@@ -68,7 +69,7 @@ impl Files {
     }
 }
 
-/// A folder on the host, removed when dropped.
+/// Directory on the host, removed when dropped.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {

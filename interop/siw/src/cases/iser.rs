@@ -1,6 +1,6 @@
-//! iSCSI over RDMA from the guest's kernel (`ib_iser` on siw) to Debian's tgtd on uiw's libraries
-//! on the host: a file system on its disk, files, a kill of the target while files are written, its
-//! return, and what is on the disk in the end.
+//! Tests iSCSI over RDMA from the guest's kernel (`ib_iser` on siw) to Debian's tgtd on uiw's
+//! libraries on the host: a file system on the disk, files, a target that is killed while files are
+//! written and started again, and the final contents of the disk.
 
 use super::files::{Files, Folder};
 use crate::bench::Bench;
@@ -17,25 +17,26 @@ use uiw_interop::stock::free_port;
 
 const TARGET: &str = "iqn.2026-11.example:disk";
 const INITIATOR: &str = "iqn.2026-11.example:guest";
-/// Bytes of the disk.
+/// Size of the disk in bytes.
 const DISK: u64 = 96 << 20;
 const SHORT: Duration = Duration::from_secs(20);
 /// Time limit of a login or a file system operation.
 const STEP: Duration = Duration::from_secs(120);
-/// Time limit for files that are written while the target is killed.
+/// Time limit for writing files while the target is killed.
 const WRITING: Duration = Duration::from_secs(240);
-/// Files that are written while the target is killed, of two million bytes each.
+/// Number of files, of two million bytes each, that are written while the target is killed.
 const LATE: u32 = 12;
 
-/// Shell commands that make the files of iscsid and start it. It retries while the target is away.
+/// Shell commands that make the files of iscsid and start it. It retries while the target is not
+/// available.
 const DAEMON: &str = "mkdir -p /etc/iscsi /run/lock/iscsi /var/lib/iscsi; rm -rf /etc/iscsi/nodes /etc/iscsi/send_targets; \
      printf 'node.startup = manual\\nnode.session.timeo.replacement_timeout = 120\\nnode.conn[0].timeo.login_timeout = 15\\n' \
      > /etc/iscsi/iscsid.conf; exec iscsid -f";
 
-/// Writes the late files, each with its end on the disk.
+/// Shell command that writes the late files, each synchronized to the disk.
 const WRITE: &str = "mkdir /mnt/late && cd /tmp/late && for i in $(seq 12); do \
      dd if=$i of=/mnt/late/$i bs=64k conv=fsync 2>/dev/null || exit 1; echo wrote $i; done; echo wrote all";
-/// Waits until the guest's kernel has seen the connection end.
+/// Shell command that waits until the guest's kernel has noticed the end of the connection.
 const NOTICED: &str =
     "for i in $(seq 400); do dmesg | grep -q 'detected conn error' && exit 0; usleep 50000; done; exit 1";
 
@@ -47,7 +48,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// tgtd with one disk, which can be started twice.
+/// tgtd with one disk; it can be started twice.
 struct TgtdTarget {
     folder: Folder,
     port: u16,
@@ -60,7 +61,7 @@ impl TgtdTarget {
         let disk = folder.path("disk");
         File::create(&disk).and_then(|file| file.set_len(DISK)).map_err(Error::io(disk.display()))?;
         let port = free_port();
-        // tgtd's own TCP takes another port.
+        // tgtd's own TCP portal uses another port.
         let (iser, tcp) = (format!("port={port}"), format!("portal=127.0.0.1:{}", free_port()));
         let mut commands = Vec::new();
         for _ in 0..2 {
@@ -101,7 +102,7 @@ impl TgtdTarget {
     }
 }
 
-/// The guest's end: the daemon, and the commands to it.
+/// The guest's initiator: the daemon and the commands to control it.
 struct GuestInitiator<'a> {
     bench: &'a Bench,
     portal: String,
@@ -127,7 +128,7 @@ impl<'a> GuestInitiator<'a> {
         }
     }
 
-    /// Logs in; gives the name of the disk.
+    /// Logs in and returns the name of the disk.
     fn login(&self) -> Result<String> {
         // The daemon may not listen yet.
         let begun = Instant::now();
@@ -149,7 +150,7 @@ impl<'a> GuestInitiator<'a> {
 
 impl Drop for GuestInitiator<'_> {
     fn drop(&mut self) {
-        // Whatever the row has come to: sessions hold the driver.
+        // Sessions keep the driver in use, so they are ended whatever the result of the row is.
         let _ = self.bench.guest().run("umount /mnt; iscsiadm -m session -u", Duration::from_secs(30));
     }
 }
@@ -163,7 +164,7 @@ fn to_tgtd(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     Ok(Verdict::Pass(format!("{files} files on the disk")))
 }
 
-/// Runs the part in the guest. Returns the files that are then on the disk, by folder.
+/// Runs the steps in the guest. Returns the files that are on the disk afterwards, by directory.
 fn in_guest(bench: &Bench, setting: &Setting, target: &mut TgtdTarget) -> Result<[(&'static str, Files); 2]> {
     let mut process = target.start(bench)?;
     let guest = bench.guest();
@@ -197,7 +198,7 @@ fn in_guest(bench: &Bench, setting: &Setting, target: &mut TgtdTarget) -> Result
     Ok([("early", early), ("late", late)])
 }
 
-/// Looks at the disk on the host. Gives the number of files.
+/// Checks the disk on the host and returns the number of files.
 fn on_disk(target: &TgtdTarget, written: &[(&str, Files)]) -> Result<usize> {
     let disk = target.disk().display().to_string();
     must(Command::new("e2fsck").args(["-fn", &disk]), STEP)?;

@@ -20,7 +20,7 @@ mod tls;
 
 use crate::case::{Case, Setting};
 
-/// Every case, in the order of the table.
+/// Returns every case, in the order of the table.
 pub fn all() -> Vec<Case> {
     let mut cases = rping::cases();
     cases.extend(stock::cases());
@@ -39,12 +39,12 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
-/// uiw's arguments for siw's large FPDUs.
+/// Returns uiw's arguments for the large FPDUs of siw.
 fn profile(setting: &Setting) -> &'static [&'static str] {
     if setting.gso { &["--peer", "siw-gso"] } else { &[] }
 }
 
-/// uiw's arguments of a setting.
+/// Returns uiw's arguments for a setting.
 fn wire(setting: &Setting) -> Vec<&'static str> {
     let crc: &[&str] = if setting.crc { &["--crc", "on"] } else { &["--crc", "off"] };
     [crc, profile(setting)].concat()

@@ -1,6 +1,6 @@
-//! 9P over RDMA from the guest's kernel (`9pnet_rdma` on siw) to Debian's diod on the host, behind
-//! the example `ninep_bridge`: files, a kill of the bridge, a new mount, and what is in the folder
-//! in the end.
+//! Tests 9P over RDMA from the guest's kernel (`9pnet_rdma` on siw) to Debian's diod on the host,
+//! through the example `ninep_bridge`: files, a bridge that is killed, a new mount, and the final
+//! contents of the directory.
 
 use super::files::{Files, Folder};
 use crate::bench::Bench;
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uiw_interop::stock::free_port;
 
-/// Maximum time for which files are written until the bridge is killed.
+/// Maximum time for which files are written before the bridge is killed.
 const WRITING: Duration = Duration::from_secs(120);
 const SUM: Duration = Duration::from_secs(60);
-/// Writes files until one fails.
+/// Shell command that writes files until a write fails.
 const WRITE: &str = "mkdir /mnt/cut && i=0; while dd if=/tmp/block of=/mnt/cut/$i bs=64k conv=fsync 2>/dev/null; do \
      i=$((i + 1)); echo wrote $i; done";
-/// Waits until the guest's kernel refuses requests on the connection that is gone.
+/// Shell command that waits until the guest's kernel refuses requests on the lost connection.
 const GONE: &str = "for i in $(seq 100); do timeout -s KILL 2 ls /mnt 2>&1 | grep -q 'Input/output error' && exit 0; \
      usleep 50000; done; exit 1";
 
@@ -27,7 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The bridge, and diod behind it.
+/// The bridge, and diod to which it connects.
 struct BridgeServer {
     bridge: PathBuf,
     folder: Folder,
@@ -69,7 +69,7 @@ fn to_diod(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     std::fs::create_dir(server.exported()).map_err(Error::io("the exported folder"))?;
     bench.guest().must("load ninep && head -c 1000000 /dev/urandom > /tmp/block")?;
     let outcome = in_guest(bench, setting, &server);
-    // Whatever the row has come to: a mount holds the driver.
+    // A mount keeps the driver in use, so it is removed whatever the result of the row is.
     let _ = bench.guest().run("umount -l /mnt", Duration::from_secs(10));
     let (first, second, cut) = outcome?;
     let exported = server.exported();
@@ -79,8 +79,8 @@ fn to_diod(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     Ok(Verdict::Pass(format!("{count} files, and {cut} until the kill")))
 }
 
-/// Runs the steps in the guest. Gives the files of before and after the kill, and the number of
-/// those that were written until it.
+/// Runs the steps in the guest. Returns the files from before and after the kill, and the number of
+/// files that were written before it.
 fn in_guest(bench: &Bench, setting: &Setting, server: &BridgeServer) -> Result<(Files, Files, usize)> {
     let mut process = server.start(bench, setting)?;
     let guest = bench.guest();
@@ -94,8 +94,8 @@ fn in_guest(bench: &Bench, setting: &Setting, server: &BridgeServer) -> Result<(
     writing.wait_for("wrote 5", WRITING)?;
     process.kill();
     guest.must(GONE)?;
-    // A request that was under way waits until its process is killed: the client has neither a
-    // time-out nor a reconnection.
+    // An outstanding request blocks until its process is killed, because the client has neither a
+    // timeout nor a reconnection.
     let cut = writing.kill().out.lines().filter(|line| line.starts_with("wrote ")).count();
     guest.must("umount -l /mnt")?;
     let process = server.start(bench, setting)?;
@@ -110,7 +110,7 @@ fn in_guest(bench: &Bench, setting: &Setting, server: &BridgeServer) -> Result<(
     Ok((first, second, cut))
 }
 
-/// Each file that was reported as written before the kill is whole.
+/// Checks that every file reported as written before the kill is complete.
 fn same_blocks(bench: &Bench, folder: &Path, count: usize) -> Result<()> {
     let sum = bench.guest().must("sha256sum < /tmp/block")?;
     for number in 0..count {

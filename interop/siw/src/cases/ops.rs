@@ -1,4 +1,5 @@
-//! Every operation, by the end that connects and then by the other one, verified at both.
+//! Performs every operation first from the connecting end and then from the other one, and verifies
+//! the data at both.
 
 use super::conversation::{converse, judge};
 use super::sums::converse_and_judge;
@@ -7,7 +8,7 @@ use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
 use std::time::Duration;
 
-/// Name and orders; each is done by both ends unless it says otherwise.
+/// Names and orders of cases; both ends carry out each order unless it says otherwise.
 const EVERYWHERE: &[(&str, &str)] = &[
     ("Send of 0, 1, 64, 1441 bytes", "send:0 send:1 send:64x20 send:1441x3"),
     ("Send of 64 KiB", "send:65536x4"),
@@ -25,7 +26,7 @@ const ONCE: &[(&str, &str)] = &[
     ("Send, inline", "sendinline:1 sendinline:48x20"),
     ("Send, three and six elements", "send:5000x5x3 send:7001x5x6 send:20x5x6"),
     ("Write, three and six elements", "write:5000x5x3 write:7001x5x6 write:20x5x6"),
-    // siw reads into one element; the other end of ours into several.
+    // siw can only read into one element. Another case lets uiw read into several.
     ("Read into one element, 128 outstanding", "read:64x128 read:4096x128"),
     ("Read, ORD used up and resumed", "read:64x400 read:5000x300"),
     ("400 Sends at once", "send:100x400"),
@@ -38,7 +39,7 @@ const ONCE: &[(&str, &str)] = &[
     ),
 ];
 
-/// For captures.
+/// Orders that are small enough for captures.
 const SMALL: &str = "send:0 send:64 send:3000 sendse:64 sendinv:64 sendseinv:64 sendinline:48 write:0 write:64 write:3000 \
                      read:1 read:64 read:3000 fence:64x2";
 
@@ -50,8 +51,8 @@ const LARGE: &[(&str, &str)] = &[
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// For the large ones. Both ends give up by themselves when nothing has moved for half a minute,
-/// and a wait of theirs ends after ten minutes in any case; an order has two long waits.
+/// Time limit for the large orders. Both ends give up by themselves if nothing has moved for half a
+/// minute, and each wait ends after ten minutes in any case; an order has two long waits.
 const BOUND: Duration = Duration::from_secs(1500);
 
 pub(super) fn cases() -> Vec<Case> {
@@ -65,12 +66,12 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(EVERYWHERE.iter().map(|(name, text)| case(name, text).axes(Axes::All).short()));
     cases.extend(ONCE.iter().map(|(name, text)| case(name, text).axes(Axes::Crc).short()));
     cases.extend(LARGE.iter().map(|(name, text)| {
-        // Without a capture of so much.
+        // No capture is made of this much data.
         Case::new(*name, move |bench, setting, direction| {
             let orders: Vec<&str> = text.split_whitespace().collect();
             let output = converse(bench, setting, direction, &orders, BOUND)?;
             Ok(match judge(&orders, &output) {
-                // Which end saw no progress is half of the answer.
+                // The messages of both ends are needed to tell which of them saw no progress.
                 Verdict::Fail(why) if direction == Direction::Theirs => {
                     Verdict::Fail(format!("{why}; our end: {}", bench.listener_last()))
                 }
@@ -82,7 +83,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(Case::new("Read of no bytes", read_nothing).axes(Axes::All).short());
     cases.push(
         Case::new("Read into three and six elements", |bench, setting, direction| {
-            // Only uiw can: siw's limit (max_sge_rd) is one.
+            // Only uiw reads into several elements; siw's limit (max_sge_rd) is one.
             let orders: &[&str] = match direction {
                 Direction::Ours => &["me.read:5000x5x3", "me.read:7001x5x6"],
                 Direction::Theirs => &["you.read:5000x5x3", "you.read:7001x5x6"],
@@ -94,9 +95,9 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// siw at times answers a Read of no bytes with the bytes that it sent before (QUIRKS.md, "Reads of
-/// no bytes"), which we must not take. It does so while it is still busy sending, so one of a few
-/// connections goes well.
+/// siw sometimes answers a Read of no bytes with the bytes that it sent before (QUIRKS.md, "Reads
+/// of no bytes"), and uiw must refuse them. siw does so while it is still busy sending, so one of
+/// several connections succeeds.
 fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let orders = &["me.read:0", "you.read:0"];
     for wrong in 0..20 {
@@ -109,7 +110,8 @@ fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
                 Verdict::Pass(format!("siw answered with bytes {wrong} times"))
             });
         }
-        // Our Terminate says base or bounds violation; siw's program sees its requests flushed.
+        // Our Terminate reports a base or bounds violation; siw's program sees its requests
+        // flushed.
         let refused = match direction {
             Direction::Ours => {
                 output.err.contains("this end terminated the stream: DDP: tagged buffer: base or bounds")

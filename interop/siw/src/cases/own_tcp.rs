@@ -1,5 +1,5 @@
-//! uiw with a TCP of its own on the tap: smoltcp over AF_PACKET and over AF_XDP against the TCP
-//! under siw, the kernel's.
+//! Runs uiw with a user-space TCP on the tap: smoltcp over AF_PACKET and over AF_XDP against the
+//! kernel's TCP below siw.
 
 use super::sums::converse_and_judge;
 use crate::Result;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Name and orders; each is done by both ends.
+/// Names and orders of cases; both ends carry out each order.
 const ORDERS: &[(&str, &str)] = &[
     ("Send, Write and Read", "send:0 send:64x20 send:65536x4 write:1 write:65536x16 read:3 read:65536x16"),
     ("Send with SE and Invalidate", "sendse:64x20 sendinv:20000 sendseinv:64x3"),
@@ -37,8 +37,9 @@ fn over(
     direction: Direction,
     orders: &str,
 ) -> Result<Verdict> {
-    // A program in front of the kernel's stack gets what the guest sends as it sends it: a packet
-    // that hardware would segment is lost there.
+    // A program that receives before the kernel's stack gets packets exactly as the guest sends
+    // them. A packet that hardware would segment is lost there, so segmentation offload is
+    // disabled.
     let cut = |by: &str| format!("ethtool -K eth0 tso {by} gso {by}");
     let generic = tcp == Tcp::Xdp;
     bench.use_tcp(tcp)?;

@@ -1,5 +1,5 @@
-//! rdma-core's rcopy on rsockets, on uiw's libraries on the host and on the kernel's siw in the
-//! guest: a file of one has the same sum at the other.
+//! Runs rdma-core's rcopy on rsockets, with uiw's libraries on the host and the kernel's siw in the
+//! guest: the copy must have the same checksum as the file.
 
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// A file of this many bytes, and how long its copy may take.
+/// Size of a file in bytes, and the time limit for its copy.
 #[derive(Clone, Copy)]
 struct CopySize {
     bytes: u32,
@@ -20,13 +20,13 @@ struct CopySize {
 }
 
 const SMALL: CopySize = CopySize { bytes: 3_000_003, timeout: Duration::from_secs(60) };
-/// The guest copies some megabytes a second.
+/// The guest copies only some megabytes per second.
 const LARGE: CopySize = CopySize { bytes: 1 << 30, timeout: Duration::from_secs(900) };
 
-/// Beginning of the verdict if the copy is not equal.
+/// Beginning of the verdict if the copy differs.
 const SUMS_DIFFER: &str = "the MD5 sums differ";
 
-/// The file in the guest.
+/// Path of the file in the guest.
 const THERE: &str = "/tmp/rcopy";
 
 pub(super) fn cases() -> Vec<Case> {
@@ -38,7 +38,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The file on the host; removed when dropped.
+/// File on the host, removed when dropped.
 struct HostFile(PathBuf);
 
 impl HostFile {
@@ -67,7 +67,8 @@ fn first_word(line: &str) -> String {
     line.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
-/// Copies a file, and once more if siw has sent another one: it may have skipped an FPDU.
+/// Copies a file, and repeats it if siw has sent different data, because siw may have skipped an
+/// FPDU.
 fn copy(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let verdict = copy_once(size, bench, setting, direction)?;
     match verdict {
@@ -86,7 +87,7 @@ fn copy_once(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Di
     bench.build_libraries();
     let here = HostFile(std::env::temp_dir().join(format!("uiw-siw-rcopy-{}", std::process::id())));
     bench.guest().must(&format!("rm -f {THERE}"))?;
-    // By then the guest ends its program in any case.
+    // After this time the guest kills its program in any case.
     let longest = size.timeout + Duration::from_secs(30);
     let client = match direction {
         Direction::Ours => {

@@ -1,5 +1,5 @@
-//! `ibv_reg_mr` of memory of every kind: `guest/registration.c` on siw and on uiw. The answers are
-//! those of the table in `cabi/verbs/src/mapping.rs`.
+//! Tests `ibv_reg_mr` with all kinds of memory: runs `guest/registration.c` on siw and on uiw. The
+//! expected results are those of the table in `cabi/verbs/src/mapping.rs`.
 
 use crate::bench::Bench;
 use crate::cache::Cache;
@@ -9,13 +9,13 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Lines that differ between the two drivers. QUIRKS.md, "Memory", has the reasons.
+/// Lines that differ between the two drivers; QUIRKS.md, "Memory", gives the reasons.
 const DIFFERENT: &[(&str, &str)] = &[
     ("beyond 2^64: registered", "beyond 2^64: EINVAL"),
     ("beyond what a program has: registered", "beyond what a program has: EFAULT"),
     ("no access, read: registered", "no access, read: EFAULT"),
 ];
-/// Differences on Linux 6.12.
+/// Additional differences on Linux 6.12.
 const DIFFERENT_LATER: &[(&str, &str)] =
     &[("beyond what a program has: EINVAL", "beyond what a program has: EFAULT")];
 

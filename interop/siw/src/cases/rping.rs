@@ -1,5 +1,5 @@
-//! Stock rping in the guest against `uiw ping --rping` and `uiw serve`. rping takes sizes from 23
-//! to 65,535 bytes.
+//! Runs stock rping in the guest against `uiw ping --rping` and `uiw serve`. rping accepts sizes
+//! from 23 to 65,535 bytes.
 
 use crate::Result;
 use crate::bench::Bench;
@@ -45,13 +45,13 @@ fn rping(
     }
 }
 
-/// rping's server in the guest.
+/// Starts rping's server in the guest.
 pub(super) fn serve(bench: &Bench, setting: &Setting, size: u32) -> Result<Job> {
     let own = bench.guest_own(setting.family)?;
     bench.serve_guest(&format!("rping -s -P -a {own} -p {RPING} -S {size}"), RPING, TIMEOUT)
 }
 
-/// `uiw ping --rping`, with the global options `global`, at a server of rping.
+/// Runs `uiw ping --rping`, with the global options `global`, against a server of rping.
 pub(super) fn from_uiw(
     bench: &Bench,
     setting: &Setting,
@@ -71,7 +71,7 @@ pub(super) fn from_uiw(
     ))
 }
 
-/// rping in the guest at a port of the host's.
+/// Runs rping in the guest against a port of the host.
 pub(super) fn from_siw(
     bench: &Bench,
     setting: &Setting,
@@ -80,11 +80,11 @@ pub(super) fn from_siw(
     rounds: u32,
 ) -> Result<Verdict> {
     let host = bench.host(setting.family)?;
-    // -V: the client compares what comes back. With -v it would print every round.
+    // With -V the client compares the returned data. With -v it would print every round.
     let script = format!("rping -c -a {host} -p {port} -C {rounds} -S {size} -V");
     let output = bench.guest().run(&script, TIMEOUT)?;
-    // rping's exit code says whether its teardown went well; what it prints are mismatches and
-    // errors.
+    // rping's exit code only tells whether its teardown succeeded; it reports mismatches and errors
+    // in its output.
     let complaint = output.out.lines().find(|line| !line.contains("DISCONNECT"));
     Ok(match complaint {
         Some(line) => Verdict::Fail(line.to_owned()),

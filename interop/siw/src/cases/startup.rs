@@ -1,5 +1,5 @@
-//! Setting up connections: private data, rejection, a closed port, revisions, RTR messages, depths,
-//! what siw refuses.
+//! Tests connection set-up: private data, rejection, a closed port, MPA revisions, RTR messages,
+//! depths, and requests that siw refuses.
 
 use super::conversation::converse_with;
 use crate::bench::Bench;
@@ -43,8 +43,8 @@ pub(super) fn cases() -> Vec<Case> {
             Case::new(format!("{what}: refused before it leaves"), move |b, s, d| refused(b, s, d, what));
         cases.push(case);
     }
-    // So far every case is part of the short set but those that give up a guest or wait for
-    // time-outs.
+    // All cases so far belong to the short set, except those that give up a guest or wait for
+    // timeouts.
     let slow = ["over siw's limit", "no answer"];
     let mut cases: Vec<Case> = cases
         .into_iter()
@@ -66,7 +66,8 @@ fn established(output: &Output) -> Option<&str> {
     output.out.lines().find(|line| line.starts_with("established"))
 }
 
-/// Passed if it stood, said `expected` of the connection and did what was ordered.
+/// Passes if the connection was established, was described with all of `expected`, and carried out
+/// the orders.
 fn stood(output: &Output, expected: &[&str]) -> Verdict {
     let Some(line) = established(output) else {
         return Verdict::Fail(output.last_line().to_owned());
@@ -78,7 +79,7 @@ fn stood(output: &Output, expected: &[&str]) -> Verdict {
     }
 }
 
-/// Passed if the program failed, saying one of `expected`, and in time.
+/// Passes if the program failed in time with one of the texts in `expected`.
 fn failed(output: &Output, expected: &[&str]) -> Verdict {
     let line = output.last_line().to_owned();
     let text = format!("{}\n{}", output.out, output.err);
@@ -96,8 +97,8 @@ fn private(bench: &mut Bench, setting: &Setting, direction: Direction, bytes: u3
     Ok(stood(&output, &[&format!("{bytes} bytes of private data")]))
 }
 
-/// siw counts the bytes in eight bits. What it makes of the frame differs from run to run, and so
-/// does whether its program then hangs in the driver and says nothing.
+/// siw counts the bytes in eight bits. Its interpretation of the frame differs from run to run;
+/// sometimes its program hangs in the driver and does not answer.
 fn too_long(bench: &mut Bench, setting: &Setting, bytes: u32) -> Result<Verdict> {
     let bytes = bytes.to_string();
     let with: (&[&str], &str) = (&["--private-data", &bytes], "");
@@ -118,8 +119,8 @@ fn over_mpa(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
     Ok(failed(&output, &["508"]))
 }
 
-/// siw counts the bytes of its frame in eight bits: it says 0, and its own program waits for ever.
-/// Gives up that guest.
+/// siw counts the bytes of its frame in eight bits: it sends a length of 0, and its own program
+/// waits forever. The guest is given up.
 fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let port = bench.listener(&super::wire(setting), setting.family)?;
     let host = bench.host(setting.family)?;
@@ -130,8 +131,8 @@ fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verd
     Ok(Verdict::of(!stands, "siw sends PD_Length 0 with S set, is refused, and its program hangs"))
 }
 
-/// siw may see our FIN before the Reply in front of it, and then delivers no private data
-/// (QUIRKS.md); so several times.
+/// siw may see our FIN before the Reply that precedes it, and then delivers no private data
+/// (QUIRKS.md). The case is therefore repeated several times.
 fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let with: (&[&str], &str) = match direction {
         Direction::Ours => (&["--private-text", "reject-this-one"], ""),
@@ -162,7 +163,7 @@ fn closed_port(bench: &mut Bench, setting: &Setting, direction: Direction) -> Re
             bench.guest().run(&format!("siwpeer run {host} 9 send:64"), TIMEOUT)?
         }
     };
-    // Behind user-mode networking a refusal looks like a close or a reset.
+    // With user-mode networking, a refusal appears as a close or a reset.
     Ok(failed(
         &output,
         &[
@@ -180,7 +181,7 @@ fn silence(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
     let begun = Instant::now();
     let output = match direction {
         Direction::Ours => {
-            // TCP answers, MPA does not.
+            // TCP accepts the connection, but nothing answers the MPA Request.
             let mute =
                 bench.serve_guest(&format!("sleep 60 | nc -l -p {SPARE} > /dev/null"), SPARE, TIMEOUT)?;
             let to = bench.guest_at(setting.family, SPARE)?;
@@ -239,7 +240,7 @@ fn rtr() -> Vec<Case> {
         Case::new("RTR: only Send, which siw lacks", |bench, setting, direction| {
             let output =
                 converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], TIMEOUT)?;
-            // A Terminate right behind its Reply can leave siw stuck (QUIRKS.md).
+            // A Terminate directly after its Reply can leave siw stuck (QUIRKS.md).
             bench.renew();
             Ok(failed(&output, &["RTR"]))
         })
@@ -278,8 +279,8 @@ fn revisions() -> Vec<Case> {
             let output = converse_with(bench, setting, direction, (args, ""), &["read:64"], TIMEOUT)?;
             let verdict = stood(&output, &[]);
             Ok(match verdict {
-                // At revision 1 nothing says how many Reads siw takes; it takes none that its
-                // application did not ask for.
+                // In revision 1 the frames do not contain the number of Reads that siw accepts. It
+                // accepts none that its application did not request.
                 Verdict::Fail(why) => {
                     let clear = why.contains("terminated")
                         || why.contains("ibv_post_send")
@@ -304,7 +305,7 @@ fn depths() -> Vec<Case> {
         let orders: &'static [&'static str] =
             if depth == "0" { &["send:64", "write:64"] } else { &["send:64", "write:64", "read:4096x200"] };
         cases.push(Case::new(format!("IRD and ORD {depth} at uiw"), move |bench, setting, direction| {
-            // siw's application cannot say more than 255, and siw itself takes 128.
+            // siw's application cannot specify more than 255, and siw itself accepts 128.
             let args: &[&str] = &["--ird", depth, "--ord", depth];
             let keys = if depth == "0" { "ird=0 ord=0" } else { "" };
             let keys = if direction == Direction::Theirs { keys } else { "" };
@@ -318,8 +319,8 @@ fn depths() -> Vec<Case> {
             let keys = format!("ird={depth} ord={depth}");
             let orders: &[&str] = &["send:64", "write:64", "read:4096x200"];
             let output = converse_with(bench, setting, direction, (&[], &keys), orders, TIMEOUT)?;
-            // siw adopts what uiw asks for, whatever its application said: its negotiation is a
-            // relaxed one.
+            // siw adopts the values that uiw requests, whatever its application has specified,
+            // because it uses relaxed negotiation.
             Ok(stood(&output, &[]))
         }));
     }
@@ -334,14 +335,14 @@ fn depths() -> Vec<Case> {
     cases
 }
 
-/// A driver that may send large FPDUs does so to a peer that sets or returns its private flag, and
-/// to no other.
+/// A driver that may send large FPDUs sends them only to a peer that sets or returns its private
+/// flag.
 fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bool) -> Result<Verdict> {
     bench.tunable(&[("try_gso", "1")])?;
     let file = std::env::temp_dir().join(format!("uiw-siw-{}-large.pcapng", std::process::id()));
     bench.capture(Some(file.clone()));
     let setting = Setting { gso: profile, ..*setting };
-    // Towards uiw both ways: siw writes and answers a Read.
+    // Both orders transfer data towards uiw: siw writes and answers a Read.
     let orders: &[&str] = match direction {
         Direction::Ours => &["me.read:65536x4", "you.write:65536x4"],
         Direction::Theirs => &["you.read:65536x4", "me.write:65536x4"],
@@ -349,14 +350,14 @@ fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bo
     let output = super::conversation::converse(bench, &setting, direction, orders, TIMEOUT);
     bench.capture(None);
     let decoded = bench.decode("--json", &file);
-    // Nothing of it stays, whatever came out.
+    // The file is removed whatever the result is.
     let _ = std::fs::remove_file(&file);
     if let Verdict::Fail(why) = super::conversation::judge(orders, &output?) {
         return Ok(Verdict::Fail(why));
     }
     let decoded = decoded?;
     let records = decoded.out.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    // Only the data goes in Writes and Read Responses.
+    // Only data is sent in Writes and Read Responses.
     let data =
         records.filter(|record| record["type"] == "fpdu" && matches!(record["opcode"].as_u64(), Some(0 | 2)));
     let largest = data.filter_map(|record| record["ulpdu_length"].as_u64()).max().unwrap_or(0);
@@ -384,8 +385,8 @@ fn markers(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
     Ok(failed(&output, expected))
 }
 
-/// Operations that siw lacks end in an error of ours: it is not taken for one of our own peers
-/// either.
+/// Operations that siw lacks end with an error of our end, so siw is not mistaken for a peer of our
+/// own kind.
 fn refused(bench: &mut Bench, setting: &Setting, direction: Direction, what: &str) -> Result<Verdict> {
     let args: &[&str] = &["--refused", what];
     let output = converse_with(bench, setting, direction, (args, ""), &["send:64"], TIMEOUT)?;
@@ -396,14 +397,14 @@ fn refused(bench: &mut Bench, setting: &Setting, direction: Direction, what: &st
     Ok(Verdict::of(line.is_some(), line.unwrap_or_else(|| output.last_line().to_owned())))
 }
 
-/// Connections that are made one after the other.
+/// Number of connections, which are made one after the other.
 const CONNECTIONS: usize = 1000;
-/// For all of them. Each ends by itself when nothing has moved for half a minute.
+/// Time limit for all connections. Each ends by itself if nothing has moved for half a minute.
 const CONNECTIONS_BOUND: Duration = Duration::from_secs(1800);
 
-/// siw misses the wake-up of an FPDU that comes too soon after its Reply: without another segment
-/// such a connection waits for ever. So all have to get through, and those that had to be woken, a
-/// small part, show among the others.
+/// siw misses the wake-up for an FPDU that arrives too soon after its Reply. Without another
+/// segment, such a connection waits forever. All connections must therefore succeed, and those that
+/// had to be woken, a small part, are visible in the distribution of the times.
 fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> {
     bench.partner(setting.family, "")?;
     let to = bench.guest_at(setting.family, PARTNER)?;
@@ -416,7 +417,8 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
         let ms = lines.iter().filter(|line| line["type"] == kind).filter_map(|line| line["ms"].as_f64());
         ms.collect::<Vec<f64>>()
     };
-    // Until the connection stands, and from then until a Send has gone and its receipt has come.
+    // The first time lasts until the connection is established, the second one from then until a
+    // Send has been sent and acknowledged.
     let (standing, first) = (of("established"), of("order"));
     let times: Vec<f64> = standing.iter().zip(&first).map(|(standing, first)| standing + first).collect();
     if times.is_empty() {
@@ -433,8 +435,9 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
     Ok(Verdict::of(all && p99 <= SLOW.max(5.0 * median), seen))
 }
 
-/// Milliseconds that a connection may take which our end woke: the fourth repetition of its first
-/// FPDU. On a slow machine all take longer, so five medians are as good.
+/// Time in milliseconds that a connection may take if our end woke it by the fourth repetition of
+/// its first FPDU. On a slow machine all connections take longer, so five medians are accepted as
+/// well.
 const SLOW: f64 = 200.0;
 
 /// Durations of connection setups, in milliseconds.

@@ -1,9 +1,10 @@
-//! Debian's programs on uiw's libibverbs and librdmacm on the host, against the same programs on
-//! the kernel's siw in the guest.
+//! Runs Debian's programs on uiw's libibverbs and librdmacm on the host against the same programs
+//! on the kernel's siw in the guest.
 //!
-//! Both ends are strangers: what counts is that both are content. perftest and its kin hang at
-//! times on siw alone, so a run in which only the guest's program does not end is distinguished
-//! from one in which ours does not, is repeated, and is named in the remark.
+//! Neither end is uiw's own program, so a row passes if both ends succeed. perftest and similar
+//! programs sometimes hang even on siw alone. A run in which only the guest's program hangs is
+//! therefore distinguished from one in which the host's program hangs; it is repeated, and the
+//! remark mentions it.
 
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
@@ -14,45 +15,47 @@ use crate::{Error, Result};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time limit of both ends.
+/// Time limit for both ends.
 const TIMEOUT: Duration = Duration::from_secs(40);
 /// Time for which the other end may run after the first one has ended.
 const AFTERWARDS: Duration = Duration::from_secs(10);
-/// By then the guest ends its program in any case.
+/// Time after which the guest kills its program in any case.
 const LONGEST: Duration = Duration::from_secs(90);
-/// Runs of a row in which the guest's program hangs.
+/// Maximum number of runs of a row in which the guest's program hangs.
 const ATTEMPTS: usize = 3;
-/// The remark on [`is_closing_race`].
+/// Remark for [`is_closing_race`].
 const CLOSING_RACE: &str = "siw completed the guest's last Send in error, though it was sent and answered: the FIN came with the answer";
-/// The remark on [`ProgramPair::server_speaks_first`].
+/// Remark for [`ProgramPair::server_speaks_first`].
 const PEER_TO_PEER: &str =
     "siw with peer_to_peer=1: without it the responder may not speak first (RFC 5044 7.1.2)";
 /// Exit code in [`Output`] for a program that did not end in time.
 const HUNG: i32 = 124;
 
-/// Two programs that talk to each other.
+/// Two programs that communicate with each other.
 #[derive(Clone)]
 struct ProgramPair {
     server: &'static str,
     client: &'static str,
     package: &'static str,
     style: ArgumentStyle,
-    /// Options of both.
+    /// Options of both programs.
     options: Vec<String>,
-    /// A responder's first FPDU has to follow the initiator's. Where the program of the initiator
-    /// does not speak first, an RTR message has to, and siw's initiator sends one only with
-    /// `peer_to_peer`.
+    /// True if the server sends first. A responder must not send its first FPDU before the
+    /// initiator's. If the initiator's program does not send first, an RTR message is necessary,
+    /// and siw's initiator sends one only with `peer_to_peer`.
     server_speaks_first: bool,
 }
 
-/// A program's arguments, and its output.
+/// Form of a program's arguments and output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ArgumentStyle {
-    /// `rping`: a client's exit code is of its teardown, what it prints are mismatches and errors.
+    /// `rping`: the exit code of a client describes only its teardown; mismatches and errors are
+    /// printed.
     Rping,
-    /// perftest: the server's address is the last argument; a table with a line for each size.
+    /// perftest: the server's address is the last argument, and the output is a table with one line
+    /// per size.
     Perftest,
-    /// rdmacm-utils: `-s ADDRESS` at the client.
+    /// rdmacm-utils: the client has the argument `-s ADDRESS`.
     Rdmacm,
 }
 
@@ -162,7 +165,7 @@ impl ProgramPair {
                 bench.retry();
             }
             if hung > 0 {
-                // A driver that is stuck takes its guest with it.
+                // A stuck driver requires another guest.
                 bench.renew();
                 bench.apply(setting)?;
             }
@@ -173,7 +176,7 @@ impl ProgramPair {
             let ends = match direction {
                 Direction::Ours => match self.serve_guest(bench, setting) {
                     Ok(server) => self.client_here(bench, setting, server)?,
-                    // Nothing of ours has begun yet.
+                    // No program of ours has been started yet.
                     Err(Error::Failed(_)) => {
                         hung += 1;
                         explained += usize::from(is_stuck_in_siw(&bench.stuck()));
@@ -216,7 +219,7 @@ impl ProgramPair {
         bench.serve_guest(&command, SPARE, LONGEST)
     }
 
-    /// The server in the guest.
+    /// Runs the client on the host against `server` in the guest.
     fn client_here(&self, bench: &mut Bench, setting: &Setting, server: Job) -> Result<StockEnds> {
         let mut client = bench.stock(self.client, self.package, setting)?;
         let at = bench
@@ -227,7 +230,7 @@ impl ProgramPair {
         Ok(finish(Process::start(&mut client)?, server))
     }
 
-    /// The server on the host.
+    /// Runs the server on the host and the client in the guest.
     fn server_here(&self, bench: &mut Bench, setting: &Setting) -> Result<StockEnds> {
         let mut command = bench.stock(self.server, self.package, setting)?;
         if self.style == ArgumentStyle::Perftest {
@@ -302,8 +305,8 @@ impl ProgramPair {
     }
 }
 
-/// Waits for both. The program that hangs is determined before either is killed: the end of one
-/// often ends the other, which then seems correct.
+/// Waits for both programs. The program that hangs is determined before either is killed, because
+/// the end of one often ends the other, which then seems to have succeeded.
 fn finish(mut host: Process, mut guest: Job) -> StockEnds {
     let wait = |timeout: Duration, done: &mut dyn FnMut() -> bool| {
         let deadline = Instant::now() + timeout;
@@ -326,8 +329,8 @@ fn lines(output: &Output) -> impl Iterator<Item = &str> {
     output.out.lines().chain(output.err.lines()).map(str::trim)
 }
 
-/// Lines of a successful rping: that the other one went. A server was waiting for the next round
-/// then.
+/// Returns whether the line belongs to a successful rping: it reports that the other end has left.
+/// A server is waiting for the next round at that time.
 fn is_usual_of_rping(line: &str, client: bool) -> bool {
     line.is_empty()
         || line.contains("DISCONNECT")
@@ -335,22 +338,22 @@ fn is_usual_of_rping(line: &str, client: bool) -> bool {
         || !client && line.ends_with("wait for RDMA_READ_ADV state 10")
 }
 
-/// Returns whether a program in the guest cannot be ended, as it waits in the driver for a
-/// reference to a queue pair that is never released.
+/// Returns whether a program in the guest cannot be killed, because it waits in the driver for the
+/// release of a queue pair reference that never happens.
 fn is_stuck_in_siw(stuck: &str) -> bool {
     stuck.contains("siw_destroy_qp")
 }
 
-/// Returns whether perftest in the guest measured, and found its last Send of all in error. siw
-/// completes a Send so (2: `IBV_WC_LOC_QP_OP_ERR`) whose last byte is sent, if the peer's FIN comes
-/// before it has looked: see QUIRKS.md.
+/// Returns whether perftest in the guest completed its measurement but found an error in its very
+/// last Send. siw completes a Send this way (2: `IBV_WC_LOC_QP_OP_ERR`), although its last byte was
+/// sent, if the peer's FIN arrives before siw has checked: see QUIRKS.md.
 fn is_closing_race(output: &Output) -> bool {
     ["Bad wc status 2", "Failed to close connection"]
         .iter()
         .all(|said| lines(output).any(|line| line.contains(said)))
 }
 
-/// Returns whether our program's connection was reset.
+/// Returns whether the connection of the host's program was reset.
 fn is_reset(output: &Output) -> bool {
     lines(output).any(|line| line.contains("Connection reset by peer"))
 }

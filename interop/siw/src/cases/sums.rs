@@ -1,4 +1,5 @@
-//! Rows in which siw sends much: its faults are distinguished from those of uiw.
+//! Runs rows in which siw sends large amounts of data, and distinguishes faults of siw from those
+//! of uiw.
 
 use super::conversation::{converse, judge};
 use crate::Result;
@@ -27,7 +28,7 @@ pub(super) fn converse_and_judge(
         bench.capture(Some(file.clone()));
         let verdict =
             converse(bench, setting, direction, orders, timeout).map(|output| judge(orders, &output));
-        // The listener, which holds the file, has ended.
+        // The listener, which has the file open, has ended.
         bench.capture(before.clone());
         let fault = match &verdict {
             Ok(Verdict::Fail(why)) => SenderFault::find(why, &decoded(bench, &file)),
@@ -56,7 +57,7 @@ pub(super) fn converse_and_judge(
 /// Maximum number of runs of a row.
 const MAX_RUNS: usize = 5;
 
-/// Fault of siw that ends a stream on which it sends much.
+/// Fault of siw that ends a stream on which it sends large amounts of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SenderFault {
     /// The CRC of an FPDU covers its payload twice.
@@ -71,7 +72,7 @@ impl SenderFault {
         if decoded.contains("summed twice, an error of the Linux siw driver") {
             return Some(Self::SummedTwice);
         }
-        // This end has found the wrong MO, and the decoder finds it too.
+        // uiw has reported the wrong MO, and the decoder finds it too.
         let skipped = why.contains("this end terminated the stream: DDP: untagged buffer: invalid MO")
             && decoded.lines().any(|line| line.contains("MO ") && line.ends_with(" is due"));
         skipped.then_some(Self::SkippedFpdu)

@@ -1,5 +1,5 @@
-//! TLS 1.3 between uiw and a proxy in front of siw, which has none: the proxy, by OpenSSL, ends TLS
-//! and passes the clear stream on.
+//! Runs TLS 1.3 between uiw and a proxy in front of siw, which does not support TLS. The proxy uses
+//! OpenSSL, terminates TLS and forwards the decrypted stream.
 
 use super::rping;
 use crate::bench::Bench;
@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The name in the certificate.
+/// Name in the certificate.
 const NAME: &str = "uiw.test";
 /// Contents of the TLS configuration file of uiw.
 const CONFIG: &str =
@@ -34,7 +34,7 @@ fn behind_proxy(bench: &mut Bench, setting: &Setting, direction: Direction, size
     let tls = format!(
         "cert={certificate},key={key},cafile={authority},verify=1,commonname={NAME},openssl-min-proto-version=TLS1.3"
     );
-    // A half-closed stream is passed on for so many seconds.
+    // A half-closed stream is forwarded for this number of seconds.
     let proxy = |from: String, to: String| vec!["-t10".to_owned(), from, to];
     let socat = bench.net().command("socat");
     match direction {
@@ -60,7 +60,7 @@ fn behind_proxy(bench: &mut Bench, setting: &Setting, direction: Direction, size
     }
 }
 
-/// A certificate for both ends, and the authority that has signed it. Removed when dropped.
+/// Certificate for both ends and the authority that signed it; removed when dropped.
 struct TestKeys(PathBuf);
 
 impl TestKeys {

@@ -1,7 +1,6 @@
-/*
- * An allocator that gives memory back to the system with its lock held, as some do: on any thread, in the midst of any allocation of
- * the libraries, while other threads register memory, drive connections, or fork. Also memory that is freed while it is registered.
- */
+/* An allocator that returns memory to the system while it holds its lock, as some allocators do:
+ * on any thread and during any allocation of the libraries, while other threads register memory,
+ * drive connections or fork. It also returns memory that is still registered. */
 #define _GNU_SOURCE
 #include "pages.h"
 #include <errno.h>
@@ -63,7 +62,7 @@ void free(void *at)
 	leave();
 }
 
-/* What an allocator does with pages that are free. */
+/* Returns free pages to the system as an allocator does. */
 static void give_back(void *at, size_t length)
 {
 	enter();
@@ -96,7 +95,8 @@ static void *registers(void *of)
 	return NULL;
 }
 
-/* Memory that is not registered is given back while other memory is registered, and while the process is copied. */
+/* Returns unregistered memory to the system while other memory is registered and while the
+ * process forks. */
 static void while_others_register(void)
 {
 	struct pair pair = connected();
@@ -121,7 +121,7 @@ static void while_others_register(void)
 	CHECK(!pthread_join(giving, NULL));
 }
 
-/* Memory that is registered is given back, in pieces that are apart. */
+/* Returns separate pieces of a registered region to the system. */
 static void while_it_is_registered(void)
 {
 	struct pair pair = connected();
@@ -134,7 +134,7 @@ static void while_it_is_registered(void)
 		CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, (i + 1) * PAGE, PAGE) == IBV_WC_SUCCESS);
 		CHECK(memory[i * PAGE] == 0 && memory[(i + 1) * PAGE] == 0x5A);
 	}
-	/* The memory is the same with other rights. */
+	/* The region keeps its memory but has other access rights. */
 	CHECK(!ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, PAGE, PAGE) == IBV_WC_SUCCESS);
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, 0, PAGE) != IBV_WC_SUCCESS);
@@ -152,7 +152,7 @@ static void unlock_behind_fork(void)
 	leave();
 }
 
-/* The first handlers, as an allocator's: they run when all others have. */
+/* Registers the first fork handlers, as an allocator does: they run after all others have run. */
 __attribute__((constructor)) static void at_fork(void)
 {
 	CHECK(!pthread_atfork(lock_before_fork, unlock_behind_fork, unlock_behind_fork));

@@ -1,4 +1,5 @@
-/* Devices of the system's library beside uiw's: the system's first, and every call goes to the library whose object it is about. */
+/* Devices of the system's library next to those of uiw. The system's devices are listed first,
+ * and every call reaches the library that owns its object. */
 #include "check.h"
 #include <infiniband/verbs.h>
 #include <string.h>
@@ -44,7 +45,7 @@ static void destroy(struct end *end)
 	CHECK(!ibv_close_device(end->context));
 }
 
-/* A queue pair of uiw, connected to itself, moves a message. */
+/* Connects a queue pair of uiw to itself and transfers a message. */
 static void connect_to_itself(struct end *end)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_LOCAL_WRITE };
@@ -111,7 +112,7 @@ int main(void)
 		CHECK(!strncmp(ibv_get_device_name(list[i]), "uiw_", 4));
 	make(&stub, open_named(list, "stub0"));
 	make(&own, open_named(list, "uiw_lo"));
-	/* Open devices stay. */
+	/* Devices stay open after the list has been freed. */
 	ibv_free_device_list(list);
 	ibv_free_device_list(again);
 

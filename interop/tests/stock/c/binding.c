@@ -1,5 +1,6 @@
-/* Errors of binds to a port that another process has, and limits of a device. The argument is the kind of device, "infiniband" or "iwarp", or
- * "no-datagrams" for an iWARP device without UD queue pairs. */
+/* Tests the errors of binds to a port that another process uses, and the limits of a device. The
+ * argument is the kind of device: "infiniband", "iwarp", or "no-datagrams" for an iWARP device
+ * without UD queue pairs. */
 #include "cm.h"
 #include <sys/wait.h>
 
@@ -24,7 +25,7 @@ static union address address(const char *text, uint16_t port)
 	return address;
 }
 
-/* A process that listens there until it is told to end. */
+/* Process that listens at an address until it is told to exit. */
 struct holder {
 	pid_t pid;
 	int control;
@@ -105,7 +106,8 @@ static void collisions(enum rdma_port_space space, int with_six)
 		struct holder holder;
 		int error;
 
-		/* A UDP listener at a wildcard address is bound to each of the addresses that there are. */
+		/* A UDP listener at a wildcard address is bound to each existing address, so the errors
+		 * differ. */
 		if ((cases[i].six && !with_six) || (space == RDMA_PS_UDP && !strcmp(cases[i].held, "0.0.0.0")) ||
 		    (space == RDMA_PS_UDP && !strcmp(cases[i].held, "::")))
 			continue;
@@ -129,7 +131,7 @@ static int has_six(void)
 	return has;
 }
 
-/* The type of an id's queue pair follows from its port space. */
+/* The port space of an id determines the type of its queue pair. */
 static void other_types_refused(enum rdma_port_space space, enum ibv_qp_type type)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = type, .cap = { 1, 1, 1, 1, 0 } };
@@ -149,7 +151,7 @@ static void limits(uint32_t max_message)
 
 	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) && !rdma_bind_addr(id, &at.any));
 	CHECK(!ibv_query_port(id->verbs, 1, &attr) && attr.max_msg_sz == max_message);
-	/* One for each shard, and the one that leaves the choice to the library. */
+	/* There is one vector for each shard, and one that leaves the choice to the library. */
 	CHECK(id->verbs->num_comp_vectors >= 2);
 	CHECK(!rdma_destroy_id(id));
 }
@@ -161,7 +163,7 @@ int main(int argc, char **argv)
 
 	CHECK(argc == 2);
 	datagrams = strcmp(argv[1], "no-datagrams") != 0;
-	/* Children are forked before the first use and after it. */
+	/* The children are forked before the first use of the library and after it. */
 	for (int i = 0; i < 2; i++) {
 		CHECK((channel = rdma_create_event_channel()));
 		collisions(RDMA_PS_TCP, six);

@@ -1,7 +1,6 @@
-/*
- * Loads an extension module as an interpreter does, says how many devices it sees in this process, in a thread, in a child of a fork,
- * and in a program that the child becomes; -1 is the answer of the library that the module carries.
- */
+/* Loads an extension module as an interpreter does, and prints the number of devices that the
+ * module sees in this process, in a thread, in a child, and in a program executed by the child.
+ * The library bundled with the module answers -1. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>

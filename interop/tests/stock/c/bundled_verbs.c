@@ -1,4 +1,5 @@
-/* Stands in for the libibverbs that a wheel carries under a name of its own: versions as rdma-core's, and no devices. */
+/* Replaces the libibverbs that a wheel bundles under another name. It has the symbol versions of
+ * rdma-core and no devices. */
 #include <stddef.h>
 
 struct ibv_device;

@@ -1,4 +1,5 @@
-/* Threads are cancelled while they wait in the libraries and while they work in them; the process goes on. */
+/* Cancels threads while they wait in the libraries and while they work in them. The process must
+ * continue to work. */
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
@@ -46,7 +47,7 @@ static void *wait_for_request(void *unused)
 	return unused;
 }
 
-/* Sockets are made and closed: the C library's own points of cancellation are inside. */
+/* Creates and closes sockets, which reaches the cancellation points inside the C library. */
 static void *work(void *unused)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -101,7 +102,7 @@ int main(void)
 		cancel(wait_for_request, i * 500);
 		cancel(work, i * 50);
 	}
-	/* Nothing is held by threads that are gone. */
+	/* Cancelled threads hold no locks or references. */
 	if (rdma_destroy_id(id) || rdma_destroy_id(listener) || ibv_destroy_comp_channel(completions))
 		fail("letting go");
 	rdma_destroy_event_channel(events);

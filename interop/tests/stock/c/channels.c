@@ -1,7 +1,6 @@
-/*
- * Events of completion channels while a peer writes what completes nothing here. A blocking channel raises one for a completion alone; a
- * non-blocking one that poll(2) reports readable has an event.
- */
+/* Tests events of completion channels while a peer writes to memory, which causes no completions
+ * here. A blocking channel raises an event only for a completion. A non-blocking channel that
+ * poll(2) reports as readable has an event. */
 #include "check.h"
 #include "ends.h"
 #include <errno.h>
@@ -17,7 +16,7 @@
 
 static struct pair pair;
 
-/* Each end has a channel of its own. */
+/* Creates a completion queue with a channel of its own for each end. */
 static struct queues one_queue(struct ibv_context *verbs, void *unused)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(verbs);
@@ -58,7 +57,7 @@ static void acknowledge(struct ibv_comp_channel *channel)
 	ibv_ack_cq_events(cq, 1);
 }
 
-/* Takes the event of a completion that was polled, if there is one. */
+/* Takes the pending event of a completion that has already been polled, if there is one. */
 static void drain(struct ibv_comp_channel *channel)
 {
 	const int flags = fcntl(channel->fd, F_GETFL);
@@ -87,7 +86,7 @@ static void receive(struct ibv_cq *cq, int nonblocking)
 			CHECK(poll(&polled, 1, 20000) == 1);
 			acknowledge(cq->channel);
 		} else {
-			/* Writes arrive meanwhile. */
+			/* Writes arrive during this time. */
 			usleep(2000);
 			acknowledge(cq->channel);
 			CHECK(take(cq, wcs));
@@ -104,7 +103,8 @@ static void rounds(int nonblocking)
 	for (int i = 0; i < ROUNDS; i++) {
 		pthread_t writer;
 
-		/* Arming soon after a wait in one of the library's calls is taken for the beginning of the next one. */
+		/* If the queue were armed soon after a wait, the library would take this for the beginning of
+		 * the next wait. */
 		usleep(15000);
 		drain(pair.b.cqs.recv->channel);
 		post_recv(&pair.b, BYTES);

@@ -1,4 +1,4 @@
-/* What every program of these tests checks with. */
+/* Checks used by all programs of these tests. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Ends the process, without handlers of exit: another thread may hold a lock that they need. */
+/* Ends the process without running exit handlers, because another thread may hold a lock that
+ * they need. */
 #define CHECK(condition) do { \
 	if (!(condition)) { \
 		fprintf(stderr, "%s:%d: %s (errno %d: %s)\n", __func__, __LINE__, #condition, errno, strerror(errno)); \

@@ -1,4 +1,4 @@
-/* Set-up that is shared by programs of rdma_cm with both ends in one process. */
+/* Set-up shared by rdma_cm programs that have both ends in one process. */
 #ifndef CM_H
 #define CM_H
 
@@ -23,7 +23,7 @@ static __attribute__((unused)) struct rdma_cm_id *await(struct rdma_event_channe
 	return id;
 }
 
-/* Listens at a free port of the loopback address and stores the address in `to`. */
+/* Listens on a free port of the loopback address and stores the address in `to`. */
 static __attribute__((unused)) struct rdma_cm_id *listen_on_loopback(struct rdma_event_channel *channel, struct sockaddr_in *to)
 {
 	struct rdma_cm_id *id;

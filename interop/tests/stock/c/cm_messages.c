@@ -1,5 +1,6 @@
-/* Private data and reasons of rdma_cm events. The first argument says whose reasons events have, "infiniband" or "iwarp"; the second one
- * how long private data is, "padded" (InfiniBand's fields) or "exact" (what the peer sent). Both ends are in this process. */
+/* Tests private data and reject reasons of rdma_cm events. The first argument is the family of
+ * the reasons, "infiniband" or "iwarp". The second one is the length of private data: "padded"
+ * to InfiniBand's fields, or "exact" as sent by the peer. Both ends are in this process. */
 #include "cm.h"
 #include <poll.h>
 #include <sys/socket.h>
@@ -9,7 +10,7 @@ static const struct sockaddr_in loopback = { .sin_family = AF_INET, .sin_addr.s_
 static struct rdma_event_channel *passive, *active;
 static int infiniband, padded;
 
-/* InfiniBand's fields. */
+/* Lengths of InfiniBand's private data fields. */
 enum { REQUEST = 56, REPLY = 196, REJECT = 148, SIDR_REQUEST = 180, SIDR_REPLY = 136 };
 
 static unsigned char data[256];
@@ -27,7 +28,8 @@ static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_
 	return event;
 }
 
-/* The event has what the peer sent, in a field of that length. Structures of connections and of datagrams begin alike. */
+/* Checks that the event contains the peer's data in a field of that length. The structures for
+ * connections and datagrams begin with the same members. */
 static void carries(struct rdma_cm_event *event, int sent, int field)
 {
 	const unsigned char *seen = event->param.conn.private_data;
@@ -96,7 +98,7 @@ static struct rdma_conn_param parameters(int len)
 	return (struct rdma_conn_param){ .private_data = data, .private_data_len = len, .retry_count = 7, .rnr_retry_count = 7 };
 }
 
-/* The length that is refused, or -1. */
+/* Returns the length that is refused, or -1. */
 static int too_long(int field)
 {
 	return padded ? field + 1 : -1;
@@ -119,7 +121,8 @@ static void nobody_listens(void)
 	let_go(client);
 }
 
-/* A peer that resets TCP instead of an answer, at the second attempt with an earlier revision of MPA, too. */
+/* The peer resets the TCP connection instead of answering, also at the second attempt with an
+ * earlier MPA revision. */
 static void reset_before_the_answer(void)
 {
 	struct linger none = { .l_onoff = 1 };
@@ -204,7 +207,7 @@ static void reject_with(int answered)
 	let_go(listener);
 }
 
-/* A connection without a queue pair of the id's own, which iWARP does not have. */
+/* Connects without a queue pair in the id, which iWARP does not support. */
 static void connect_in_two_steps(void)
 {
 	struct rdma_cm_id *listener = listening(RDMA_PS_TCP), *client, *server;

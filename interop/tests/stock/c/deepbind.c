@@ -1,5 +1,5 @@
-/* A program that brings its own libibverbs, as wheels do: opened by its path with RTLD_DEEPBIND, so that no other library of that name
- * takes its place. argv[1] is the library. */
+/* A program that bundles its own libibverbs, as wheels do. It opens the library by path with
+ * RTLD_DEEPBIND, so that no other library of the same name replaces it. argv[1] is the path. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,6 +1,7 @@
-/* An end that destroys its queue pair and its id when it has received a Send, over InfiniBand's transports: what the peer has posted completes, as
- * an adapter acknowledges a Send before the program sees it. The peer's Read, which goes first, takes its only place for Reads. Both ends are
- * in this process. */
+/* An end destroys its queue pair and its id as soon as it has received a Send, over InfiniBand's
+ * transports. The peer's requests must complete, because an adapter acknowledges a Send before
+ * the program sees it. The peer's Read is posted before the Send and uses its only slot for
+ * Reads. Both ends are in this process. */
 #include "cm.h"
 
 enum { ROUNDS = 20, BYTES = 1 << 16 };

@@ -1,5 +1,6 @@
-/* Events about a device: its link, its addresses, its end. Run in a network namespace of its own, whose interface veth0 with the address
- * 10.77.0.1 is changed by ip(8) and in the end deleted. */
+/* Tests events about the link, the addresses and the removal of a device. The program runs in a
+ * network namespace of its own, where ip(8) changes the interface veth0 with the address
+ * 10.77.0.1 and finally deletes it. */
 #include "cm.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -54,7 +55,7 @@ static void await_async(struct ibv_context *context, enum ibv_event_type expecte
 	ibv_ack_async_event(&event);
 }
 
-/* Nothing else has come, or comes soon. */
+/* Checks that no further event has arrived or arrives soon. */
 static void is_quiet(struct ibv_context *context)
 {
 	CHECK(!readable(channel->fd, 100) && !readable(context->async_fd, 0));
@@ -76,7 +77,7 @@ static int gids(struct ibv_context *context)
 	return attr.gid_tbl_len;
 }
 
-/* The event comes once to each of the ids, and has no content. */
+/* Checks that each id gets the event once and that the event has no content. */
 static void await_each(struct rdma_cm_id **ids, int count, enum rdma_cm_event_type expected)
 {
 	int seen = 0;
@@ -121,7 +122,7 @@ static struct rdma_cm_id *connecting(struct rdma_cm_id *listener)
 	return id;
 }
 
-/* A message of the connection, which lasts through all changes. */
+/* Transfers a message on the connection, which survives all changes. */
 static void exchange(struct rdma_cm_id *from, struct rdma_cm_id *to)
 {
 	static char bytes[2][8];
@@ -134,7 +135,7 @@ static void exchange(struct rdma_cm_id *from, struct rdma_cm_id *to)
 	CHECK(!rdma_dereg_mr(out) && !rdma_dereg_mr(in));
 }
 
-/* How often the thread that watches the links has slept. */
+/* Returns how often the thread that watches the links has slept. */
 static long sleeps(void)
 {
 	DIR *tasks = opendir("/proc/self/task");
@@ -162,7 +163,7 @@ static long sleeps(void)
 	return count;
 }
 
-/* A child watches by itself, and its parent goes on. */
+/* A child watches the links on its own, and its parent continues to do so. */
 static void fork_and_watch(struct ibv_context *parents)
 {
 	int ready[2], status;
@@ -197,7 +198,7 @@ int main(void)
 	long before;
 	int count;
 
-	/* Its addresses come and go by themselves. */
+	/* IPv6 addresses of the interface would come and go by themselves. */
 	shell("echo 1 > /proc/sys/net/ipv6/conf/veth0/disable_ipv6");
 	CHECK((channel = rdma_create_event_channel()));
 	context = open_device();
@@ -215,7 +216,7 @@ int main(void)
 	CHECK(shared != context && shared == ids[3]->verbs);
 	CHECK(!fcntl(shared->async_fd, F_SETFL, fcntl(shared->async_fd, F_GETFL) | O_NONBLOCK));
 
-	/* The thread sleeps while nothing changes. */
+	/* The thread must sleep while nothing changes. */
 	is_quiet(context);
 	before = sleeps();
 	CHECK(before > 0);
@@ -241,7 +242,7 @@ int main(void)
 	shell("ip address delete 10.8.8.8/24 dev veth0");
 	await_async(context, IBV_EVENT_GID_CHANGE);
 	CHECK(gids(context) == count);
-	/* Another interface. */
+	/* The change of another interface causes no event. */
 	shell("ip address add 127.0.0.7/8 dev lo");
 	is_quiet(context);
 
@@ -255,7 +256,7 @@ int main(void)
 	await_async(context, IBV_EVENT_GID_CHANGE);
 	is_quiet(context);
 
-	/* What nobody reads does not grow without end. */
+	/* Unread events must not accumulate without limit. */
 	shell("for i in $(seq 50); do echo address add 10.7.7.7/24 dev veth0; echo address delete 10.7.7.7/24 dev veth0; done | ip -batch -");
 	exchange(ids[2], ids[3]);
 

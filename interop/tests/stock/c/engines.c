@@ -1,11 +1,10 @@
-/*
- * Uses the libraries in the order of the arguments and prints how many engines the process has after each of them:
+/* Uses the libraries in the order of the arguments, and prints the number of engines in the
+ * process after each of them:
  *   verbs         a queue pair of libibverbs, to which peers can connect
  *   cm            a listener of librdmacm
  *   sockets       a connection of TCP sockets
  *   second FILE   a queue pair of another copy of libibverbs
- * An engine of one shard has one thread of the name uiw-driver as soon as peers can connect.
- */
+ * An engine with one shard has one thread named uiw-driver as soon as peers can connect. */
 #define _GNU_SOURCE
 #include "tcp.h"
 
@@ -14,7 +13,7 @@
 #include <rdma/rdma_cma.h>
 #include <sched.h>
 
-/* The name of a thread, without its newline; an empty one for a thread that has ended. */
+/* Stores the name of a thread without its newline, or an empty name if the thread has ended. */
 static void name_of(const char *thread, char name[32])
 {
 	char path[300];
@@ -30,7 +29,7 @@ static void name_of(const char *thread, char name[32])
 	name[strcspn(name, "\n")] = 0;
 }
 
-/* Threads begin with the name of this program, and get their own a moment later. */
+/* New threads have the name of this program and get their own name a moment later. */
 static int engines(void)
 {
 	char own[32], main_thread[16], name[32];

@@ -1,7 +1,5 @@
-/*
- * exit(3) in a signal handler, as libraries beneath libfabric do it: it interrupts polls that drive a connection, whose thread then runs what the
- * library does at the end of a process.
- */
+/* Calls exit(3) in a signal handler, as libraries below libfabric do. The signal interrupts
+ * polls that drive a connection, so the library's exit handlers run on the interrupted thread. */
 #include "ends.h"
 #include <signal.h>
 #include <stdio.h>

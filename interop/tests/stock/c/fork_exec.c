@@ -1,7 +1,6 @@
-/*
- * fork before and after the first use of the libraries, with exec and without. A child that execs is a program of its own and
- * inherits no descriptor of the engine; one that does not may close what it inherited, and the parent's is as it was.
- */
+/* Forks before and after the first use of the libraries, with and without exec. A child that
+ * calls exec becomes an independent program and inherits no descriptor of the engine. A child
+ * that does not may close the descriptors it inherited, and the parent's engine is unaffected. */
 #include <dirent.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -46,7 +45,7 @@ static struct mine use(void)
 	return mine;
 }
 
-/* Whether what was made before still does what it should. */
+/* Checks that objects created before still work. */
 static void still(struct mine *mine)
 {
 	struct ibv_device_attr attr;
@@ -87,7 +86,8 @@ static void exec_self(void)
 	fail("exec");
 }
 
-/* Descriptors beyond those of the standard streams and of the folder that is being read. */
+/* Returns the number of open descriptors except the standard streams and the directory being
+ * read. */
 static int descriptors(void)
 {
 	DIR *folder = opendir("/proc/self/fd");
@@ -120,7 +120,7 @@ int main(int argc, char **argv)
 		return end(&mine);
 	}
 
-	/* Before the first use. */
+	/* Fork before the first use. */
 	if (!(child = fork())) {
 		mine = use();
 		still(&mine);
@@ -131,7 +131,7 @@ int main(int argc, char **argv)
 		exec_self();
 	wait_for(child, "a child of before the first use, with exec");
 
-	/* Afterwards. */
+	/* Fork after the first use. */
 	mine = use();
 	if (!(child = fork()))
 		exit(0);
@@ -139,7 +139,7 @@ int main(int argc, char **argv)
 	still(&mine);
 	if (!(child = fork())) {
 		alarm(20);
-		/* Whatever the results: it must not hang, nor touch the parent's objects. */
+		/* The calls may fail, but they must not hang or affect the parent's objects. */
 		end(&mine);
 		exit(0);
 	}

@@ -1,7 +1,5 @@
-/*
- * A server that goes on after forks, and its children: what they inherited is inert, and each connects with an engine of its
- * own. A child of a child does so too.
- */
+/* A server that continues after forks, and its children: the objects that a child inherits are
+ * inert, and each child connects with its own engine. A child of a child does the same. */
 #include <errno.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
@@ -38,7 +36,7 @@ static void make_qp(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 2, 2, 1, 1, 0 } };
 
-	/* Without queues and a domain of the program's, the id makes its own. */
+	/* If no queues and no protection domain are given, the id creates its own. */
 	if (rdma_create_qp(id, NULL, &attr))
 		fail("rdma_create_qp");
 	if (!id->send_cq || !id->recv_cq || !id->send_cq_channel || !id->recv_cq_channel || !id->pd)
@@ -54,7 +52,7 @@ static void let_go(struct rdma_cm_id *id, struct ibv_mr *mr)
 		fail("rdma_destroy_id");
 }
 
-/* A connection to the parent, and a message of this process's own making. */
+/* Connects to the parent and sends a message composed by this process. */
 static struct rdma_cm_id *call(struct rdma_event_channel *channel, uint16_t port, char *message, size_t size, struct ibv_mr **mr)
 {
 	struct sockaddr_in server = { .sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -155,7 +153,8 @@ static void serve(struct rdma_event_channel *channel)
 	let_go(id, mr);
 }
 
-/* What the parent lets go is gone, though a child that has inherited it lives on. */
+/* An object that the parent destroys is gone, although a child that has inherited it is still
+ * running. */
 static void child_holds_nothing(struct rdma_event_channel *channel)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -189,7 +188,8 @@ static void child_holds_nothing(struct rdma_event_channel *channel)
 		fail("letting go");
 }
 
-/* A child connects, has a child of its own, and dies: the connection dies with it, though the other one lives on. */
+/* A child connects, forks a child of its own and dies. Its connection ends with it, although the
+ * other child is still running. */
 static void dies_with_its_maker(struct rdma_event_channel *channel, uint16_t port)
 {
 	char message[32] = "";

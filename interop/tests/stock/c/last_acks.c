@@ -1,9 +1,8 @@
-/*
- * A receiver that ends as soon as it has seen everything: every request of the sender must have succeeded, because adapters acknowledge
- * a message before its receive completes.
+/* A receiver ends as soon as it has seen all data. Every request of the sender must succeed
+ * nevertheless, because adapters acknowledge a message before its receive completes.
  *
- * usage: last_acks ROUNDS. Each round forks the receiver, once per operation and way to end.
- */
+ * usage: last_acks ROUNDS. Each round forks the receiver once for every operation and every way
+ * to end. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "ends.h"
@@ -24,9 +23,9 @@ static const struct {
 	{ "Send", IBV_WR_SEND, true },
 	{ "Send with immediate", IBV_WR_SEND_WITH_IMM, true },
 	{ "Write with immediate", IBV_WR_RDMA_WRITE_WITH_IMM, true },
-	/* Its last byte is seen in memory. */
+	/* The receiver waits for the last byte to change in memory. */
 	{ "Write", IBV_WR_RDMA_WRITE, false },
-	/* The last one's effect is seen in memory. */
+	/* The receiver waits for the effect of the last operation in memory. */
 	{ "FetchAdd", IBV_WR_ATOMIC_FETCH_AND_ADD, false },
 };
 
@@ -123,7 +122,7 @@ static void post(struct end *end, size_t operation, struct remote to, int i)
 	CHECK(!ibv_post_send(end->id->qp, &wr, &bad));
 }
 
-/* One round: how many requests did not succeed. */
+/* Runs one round and returns the number of requests that failed. */
 static int round_of(size_t operation, enum ending ending)
 {
 	int ports[2], failed = 0, status;
@@ -175,7 +174,8 @@ int main(int argc, char **argv)
 		for (enum ending ending = 0; ending < ENDINGS; ending++) {
 			int failed = 0;
 
-			/* What only memory shows is known to be acknowledged once one of the later endings was begun. */
+			/* Data that is only visible in memory is known to be acknowledged only if the receiver ends
+			 * by DISCONNECT or a later entry. */
 			if (!operations[operation].receives && ending < DISCONNECT)
 				continue;
 			for (int i = 0; i < rounds; i++)

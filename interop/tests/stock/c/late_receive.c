@@ -1,5 +1,6 @@
-/* A Send that finds no receive, over InfiniBand's transports: a receiver whose connection parameters let the peer try again for ever posts one
- * later than any other peer is waited for. Both ends are in this process. */
+/* A Send arrives before its receive is posted, over InfiniBand's transports. The connection
+ * parameters of the receiver let the peer retry forever, and the receiver posts later than the
+ * time for which other peers wait. Both ends are in this process. */
 #include "cm.h"
 
 static struct rdma_event_channel *passive, *active;
@@ -37,7 +38,7 @@ int main(void)
 	await(active, RDMA_CM_EVENT_ESTABLISHED);
 	await(passive, RDMA_CM_EVENT_ESTABLISHED);
 	CHECK(!ibv_post_send(client->qp, &send, &bad_send));
-	/* A peer without such parameters is given a second. */
+	/* A peer without such parameters would be given one second. */
 	sleep(3);
 	CHECK(!ibv_post_recv(server->qp, &receive, &bad_receive));
 	completes(server->recv_cq);

@@ -1,5 +1,6 @@
-/* Mistakes of a program's own, and what a peer ends a connection for, one after the other: the test reads the log. Each line of the output says
- * which queue pairs had it. */
+/* Makes mistakes of different kinds, and violations for which the peer ends the connection, one
+ * after the other; the test reads the log. Each line of the output names the queue pairs
+ * concerned. */
 #include "pairs.h"
 
 static int acknowledged;
@@ -78,7 +79,7 @@ static void of_receives(void)
 	unmake(&b);
 }
 
-/* Datagrams, where the device has them: the send queue alone stops. */
+/* Tests datagrams if the device supports them: only the send queue stops. */
 static void of_datagrams(void)
 {
 	static char large[8192];
@@ -112,7 +113,7 @@ static void of_datagrams(void)
 	CHECK(!ibv_destroy_ah(ah) && !ibv_dereg_mr(mr));
 }
 
-/* The same queue pair again and again. */
+/* Repeats an error on the same queue pair; at most one line per second is logged. */
 static void at_most_one_a_second(void)
 {
 	static struct end a;
@@ -134,7 +135,7 @@ static void at_most_one_a_second(void)
 	unmake(&a);
 }
 
-/* The first error of an iWARP program is a flush. */
+/* In an iWARP program the first error is a flush. */
 static void of_peers(void)
 {
 	static struct end a, b;

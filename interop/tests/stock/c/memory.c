@@ -1,8 +1,7 @@
-/*
- * Registered memory that is not there, or not any more: what registration refuses, and what a peer's access does to the process that
- * has unmapped, mapped again, protected or truncated what it has registered (`protection.c` has mprotect). Requests complete when the
- * peer has placed them (UIW_ACK=on).
- */
+/* Tests registered memory that does not exist or no longer exists: which registrations are
+ * refused, and what a peer's access does to a process that has unmapped, remapped, protected or
+ * truncated registered memory (`protection.c` covers mprotect). Requests complete after the peer
+ * has placed the data (UIW_ACK=on). */
 #define _GNU_SOURCE
 #include "pages.h"
 #include <errno.h>
@@ -55,7 +54,7 @@ static void registration(void)
 	refused(pd, (void *)0xdead0000beef0000UL, 64, ALL, EFAULT);
 	refused(pd, both, 64, 1 << 9, EINVAL);
 	refused(pd, both, 64, IBV_ACCESS_REMOTE_WRITE, EINVAL);
-	/* Unmapped in the middle. */
+	/* A page in the middle is unmapped. */
 	both[0] = 77;
 	both[3 * PAGE] = 78;
 	CHECK(!munmap(both + 2 * PAGE, PAGE));
@@ -70,17 +69,17 @@ static void registration(void)
 	accepted(pd, readable, LENGTH, IBV_ACCESS_REMOTE_READ);
 	for (size_t i = 0; i < sizeof rights / sizeof *rights; i++)
 		refused(pd, readable, LENGTH, rights[i], EFAULT);
-	/* Code. */
+	/* Code can be read but not written. */
 	accepted(pd, (void *)registration, 16, IBV_ACCESS_REMOTE_READ);
 	refused(pd, (void *)registration, 16, ALL, EFAULT);
-	/* A file, and what lies behind its end. */
+	/* A mapping of a file extends beyond the end of the file. */
 	CHECK(file && !ftruncate(fileno(file), 2 * PAGE));
 	mapped = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
 	CHECK(mapped != MAP_FAILED);
 	accepted(pd, mapped, 2 * PAGE, ALL);
 	refused(pd, mapped, 3 * PAGE, ALL, EFAULT);
 	refused(pd, mapped, 3 * PAGE, 0, EFAULT);
-	/* On-demand paging does not look. */
+	/* With on-demand paging the memory is not checked. */
 	accepted(pd, none, LENGTH, ALL | IBV_ACCESS_ON_DEMAND);
 	accepted(pd, NULL, SIZE_MAX, ALL | IBV_ACCESS_ON_DEMAND);
 	refused(pd, both, 0, ALL | IBV_ACCESS_ON_DEMAND, EINVAL);
@@ -97,7 +96,7 @@ static void unmapped(void)
 		CHECK(mr);
 		CHECK(request(&pair, operations[i], mr, 0, bytes_of(operations[i], LENGTH)) == IBV_WC_SUCCESS);
 		CHECK(!munmap(memory + PAGE, PAGE));
-		/* The rest stays. */
+		/* The other pages are still accessible. */
 		CHECK(request(&pair, operations[i], mr, 0, bytes_of(operations[i], PAGE)) == IBV_WC_SUCCESS);
 		CHECK(request(&pair, operations[i], mr, 2 * PAGE, bytes_of(operations[i], PAGE)) == IBV_WC_SUCCESS);
 		CHECK(request(&pair, operations[i], mr, PAGE, bytes_of(operations[i], 64)) != IBV_WC_SUCCESS);
@@ -117,7 +116,7 @@ static void fill_pattern(unsigned char *memory, size_t length)
 		memory[i] = i * 7 + 1;
 }
 
-/* What is mapped where registered memory was is neither written nor read. */
+/* Memory that is mapped in the place of registered memory is neither written nor read. */
 static void mapped_again(void)
 {
 	for (int how = 0; how < 5; how++) {
@@ -154,7 +153,7 @@ static void mapped_again(void)
 		fill_pattern(again, LENGTH - PAGE);
 		CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, again - memory, LENGTH - PAGE) != IBV_WC_SUCCESS);
 		check_pattern(again, LENGTH - PAGE);
-		/* Registered anew it is memory as any. */
+		/* After a new registration the memory can be accessed. */
 		struct pair other = connected();
 		struct ibv_mr *new = ibv_reg_mr(other.b.id->pd, again, LENGTH - PAGE, ALL);
 		CHECK(new && request(&other, IBV_WR_RDMA_WRITE, new, 0, LENGTH - PAGE) == IBV_WC_SUCCESS);
@@ -200,13 +199,13 @@ static void truncated_file(void)
 	}
 }
 
-/* By a system call of its own, which the libraries do not see. */
+/* Protects memory with a direct system call, which the libraries do not see. */
 static int protect_unseen(void *at, size_t length, int protection)
 {
 	return syscall(SYS_mprotect, at, length, protection);
 }
 
-/* A protection that the libraries do not see is as it is at the time of the access. */
+/* A protection that the libraries do not see takes effect at the time of the access. */
 static void protected(void)
 {
 	char *memory = map(PROT_READ | PROT_WRITE);
@@ -225,7 +224,7 @@ static void protected(void)
 	}
 }
 
-/* Sources and sinks of the program's own requests. */
+/* The memory of the program's own requests, as source and as sink. */
 static void local_memory(void)
 {
 	const unsigned sizes[] = { 64, 3 * PAGE, LENGTH };
@@ -261,7 +260,7 @@ static void on_demand(void)
 	struct pair pair = connected();
 	char *memory = map(PROT_NONE);
 	struct ibv_mr *mr = ibv_reg_mr(pair.b.id->pd, memory, LENGTH, ALL | IBV_ACCESS_ON_DEMAND);
-	/* The header calls another function where the rights are not constant. */
+	/* The header calls another function if the access rights are not a constant. */
 	volatile int access = ALL | IBV_ACCESS_ON_DEMAND;
 	struct ibv_mr *all = ibv_reg_mr(pair.b.id->pd, NULL, SIZE_MAX, access);
 
@@ -303,7 +302,8 @@ static void on_plain_signal(int number)
 	siglongjmp(after, 1);
 }
 
-/* The program's handler has the program's faults, and not those of the library's copies. */
+/* The program's signal handler receives the faults of the program, but not those caused by
+ * copies of the library. */
 static void handler_of_its_own(void)
 {
 	for (int plain = 0; plain < 2; plain++) {
@@ -334,7 +334,7 @@ static void handler_of_its_own(void)
 	}
 }
 
-/* A thread that blocks every signal drives as any other. */
+/* A thread that blocks all signals drives connections like any other thread. */
 static void blocked_signals(void)
 {
 	struct pair pair = connected();
@@ -353,7 +353,7 @@ static void blocked_signals(void)
 	CHECK(!ibv_dereg_mr(mr));
 }
 
-/* With the argument "crash": a fault of the program's own, without a handler, ends it as ever. */
+/* With the argument "crash", a fault of the program without a handler ends the program as usual. */
 int main(int argc, char **argv)
 {
 	registration();

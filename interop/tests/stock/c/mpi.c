@@ -1,5 +1,6 @@
-/* Ranks of an MPI job: every pair exchanges messages of several sizes, then collectives with sums. With a number, exchanges go on until
- * that rank kills itself; with "leave", the ranks end without MPI_Finalize. */
+/* Ranks of an MPI job: every pair exchanges messages of several sizes, followed by collectives
+ * that compute sums. With a number as argument, the exchanges continue until that rank kills
+ * itself. With "leave", the ranks exit without MPI_Finalize. */
 #include "check.h"
 #include <mpi.h>
 #include <signal.h>
@@ -11,7 +12,7 @@ static const int sizes[] = { 1, 64, 1000, 9000, 100000, LARGEST };
 static unsigned char out[LARGEST], in[LARGEST];
 static int rank, ranks;
 
-/* Different for each pair, direction, size and place. */
+/* Returns a byte that depends on the pair, the direction, the size and the position. */
 static unsigned char byte_of(int from, int to, int size, int at)
 {
 	return (unsigned char)(from * 31 + to * 17 + size * 7 + at + at / 251);
@@ -31,7 +32,7 @@ static void exchange(int with, int size)
 		CHECK(in[at] == byte_of(with, rank, size, at));
 }
 
-/* In round r the partners are those whose numbers add up to r: each pair meets once. */
+/* In round r, the ranks whose numbers add up to r are partners, so each pair meets once. */
 static void every_pair(void)
 {
 	unsigned i;
@@ -103,7 +104,8 @@ int main(int argc, char **argv)
 	}
 	printf("rank %d of %d is done\n", rank, ranks);
 	if (leave) {
-		/* Without MPI_Finalize: the peers have what was sent to them by then. */
+		/* The program exits without MPI_Finalize. The barrier and the pause ensure that the peers have
+		 * received their messages. */
 		fflush(stdout);
 		CHECK(!MPI_Barrier(MPI_COMM_WORLD));
 		sleep(1);

@@ -1,5 +1,6 @@
-/* Preloaded: every program says of itself that it leaves room in front of each message (FI_MSG_PREFIX), as libfabric's verbs provider demands
- * for datagrams. The programs of fabtests do so where the provider asks for it, and do not say it. */
+/* Preloaded library that makes every program request FI_MSG_PREFIX, that is, room before each
+ * message, which libfabric's verbs provider requires for datagrams. The programs of fabtests
+ * support this mode but do not request it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <rdma/fabric.h>

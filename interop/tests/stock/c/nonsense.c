@@ -1,4 +1,5 @@
-/* Every function of rdma_cm with NULL, with garbage, and out of turn: each answers with an error number, none crashes. */
+/* Calls every function of rdma_cm with NULL, with garbage and in the wrong state. Each call must
+ * return an error number, and none may crash. */
 #include <errno.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
@@ -9,7 +10,7 @@
 
 static int failures;
 
-/* The call must fail; `wanted` is its errno, or 0 for any. */
+/* Checks that the call fails; `wanted` is its errno, or 0 for any. */
 #define REFUSED(call, wanted) do { \
 	errno = 0; \
 	long result_ = (long)(call); \
@@ -19,7 +20,7 @@ static int failures;
 	} \
 } while (0)
 
-/* The call must succeed. */
+/* Checks that the call succeeds. */
 #define GOOD(call) do { \
 	errno = 0; \
 	if ((call)) { \
@@ -151,7 +152,8 @@ static void idle_id(struct rdma_event_channel *channel)
 		REFUSED(rdma_get_cm_event(garbage[i], &event), EINVAL);
 }
 
-/* An event is acknowledged once, and an id whose connection failed can be let go in any order. */
+/* An event can be acknowledged only once, and an id whose connection failed can be destroyed in
+ * any order. */
 static void failed_connection(struct rdma_event_channel *channel)
 {
 	struct sockaddr_in unbound = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -160,7 +162,7 @@ static void failed_connection(struct rdma_event_channel *channel)
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id, *holder;
 
-	/* A port that is bound and does not listen. */
+	/* The port is bound, but nothing listens on it. */
 	GOOD(rdma_create_id(channel, &holder, NULL, RDMA_PS_TCP));
 	GOOD(rdma_bind_addr(holder, (void *)&unbound));
 	unbound.sin_port = rdma_get_src_port(holder);
@@ -202,7 +204,7 @@ int main(void)
 		return perror("rdma_create_event_channel"), 1;
 	for (size_t i = 0; i < sizeof garbage / sizeof *garbage; i++)
 		no_id(garbage[i]);
-	/* A living object of another kind. */
+	/* The pointer refers to a valid object of another type. */
 	no_id((void *)channel);
 	idle_id(channel);
 	failed_connection(channel);

@@ -1,5 +1,6 @@
-/* A client that connects when its connection before is established. The server has the event that a connection is established before the next
- * request, as from the kernel, which has one queue for both. */
+/* A client opens each connection after the previous one is established. The server must get the
+ * event that a connection is established before the next request; the kernel ensures this order
+ * with one queue for both. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <rdma/rdma_cma.h>
@@ -23,7 +24,7 @@ static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm
 	return id;
 }
 
-/* With a completion queue of its own, and so on any shard. */
+/* Creates a queue pair with a completion queue of its own, so that it can be on any shard. */
 static void create_queue_pair(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 2, 2, 1, 1, 0 } };
@@ -51,7 +52,7 @@ static void client(int from_server)
 		CHECK(!rdma_connect(id, NULL));
 		await(channel, RDMA_CM_EVENT_ESTABLISHED, connection);
 	}
-	/* The connections stand until the server has ended. */
+	/* The connections stay open until the server has ended. */
 	CHECK(read(from_server, &end, 1) == 0);
 }
 

@@ -1,7 +1,5 @@
-/*
- * Of the two libraries this program needs librdmacm alone, so the loader has the C library in front of libibverbs. The functions of the
- * C library that libibverbs exports work there as well.
- */
+/* This program needs only librdmacm, so the loader places the C library before libibverbs. The
+ * functions of the C library that libibverbs exports must be interposed nevertheless. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <rdma/rdma_cma.h>

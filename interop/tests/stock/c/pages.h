@@ -1,4 +1,5 @@
-/* Two connected queue pairs of one process, and requests of one of them on pages that the other has registered. */
+/* Two connected queue pairs of one process; one sends requests on pages that the other has
+ * registered. */
 #ifndef PAGES_H
 #define PAGES_H
 
@@ -48,7 +49,8 @@ static enum ibv_wc_status completion(struct end *end)
 	return wc.status;
 }
 
-/* A request of `a` between its region and what the peer has registered. */
+/* Posts a request of `a` between its own region and the peer's region, and returns the status of
+ * its completion. */
 static enum ibv_wc_status request(struct pair *pair, enum ibv_wr_opcode opcode, struct ibv_mr *mr, size_t offset, unsigned bytes)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)pair->a.mr->addr, .length = bytes, .lkey = pair->a.mr->lkey };

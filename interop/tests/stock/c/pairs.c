@@ -1,4 +1,5 @@
-/* Queue pairs connected out of band, one function per promise. Both ends are in this process, on the loopback device. */
+/* Tests queue pairs that are connected out of band, one function per guarantee. Both ends are in
+ * this process, on the loopback device. */
 #include "pairs.h"
 
 /* Either side may send first. */
@@ -17,7 +18,7 @@ static void both_directions(void)
 	unmake(&a);
 }
 
-/* A request may be posted before the other end is there, whichever end that is. */
+/* A request may be posted before the other end exists, whichever end that is. */
 static void one_end_is_early(void)
 {
 	static struct end a, b;
@@ -36,7 +37,7 @@ static void one_end_is_early(void)
 		init(late);
 		receive(late, 2);
 		CHECK(!rtr(late, early->qp->qp_num, early->psn));
-		/* RTR receives. */
+		/* A queue pair in RTR receives. */
 		expect(late, 2, IBV_WC_SUCCESS);
 		expect(early, 1, IBV_WC_SUCCESS);
 		CHECK(state_of(late) == IBV_QPS_RTR);
@@ -49,7 +50,7 @@ static void one_end_is_early(void)
 	}
 }
 
-/* ERR, RESET, INIT, RTR, RTS connects the same pair anew, one side first. */
+/* The transitions ERR, RESET, INIT, RTR and RTS connect the same pair again, one side first. */
 static void connected_again(void)
 {
 	static struct end a, b;
@@ -77,7 +78,7 @@ static void connected_again(void)
 	unmake(&b);
 }
 
-/* A Send waits for its receive as long as min_rnr_timer and rnr_retry say. */
+/* A Send waits for a receive as long as min_rnr_timer and rnr_retry specify. */
 static void receiver_not_ready(int acknowledged)
 {
 	static struct end a, b;
@@ -104,7 +105,7 @@ static void receiver_not_ready(int acknowledged)
 	unmake(&b);
 }
 
-/* No peer: a retry error, once something was posted, and not before. */
+/* Without a peer, a retry error occurs after a request has been posted, but not before. */
 static void no_peer_answers(void)
 {
 	static struct end a, b;
@@ -128,7 +129,8 @@ static void no_peer_answers(void)
 	unmake(&b);
 }
 
-/* A queue pair does not detect its peer's end until it posts; and another peer of the same name may come. */
+/* A queue pair does not notice that its peer has gone until it posts a request. Another peer
+ * with the same number may appear. */
 static void the_peer_goes(void)
 {
 	static struct end a, b;
@@ -148,7 +150,8 @@ static void the_peer_goes(void)
 	unmake(&a);
 }
 
-/* Nor does it detect that its peer entered the error state, as UCX lets its queue pairs do before it destroys them. */
+/* A queue pair does not notice either that its peer has entered the error state; UCX moves its
+ * queue pairs there before it destroys them. */
 static void the_peer_fails(void)
 {
 	struct pollfd events = { context->async_fd, POLLIN, 0 };
@@ -171,7 +174,8 @@ static void the_peer_fails(void)
 	unmake(&b);
 }
 
-/* Another peer does not get the connection: another PSN is another run of the program. */
+/* Another peer does not get the connection. A different PSN identifies a different run of a
+ * program. */
 static void strangers_wait_outside(void)
 {
 	static struct end a, b, c;
@@ -179,7 +183,7 @@ static void strangers_wait_outside(void)
 	make(&a);
 	make(&b);
 	make(&c);
-	/* `c` calls `a`, which is for `b`. */
+	/* `c` connects to `a`, which expects `b`. */
 	init(&a);
 	CHECK(!rtr(&a, b.qp->qp_num, b.psn));
 	rts(&a, 7, 7);
@@ -197,7 +201,7 @@ static void strangers_wait_outside(void)
 	unmake(&c);
 }
 
-/* A remote access error lands on the request that caused it. */
+/* A remote access error is reported for the request that caused it. */
 static void errors_land_where_they_belong(void)
 {
 	static struct end a, b;
@@ -213,7 +217,7 @@ static void errors_land_where_they_belong(void)
 	unmake(&b);
 }
 
-/* A queue pair whose peer is itself: it serves its own requests, and finds its own mistakes. */
+/* A queue pair that is connected to itself serves its own requests and detects its own errors. */
 static void itself(int acknowledged)
 {
 	static struct end a;
@@ -234,7 +238,7 @@ static void itself(int acknowledged)
 		CHECK(!strcmp(a.buffer, "to me"));
 		post(&a, IBV_WR_RDMA_WRITE, 2, (uintptr_t)a.buffer + 512, a.mr->rkey);
 		expect(&a, 2, IBV_WC_SUCCESS);
-		/* A Read of what was written comes behind it. */
+		/* A Read of the written data is executed after the Write. */
 		post(&a, IBV_WR_RDMA_READ, 3, (uintptr_t)a.buffer + 512, a.mr->rkey);
 		expect(&a, 3, IBV_WC_SUCCESS);
 		CHECK(!strcmp(a.buffer + 512, "to me") && !strcmp(a.buffer + 64, "to me"));
@@ -272,13 +276,13 @@ static void itself(int acknowledged)
 		expect(&a, 10, IBV_WC_WR_FLUSH_ERR);
 		to(&a, IBV_QPS_RESET);
 	}
-	/* It may go with work under way. */
+	/* The queue pair may be destroyed with requests outstanding. */
 	ready(&a, &a, 7);
 	post(&a, IBV_WR_SEND, 11, 0, 0);
 	unmake(&a);
 }
 
-/* More queue pairs than one TCP port has slots, all with numbers of their own. */
+/* Creates more queue pairs than one TCP port has slots; all must have different numbers. */
 static void many(void)
 {
 	enum { COUNT = 300 };
@@ -298,7 +302,7 @@ static void many(void)
 		unmake(&ends[i]);
 }
 
-/* Attributes that name no peer are refused at once. */
+/* Attributes that do not name a peer are refused immediately. */
 static void nonsense(void)
 {
 	static struct end a;
@@ -314,7 +318,8 @@ static void nonsense(void)
 	unmake(&a);
 }
 
-/* The state in struct ibv_qp is the one that the program has asked for, however fast the connection is established. */
+/* The state in struct ibv_qp is the one that the program has requested, however fast the
+ * connection is established. */
 static void states_are_those_asked_for(void)
 {
 	static struct end a;

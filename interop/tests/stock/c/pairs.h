@@ -1,4 +1,5 @@
-/* Pairs of queue pairs connected out of band: both ends are in this process, on the loopback device. */
+/* Pairs of queue pairs connected out of band; both ends are in this process, on the loopback
+ * device. */
 #ifndef PAIRS_H
 #define PAIRS_H
 

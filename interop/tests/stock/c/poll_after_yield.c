@@ -1,6 +1,8 @@
-/* A completion that arrives while ibv_poll_cq yields the processor is returned by that call. Otherwise a program that looks for events of the
- * connection after an empty poll sees RDMA_CM_EVENT_DISCONNECTED first, and destroys the queue pair together with the completion. Both ends
- * are in this process, and its sched_yield, which the library calls, lets the message arrive. */
+/* A completion that arrives while ibv_poll_cq yields the processor must be returned by the same
+ * call. Otherwise a program that checks for connection events after an empty poll would see
+ * RDMA_CM_EVENT_DISCONNECTED first, and destroy the queue pair together with the completion.
+ * Both ends are in this process, and its sched_yield, which the library calls, lets the message
+ * arrive. */
 #include "cm.h"
 #include <pthread.h>
 #include <semaphore.h>

@@ -1,4 +1,5 @@
-/* Every call of TCP sockets that librspreload.so replaces, in a program of TCP alone. It passes on the kernel's TCP as well. */
+/* Tests every call of TCP sockets that librspreload.so replaces, in a program that knows only
+ * TCP. The program also passes on the kernel's TCP. */
 #define _GNU_SOURCE
 #include "tcp.h"
 
@@ -21,7 +22,7 @@
 
 extern char **environ;
 
-/* A connection: the end that connected and the end that accepted. */
+/* Creates a connection and stores the connecting end and the accepting end. */
 static void pair(int ends[2])
 {
 	union address at, name, peer;
@@ -51,7 +52,8 @@ static void ends_with(int fd)
 	CHECK(read(fd, &byte, 1) == 0);
 }
 
-/* The length of the buffer is not known to the compiler, so that it is checked at run time where programs are compiled that way. */
+/* The compiler does not know the length of the buffer, so a program compiled with fortification
+ * checks it at run time. */
 static void transfers(size_t size)
 {
 	int ends[2];
@@ -120,7 +122,7 @@ static void flags_and_options(void)
 	CHECK(setsockopt(ends[1], SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0);
 	CHECK(read(ends[1], (char[8]){0}, 8) == 4);
 	FAILS(read(ends[1], &byte, 1), EAGAIN);
-	/* A read into no room waits for nothing. */
+	/* A read into an empty buffer does not wait. */
 	struct iovec none[2] = {{&byte, 0}, {&byte, 0}};
 	CHECK(read(ends[1], &byte, 0) == 0 && readv(ends[1], none, 2) == 0 && readv(ends[1], none, 0) == 0);
 	unpair(ends);
@@ -142,7 +144,8 @@ static void duplicates(void)
 		crosses(ends[1], more[i]);
 	}
 	CHECK(close(more[0]) == 0 && close(more[1]) == 0);
-	/* A descriptor over one of a socket, and a socket over a descriptor that is the last of another one. */
+	/* A descriptor replaces a duplicate of a socket, and a socket replaces the last duplicate of
+	 * another socket. */
 	int file = open("/dev/null", O_RDWR), other[2];
 	CHECK(dup2(file, more[2]) == more[2] && write(more[2], "x", 1) == 1);
 	pair(other);
@@ -153,7 +156,7 @@ static void duplicates(void)
 	crosses(other[0], other[1]);
 	unpair(other);
 	CHECK(close(ends[1]) == 0);
-	/* Duplicated before the first use. */
+	/* The descriptor is duplicated before its first use. */
 	pair(ends);
 	more[0] = dup(ends[1]);
 	CHECK(close(ends[1]) == 0);
@@ -230,7 +233,7 @@ static void sets(void)
 	CHECK(read(ordinary[0], &byte, 1) == 1);
 	CHECK(write(ends[0], "b", 1) == 1);
 	CHECK(wait_one(set, &data) == EPOLLIN && data == 2);
-	/* As long as it is there. */
+	/* The event is reported as long as the byte is unread. */
 	CHECK(wait_one(set, &data) == EPOLLIN && data == 2);
 	CHECK(read(ends[1], &byte, 1) == 1 && byte == 'b');
 	CHECK(epoll_pwait(set, events, 8, 0, NULL) == 0);
@@ -251,14 +254,14 @@ static void sets(void)
 	CHECK(epoll_ctl(set, EPOLL_CTL_DEL, ends[1], NULL) == 0);
 	FAILS(epoll_ctl(set, EPOLL_CTL_MOD, ends[1], &event), ENOENT);
 	CHECK(epoll_wait(set, events, 8, 0) == 0);
-	/* A closed socket is in no set. */
+	/* A closed socket is removed from all sets. */
 	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, ends[1], &event) == 0);
 	unpair(ends);
 	CHECK(epoll_wait(set, events, 8, 10) == 0);
 	CHECK(close(set) == 0 && close(ordinary[0]) == 0 && close(ordinary[1]) == 0);
 }
 
-/* A listener of IPv6 that IPv4 reaches has addresses of IPv6 alone. */
+/* An IPv6 listener that accepts IPv4 connections reports only IPv6 addresses. */
 static void mapped_addresses(void)
 {
 	union address at, peer, name;
@@ -284,7 +287,7 @@ static void mapped_addresses(void)
 	CHECK(close(fd) == 0 && close(accepted) == 0 && close(listener) == 0);
 }
 
-/* In a set before it connects, without blocking; the listener in the same set. */
+/* A non-blocking socket is added to a set before it connects; the listener is in the same set. */
 static void connects_in_a_set(void)
 {
 	union address at;
@@ -306,7 +309,7 @@ static void connects_in_a_set(void)
 				event = (struct epoll_event){.events = EPOLLIN, .data.fd = accepted};
 				CHECK(epoll_ctl(set, EPOLL_CTL_ADD, accepted, &event) == 0);
 			} else if (events[i].data.fd == fd && events[i].events == EPOLLOUT) {
-				/* No EPOLLHUP: that is what a socket has which does not connect. */
+				/* EPOLLHUP must not be set; it is reported for a socket that is not connecting. */
 				connected = 1;
 			}
 		}
@@ -318,7 +321,7 @@ static void connects_in_a_set(void)
 	CHECK(close(fd) == 0 && close(accepted) == 0 && close(listener) == 0 && close(set) == 0);
 }
 
-/* The first thing that a program asks of a connection is how many bytes have come. */
+/* The first call on a connection asks for the number of bytes that have arrived. */
 static void counts_unused(void)
 {
 	union address at;
@@ -334,7 +337,7 @@ static void counts_unused(void)
 	CHECK(close(client) == 0 && close(server) == 0 && close(listener) == 0);
 }
 
-/* The first thing that a program does with a connection is to close a direction. */
+/* The first call on a connection shuts down one direction. */
 static void closes_unused(int how)
 {
 	union address at;
@@ -363,7 +366,7 @@ static void closes_unused(int how)
 	CHECK(close(client) == 0 && close(server) == 0 && close(listener) == 0);
 }
 
-/* A program may start before its server, and repeat the call on one socket. */
+/* A program may start before its server, and repeat the connect on the same socket. */
 static void connects_again(void)
 {
 	union address at;
@@ -410,7 +413,7 @@ static void refusals(void)
 	CHECK(close(fd) == 0);
 }
 
-/* One thread that sends before it accepts. */
+/* A single thread sends before it accepts. */
 static void sends_early(void)
 {
 	union address at;
@@ -425,7 +428,7 @@ static void sends_early(void)
 	ends_with(accepted);
 	crosses(accepted, fd);
 	CHECK(close(fd) == 0 && close(accepted) == 0);
-	/* And closes, too. */
+	/* The thread also closes before it accepts. */
 	fd = socket(family, SOCK_STREAM, 0);
 	CHECK(connect(fd, &at.any, len) == 0);
 	CHECK(write(fd, "gone", 4) == 4 && close(fd) == 0);
@@ -457,7 +460,7 @@ static void closes_many(void)
 	int one[2], two[2];
 	pair(one);
 	crosses(one[0], one[1]);
-	/* The system gives the lowest number that is free. */
+	/* The system assigns the lowest free number. */
 	pair(two);
 	CHECK(fcntl(two[0], F_DUPFD, 200) == 200 && close(two[0]) == 0);
 	CHECK(fcntl(one[0], F_DUPFD, 201) == 201 && close(one[0]) == 0);
@@ -468,7 +471,7 @@ static void closes_many(void)
 	CHECK(close(one[1]) == 0 && close(two[1]) == 0);
 }
 
-/* A file with the number of a socket that was closed. */
+/* Opens a file with the number of a closed socket. */
 static int file_at(int number)
 {
 	int file = memfd_create("file", 0), found;
@@ -487,7 +490,7 @@ static void is_ordinary(int file)
 	CHECK(read(file, got, sizeof got) == 7 && memcmp(got, "private", 7) == 0);
 }
 
-/* Sockets that are closed by calls within the C library, and by system calls. */
+/* Closes sockets by calls within the C library and by direct system calls. */
 static void closes_unseen(void)
 {
 	int ends[2], file;
@@ -497,7 +500,7 @@ static void closes_unseen(void)
 	pair(ends);
 	crosses(ends[0], ends[1]);
 	CHECK((stream = fdopen(ends[0], "r+")) && fclose(stream) == 0);
-	/* At once, and not only when the number is used again. */
+	/* The peer must notice at once, not only when the number is used again. */
 	ends_with(ends[1]);
 	CHECK((file = file_at(ends[0])) >= 0);
 	is_ordinary(file);
@@ -514,12 +517,12 @@ static void closes_unseen(void)
 	is_ordinary(file);
 	ends_with(ends[1]);
 	CHECK(close(file) == 0 && close(ends[1]) == 0);
-	/* Before it was used. */
+	/* The socket is closed before its first use. */
 	pair(ends);
 	CHECK(syscall(SYS_close, ends[1]) == 0 && (file = file_at(ends[1])) >= 0);
 	is_ordinary(file);
 	CHECK(close(file) == 0 && close(ends[0]) == 0);
-	/* Before it had an address. */
+	/* The socket is closed before it has an address. */
 	int old = socket(family, SOCK_STREAM, 0), fd;
 	CHECK(syscall(SYS_close, old) == 0 && (fd = socket(family, SOCK_DGRAM, 0)) == old);
 	len = loopback(&at, htons(9));
@@ -527,7 +530,8 @@ static void closes_unseen(void)
 	CHECK(close(fd) == 0);
 }
 
-/* A child takes a connection that was accepted before; one that was used stays the parent's. */
+/* A child takes over a connection that was accepted but not used; a used connection stays with
+ * the parent. */
 static void forks(void)
 {
 	int ends[2], used[2], status;
@@ -549,7 +553,7 @@ static void forks(void)
 	ends_with(ends[0]);
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	crosses(used[1], used[0]);
-	/* A program is started, which closes what it has, maybe in this memory. */
+	/* posix_spawn may run the child in the memory of this process, where it closes its descriptors. */
 	char *arguments[] = {"true", NULL};
 	posix_spawn_file_actions_t actions;
 	CHECK(posix_spawn_file_actions_init(&actions) == 0);
@@ -583,14 +587,15 @@ static void signals_come(void)
 	char byte;
 	sigset_t all, before;
 	struct sigaction action = {.sa_handler = nothing};
-	/* Repeatedly: the first one may come before a thread without a processor has begun to read. */
+	/* The timer repeats, because the first signal may come before a thread that was not scheduled
+	 * has begun to read. */
 	struct itimerval soon = {.it_value.tv_usec = 30000, .it_interval.tv_usec = 30000}, never = {0};
 	pair(ends);
 	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
 	CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
 	FAILS(read(ends[0], &byte, 1), EINTR);
 	CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
-	/* Blocked but for the wait. */
+	/* The signal is blocked except during the wait. */
 	CHECK(sigfillset(&all) == 0 && sigprocmask(SIG_SETMASK, &all, &before) == 0);
 	CHECK(raise(SIGALRM) == 0);
 	struct pollfd one = {.fd = ends[0], .events = POLLIN};
@@ -615,7 +620,7 @@ static void *sleeps(void *fds)
 	return NULL;
 }
 
-/* Threads that wait for other things are cancelled there. */
+/* Threads can be cancelled while they wait in other calls. */
 static void cancels(void)
 {
 	int ordinary[2];

@@ -1,5 +1,5 @@
-/* What a program under librspreload.so must not send or receive in the clear. It is one of TCP alone; "raw" calls go past the library,
-   and are those of a peer without one. */
+/* Tests which data a program under librspreload.so must not send or receive unencrypted. The
+ * program knows only TCP. "Raw" calls bypass the library and act as a peer without it. */
 #define _GNU_SOURCE
 #include "tcp.h"
 
@@ -14,7 +14,7 @@ static void descriptors_are(int lowest)
 	CHECK(fd == lowest && close(fd) == 0);
 }
 
-/* The settings are wrong: there are no TCP sockets, and every other kind. */
+/* With invalid settings TCP sockets cannot be created, but all other kinds can. */
 static void no_socket(void)
 {
 	int lowest = open("/dev/null", O_RDONLY), fd;
@@ -26,7 +26,7 @@ static void no_socket(void)
 	CHECK((fd = socket(AF_UNIX, SOCK_STREAM, 0)) == lowest && close(fd) == 0);
 }
 
-/* A message that connects would connect by TCP. */
+/* A message sent by the call that connects would establish the connection by TCP. */
 static void fast_open(void)
 {
 	union address at;
@@ -43,7 +43,7 @@ static void fast_open(void)
 	CHECK(close(fd) == 0 && close(accepted) == 0 && close(listener) == 0);
 }
 
-/* A peer that speaks no rsockets, by raw calls. */
+/* Connects a peer that does not use rsockets, by raw calls. */
 static int raw_peer(int listener)
 {
 	union address real;
@@ -55,7 +55,7 @@ static int raw_peer(int listener)
 	return fd;
 }
 
-/* It gets nothing. */
+/* Checks that the peer receives no data. */
 static void gets_nothing(int peer)
 {
 	char byte;
@@ -63,7 +63,7 @@ static void gets_nothing(int peer)
 	CHECK((got == 0 || (got == -1 && errno == ECONNRESET)) && syscall(SYS_close, peer) == 0);
 }
 
-/* No descriptor is left from here on. */
+/* From here on, no descriptor can be created. */
 static void limit(rlim_t *before)
 {
 	int lowest = dup(0);
@@ -82,7 +82,8 @@ static void unlimit(rlim_t before)
 	CHECK(setrlimit(RLIMIT_NOFILE, &limits) == 0);
 }
 
-/* The calls of a program on a connection that cannot become an rsocket: nothing comes, and nothing goes. */
+/* Calls a program makes on a connection that cannot become an rsocket: nothing is received and
+ * nothing is sent. */
 static void is_refused(int fd)
 {
 	char got[16];
@@ -90,13 +91,13 @@ static void is_refused(int fd)
 	CHECK(poll(&one, 1, -1) == 1 && one.revents & POLLERR);
 	CHECK(read(fd, got, sizeof got) == -1);
 	CHECK(send(fd, "secret", 6, MSG_NOSIGNAL) == -1 && recv(fd, got, sizeof got, 0) == -1);
-	/* Past the library, too. */
+	/* Raw calls must not receive anything either. */
 	CHECK(syscall(SYS_read, fd, got, sizeof got) <= 0);
 	CHECK(close(fd) == 0);
 	FAILS(close(fd), EBADF);
 }
 
-/* An accepted connection whose first use finds no descriptor. */
+/* On the first use of an accepted connection no descriptor is available. */
 static void no_descriptor(void)
 {
 	union address at;
@@ -110,14 +111,14 @@ static void no_descriptor(void)
 		is_refused(accepted);
 		unlimit(before);
 		gets_nothing(peer);
-		/* One that closes at once. */
+		/* The accepted connection is closed without being used. */
 		peer = raw_peer(listener);
 		accepted = accept(listener, NULL, NULL);
 		limit(&before);
 		CHECK(close(accepted) == 0);
 		unlimit(before);
 		gets_nothing(peer);
-		/* The end that connects. */
+		/* The connecting end runs out of descriptors. */
 		int fd = socket(AF_INET, SOCK_STREAM, 0);
 		limit(&before);
 		CHECK(connect(fd, &at.any, len) == -1);
@@ -126,7 +127,7 @@ static void no_descriptor(void)
 		CHECK(close(fd) == 0);
 		accepted = accept(listener, NULL, NULL);
 		CHECK(syscall(SYS_recvfrom, accepted, &(char[16]){0}, 16, 0, NULL, NULL) <= 0 && close(accepted) == 0);
-		/* From here on the engine is open. */
+		/* The engine exists from here on. */
 		fd = socket(AF_INET, SOCK_STREAM, 0);
 		CHECK(connect(fd, &at.any, len) == 0 && (accepted = accept(listener, NULL, NULL)) >= 0);
 		crosses(fd, accepted);
@@ -135,7 +136,7 @@ static void no_descriptor(void)
 	CHECK(close(listener) == 0);
 }
 
-/* TLS cannot be had. */
+/* The TLS identity cannot be loaded. */
 static void no_identity(void)
 {
 	union address at;
@@ -149,14 +150,15 @@ static void no_identity(void)
 	CHECK(close(listener) == 0);
 }
 
-/* After the port of the list, at which nothing listens, another one: it is not of the list. */
+/* The socket first tries the listed port, on which nothing listens, and then another port, which
+ * is not in the list. */
 static void another_port(int listed)
 {
 	union address at;
 	socklen_t len = loopback(&at, htons(listed));
 	int fd = socket(AF_INET, SOCK_STREAM, 0), plain;
 	FAILS(connect(fd, &at.any, len), ECONNREFUSED);
-	/* A port to which the offset of the test, 10,000, can be added. */
+	/* The port must be low enough for the test's offset of 10,000. */
 	do {
 		plain = syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 		CHECK(syscall(SYS_listen, plain, 5) == 0 && syscall(SYS_getsockname, plain, &at, &len) == 0);

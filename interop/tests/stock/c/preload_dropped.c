@@ -1,6 +1,7 @@
-/* A server without rsockets behind a firewall that drops what is sent to the port of rsockets, 10,000 above that of TCP: in its place is a listener whose
-   queue is full, which drops SYNs, too. "Raw" calls go past the library, and are those of other hosts. On TCP alone the program connects at
-   once. */
+/* A server without rsockets is behind a firewall that drops packets to the port of rsockets,
+ * which is 10,000 above that of TCP. A listener with a full queue, which also drops SYNs,
+ * replaces the firewall. "Raw" calls bypass the library and act as other hosts. On TCP alone the
+ * program connects at once. */
 #define _GNU_SOURCE
 #include "tcp.h"
 
@@ -47,7 +48,7 @@ int main(void)
 	union address at;
 	socklen_t len, size = sizeof(int);
 	int listener = -1, full = -1, error;
-	/* One call must not take as long as a system that repeats its SYN until it gives up. */
+	/* A single call must not take as long as the system retransmits a SYN. */
 	alarm(60);
 	for (int port = 20000 + getpid() % 10000; full < 0; port++) {
 		if (listener >= 0)

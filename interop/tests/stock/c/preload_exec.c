@@ -1,4 +1,5 @@
-/* exec with a connection that was used, of a program of TCP alone: what the next program reads from it. */
+/* A program that knows only TCP calls exec with a used connection, and the new program reads
+ * from it. */
 #include "tcp.h"
 
 int main(int argc, char **argv)

@@ -1,4 +1,5 @@
-/* A program of TCP sockets whose threads use connections while it forks; each child makes connections of its own. */
+/* A program of TCP sockets forks while its threads use connections; each child opens its own
+ * connections. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -109,7 +110,7 @@ int main(int argc, char **argv)
 		if (child == 0) {
 			struct sockaddr_in own;
 			listen_at(&own);
-			/* Its own, and the parent's. */
+			/* The child connects to its own listener and to the parent's. */
 			int first = connect_to(&own), second = connect_to(&address);
 			for (int round = 0; round < 20; round++) {
 				ask(first, round);
@@ -120,7 +121,7 @@ int main(int argc, char **argv)
 		int status;
 		CHECK(waitpid(child, &status, 0) == child);
 		CHECK(status == 0);
-		/* The parent's connections went on. */
+		/* The parent's connections must continue to work. */
 		while (rounds < before + 4)
 			usleep(100);
 	}

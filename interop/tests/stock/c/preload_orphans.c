@@ -1,5 +1,5 @@
-/* Connections that are closed before the peer accepts them, which do not stay for ever, in a program of TCP alone. It passes on the kernel's TCP
-   as well. */
+/* Connections that are closed before the peer accepts them must not remain forever. The program
+ * knows only TCP and also passes on the kernel's TCP. */
 #include "tcp.h"
 
 #include <dirent.h>
@@ -28,7 +28,7 @@ int main(void)
 	before = descriptors();
 	for (int i = 0; i < COUNT; i++) {
 		int fd = socket(family, SOCK_STREAM, 0);
-		/* Set before and after; with bytes and without. */
+		/* The option is set before or after the connect; some connections have sent bytes. */
 		if (i % 2)
 			CHECK(setsockopt(fd, IPPROTO_TCP, TCP_LINGER2, &second, size) == 0);
 		CHECK(connect(fd, &at.any, len) == 0);
@@ -37,7 +37,7 @@ int main(void)
 		CHECK(i % 3 || send(fd, "bytes", 5, MSG_DONTWAIT) == 5);
 		CHECK(close(fd) == 0);
 	}
-	/* Those of the library itself may have come. */
+	/* The library may have opened a few descriptors of its own. */
 	while (descriptors() >= before + COUNT / 2) {
 		CHECK(waited++ < 20000);
 		usleep(1000);

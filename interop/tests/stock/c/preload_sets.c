@@ -1,4 +1,5 @@
-/* Epoll sets that several threads use at once, in a program of TCP alone. It passes on the kernel's TCP as well. */
+/* Several threads use epoll sets at once, in a program that knows only TCP. The program also
+ * passes on the kernel's TCP. */
 #define _GNU_SOURCE
 #include "tcp.h"
 
@@ -15,20 +16,22 @@ static void pair(int listener, const union address *at, socklen_t len, int ends[
 	CHECK(ends[0] >= 0 && connect(ends[0], &at->any, len) == 0);
 	ends[1] = accept(listener, NULL, NULL);
 	CHECK(ends[1] >= 0);
-	/* Before the first use an accepted connection is the kernel's. */
+	/* Before its first use, an accepted connection belongs to the kernel. */
 	crosses(ends[0], ends[1]);
 }
 
-/* Atomic: the compiler may keep an ordinary one in a register across a call of meet(). */
+/* These variables are atomic, because the compiler may keep an ordinary one in a register across
+ * a call of meet(). */
 static atomic_int set_of_first, first;
-/* How many of the two threads have come to a point, which none leaves before the other has come. */
+/* Number of threads that have reached a meeting point. A thread leaves the point only after the
+ * other thread has arrived. */
 static atomic_int arrived;
 
 static void meet(int *met)
 {
 	*met += 2;
 	atomic_fetch_add(&arrived, 1);
-	/* On a busy machine the other thread may wait for this one's processor. */
+	/* On a busy machine the other thread may need the processor of this thread. */
 	for (int spins = 0; atomic_load(&arrived) < *met; spins++)
 		if (spins > 1000)
 			sched_yield();
@@ -47,7 +50,7 @@ static void *adds(void *unused)
 	}
 }
 
-/* Two threads add the first two members of a set at once: both are in it. */
+/* Two threads add the first two members of a set at the same time; both must be in the set. */
 static void first_members(int rounds)
 {
 	union address at;
@@ -73,7 +76,7 @@ static void first_members(int rounds)
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && close(listener) == 0);
 }
 
-/* Accepts one connection after the other, and sends a byte on each. */
+/* Accepts connections one after the other and sends a byte on each. */
 static void *greets(void *listener)
 {
 	for (;;) {
@@ -100,14 +103,14 @@ static void *waits(void *unused)
 		for (int i = 0; i < found; i++) {
 			if (events[i].data.u32 == 0)
 				return unused;
-			/* One that is not connected is hung up. */
+			/* A socket that is not connected reports EPOLLHUP. */
 			if (events[i].events & EPOLLIN && !(events[i].events & EPOLLHUP))
 				atomic_store(&greeted, events[i].data.u32);
 		}
 	}
 }
 
-/* Members begin to connect while threads wait for the set. */
+/* Members of a set begin to connect while threads wait for the set. */
 static void members_connect(unsigned rounds)
 {
 	union address at;
@@ -126,7 +129,7 @@ static void members_connect(unsigned rounds)
 			CHECK(pthread_create(&waiting[i], NULL, waits, NULL) == 0);
 		usleep(1000);
 		CHECK(connect(fd, &at.any, len) == 0 || errno == EINPROGRESS);
-		/* It comes at once, or never. */
+		/* The event comes soon or never. */
 		while (atomic_load(&greeted) != round) {
 			CHECK(waited++ < 20000);
 			usleep(1000);
@@ -165,7 +168,8 @@ static void *waits_for_one(void *argument)
 	return NULL;
 }
 
-/* Threads wait for a set; then sockets that are connected enter it. Each thread has one of the events, and nothing else comes. */
+/* Connected sockets are added to a set for which threads are waiting. Each thread gets one of
+ * the events, and no other event is reported. */
 static void sockets_enter(void)
 {
 	union address at;
@@ -181,7 +185,7 @@ static void sockets_enter(void)
 		waiting[i] = (struct waits_for_one){.set = set, .how = i};
 		CHECK(pthread_create(&threads[i], NULL, waits_for_one, &waiting[i]) == 0);
 	}
-	/* Most are in their wait by now. */
+	/* Most of the threads are waiting by now. */
 	usleep(20000);
 	for (int i = 0; i < WAITING; i++) {
 		event = (struct epoll_event){.events = EPOLLIN | EPOLLONESHOT, .data.u32 = i};
@@ -194,7 +198,7 @@ static void sockets_enter(void)
 		CHECK(waiting[i].event.data.u32 < WAITING && !(seen & 1 << waiting[i].event.data.u32));
 		seen |= 1 << waiting[i].event.data.u32;
 	}
-	/* Nothing is left in the set but what the program has put there. */
+	/* The set contains only the members that the program has added. */
 	CHECK(epoll_wait(set, events, WAITING + 2, 5) == 0);
 	CHECK(poll(&(struct pollfd){.fd = set, .events = POLLIN}, 1, 5) == 0);
 	CHECK(write(ordinary[1], "x", 1) == 1);
@@ -211,7 +215,7 @@ static void *waits_in_vain(void *set)
 	return NULL;
 }
 
-/* The time of a wait is the same, though a socket enters the set meanwhile. */
+/* The timeout of a wait does not change if a socket is added to the set during the wait. */
 static void times_out(void)
 {
 	union address at;
@@ -234,7 +238,7 @@ static void *waits_for_ever(void *set)
 	return NULL;
 }
 
-/* A thread is cancelled in its wait, and a socket enters the set after that. */
+/* A thread is cancelled during its wait, and a socket is added to the set afterwards. */
 static void cancels(void)
 {
 	union address at;
@@ -259,10 +263,10 @@ static void cancels(void)
 }
 
 static int busy_set, busy_socket;
-/* How many threads have a byte in this round. */
+/* Number of threads that have received a byte in this round. */
 static atomic_int busy;
 
-/* Takes one byte, and is busy with it until the other thread has one. */
+/* Takes one byte and then stays busy until the other thread has received one. */
 static void *takes_one(void *unused)
 {
 	struct epoll_event event;
@@ -276,7 +280,8 @@ static void *takes_one(void *unused)
 	return unused;
 }
 
-/* What a thread leaves in a socket is another one's, though it does not come back to the set. */
+/* A byte that one thread leaves in a socket is reported to another thread, even if the first one
+ * does not wait for the set again. */
 static void leaves_the_rest(int rounds)
 {
 	union address at;
@@ -303,7 +308,8 @@ static void leaves_the_rest(int rounds)
 
 static int polled;
 
-/* poll(2) without a time-out returns when there is something, though another thread may take that. */
+/* poll(2) without a timeout returns when data is available, although another thread may take the
+ * data first. */
 static void *polls(void *unused)
 {
 	char byte;

@@ -1,4 +1,5 @@
-// Opens the first device and says how that went, and whether the process has more rights than its user.
+// Opens the first device, and prints the result and whether the process has more rights than its
+// user.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>

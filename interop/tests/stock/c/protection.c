@@ -1,7 +1,6 @@
-/*
- * Registered memory that the program protects by mprotect or pkey_mprotect: what peers and its own requests do with it, and a write barrier
- * as garbage collectors have it. Requests complete when the peer has placed them (UIW_ACK=on).
- */
+/* Tests registered memory that the program protects with mprotect or pkey_mprotect: the effect
+ * on the requests of peers and of the program itself, and a write barrier as used by garbage
+ * collectors. Requests complete after the peer has placed the data (UIW_ACK=on). */
 #define _GNU_SOURCE
 #include "pages.h"
 #include <pthread.h>
@@ -33,7 +32,8 @@ static void check(const char *at, int seed, size_t length)
 		CHECK(at[i] == (char)(seed + i * 7));
 }
 
-/* A peer reads and writes private memory as if it were not protected. With a key: that denies every access. */
+/* A peer reads and writes private memory as if it were not protected. With `key`, a protection
+ * key denies every access. */
 static void by_a_peer(int protection, int key)
 {
 	struct pair pair = connected(), refused = connected(), other = connected();
@@ -49,11 +49,11 @@ static void by_a_peer(int protection, int key)
 	check(local, 1, LENGTH);
 	fill(local, 2);
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, 0, LENGTH) == IBV_WC_SUCCESS);
-	/* Neither at the edges of pages. */
+	/* The access also works across the boundary of two pages. */
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, PAGE - 3, 6) == IBV_WC_SUCCESS);
 	CHECK(request(&pair, IBV_WR_RDMA_READ, mr, PAGE - 3, 6) == IBV_WC_SUCCESS);
 	check(local, 2, 6);
-	/* Two copies are no atomic operation. */
+	/* Two copies are not an atomic operation, so the request is refused. */
 	CHECK(request(&refused, IBV_WR_ATOMIC_FETCH_AND_ADD, second, 0, 8) != IBV_WC_SUCCESS);
 	CHECK(!protect(memory, BOTH, key < 0 ? -1 : 0));
 	check(memory, 2, PAGE - 3);
@@ -64,7 +64,8 @@ static void by_a_peer(int protection, int key)
 	CHECK(!munmap(memory, LENGTH));
 }
 
-/* Sources and sinks of the program's own requests: Sends of a few bytes are copied, others are sent from where they lie. */
+/* Tests sources and sinks of the program's own requests. Sends of a few bytes are copied; others
+ * are sent directly from the memory. */
 static void by_itself(int protection)
 {
 	const unsigned sizes[] = { 64, 3 * PAGE, LENGTH };
@@ -101,7 +102,7 @@ static void *toggle_protection(void *at)
 	return NULL;
 }
 
-/* Rights come and go in the midst of copies and of system calls. */
+/* Access rights change during copies and system calls. */
 static void while_protections_change(void)
 {
 	struct pair pair = connected(), other = connected();
@@ -131,7 +132,7 @@ static void while_protections_change(void)
 	CHECK(!ibv_dereg_mr(from) && !ibv_dereg_mr(mr));
 }
 
-/* The kernel writes no shared mapping that the program may not write. */
+/* The kernel does not write to a shared mapping that the program may not write. */
 static void shared(void)
 {
 	struct pair pair = connected(), other = connected();
@@ -151,7 +152,7 @@ static void shared(void)
 	CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(second));
 }
 
-/* What is unmapped is gone, protected or not. */
+/* Unmapped memory is gone, whether or not it was protected. */
 static void unmapped(void)
 {
 	struct pair pair = connected();
@@ -168,7 +169,8 @@ static void unmapped(void)
 	CHECK(!ibv_dereg_mr(mr));
 }
 
-/* A heap with a write barrier: a write of the program to a protected page marks the page and makes it writable. */
+/* Heap with a write barrier: when the program writes to a protected page, the page is marked
+ * dirty and made writable. */
 static char *heap;
 static volatile sig_atomic_t dirty[PAGES];
 static atomic_int barriers;
@@ -187,7 +189,8 @@ static void on_barrier(int number, siginfo_t *info, void *context)
 		_exit(4);
 }
 
-/* The program's own writes, to the second half of each page: between two of a page lies at least one barrier of the collector. */
+/* Writes to the second half of each page. Between two writes to a page, the collector sets at
+ * least one barrier. */
 static void *mutate(void *unused)
 {
 	(void)unused;
@@ -211,15 +214,15 @@ static void write_barrier(void)
 	CHECK((mr = ibv_reg_mr(pair.b.id->pd, heap, LENGTH, ALL)));
 	CHECK(!sigaction(SIGSEGV, &action, NULL));
 	CHECK(!mprotect(heap, LENGTH, PROT_READ));
-	/* A peer's Write is no write of the program's. */
+	/* The Write of a peer does not count as a write of the program. */
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, 3 * PAGE, PAGE) == IBV_WC_SUCCESS);
 	CHECK(!barriers && heap[3 * PAGE] == 0x5A && heap[4 * PAGE - 1] == 0x5A);
 	heap[5 * PAGE] = 1;
 	CHECK(barriers == 1 && dirty[5] && !dirty[3]);
-	/* Pages with and without the barrier. */
+	/* The Write covers pages with and without the barrier. */
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, 0, LENGTH) == IBV_WC_SUCCESS);
 	CHECK(barriers == 1 && heap[0] == 0x5A && heap[5 * PAGE] == 0x5A && heap[LENGTH - 1] == 0x5A);
-	/* A collector that sets it repeatedly, while the program writes and the peer does. */
+	/* A collector sets the barrier repeatedly while the program and the peer write. */
 	atomic_store(&done, false);
 	CHECK(!pthread_create(&thread, NULL, mutate, NULL));
 	before = barriers;
@@ -243,7 +246,7 @@ int main(void)
 
 	by_a_peer(PROT_READ, -1);
 	by_a_peer(PROT_NONE, -1);
-	/* Where the processor has protection keys. */
+	/* The processor supports protection keys. */
 	if (key >= 0)
 		by_a_peer(BOTH, key);
 	by_itself(PROT_NONE);

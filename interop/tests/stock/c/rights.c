@@ -1,4 +1,5 @@
-/* Rights of peers that ibv_modify_qp changes in RTS: they hold when the call returns. */
+/* Tests changes of the peers' access rights by ibv_modify_qp in RTS; they are in effect when the
+ * call returns. */
 #include "pairs.h"
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
@@ -6,7 +7,8 @@
 
 enum { LARGE = 1 << 20, DEPTH = 8 };
 
-/* The codes of a Terminate for missing rights: RFC 5041 has none, and the one of an invalid STag is used for Writes (section 7.1). */
+/* Terminate codes for missing rights. RFC 5041 defines none for Writes, so the code of an
+ * invalid STag is used (section 7.1). */
 enum { WRITE_REFUSED = 0x11100, READ_REFUSED = 0x10102 };
 
 static const enum ibv_wr_opcode opcodes[] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD };
@@ -24,7 +26,8 @@ static void change(struct end *end, int flags, int mask)
 	CHECK(attr.qp_access_flags == (unsigned)flags && attr.qp_state == IBV_QPS_RTS);
 }
 
-/* The memory of both ends begins with eight bytes that the peer uses; the requests of `post` use those at 64. */
+/* Posts a request that uses the first eight bytes of the peer's memory; the requests of `post`
+ * use those at offset 64. */
 static void request(struct end *from, struct end *into, enum ibv_wr_opcode opcode, uint64_t id)
 {
 	struct ibv_sge sge = { (uintptr_t)from->buffer + 64, 8, from->mr->lkey };
@@ -48,7 +51,8 @@ static void expect_refused(struct end *a, enum ibv_wr_opcode opcode, uint64_t id
 	struct ibv_wc wc = completion(a);
 
 	if (opcode == IBV_WR_RDMA_WRITE && !acknowledged) {
-		/* It completes when TCP has taken it: the receive behind it has the cause. */
+		/* Without acknowledgements the Write completes when TCP has accepted it, so the flushed
+		 * receive reports the cause. */
 		CHECK(wc.wr_id == id && wc.status == IBV_WC_SUCCESS);
 		wc = completion(a);
 		CHECK(wc.wr_id == 99 && wc.status == IBV_WC_WR_FLUSH_ERR && wc.vendor_err == codes);
@@ -67,10 +71,11 @@ static void taken(int kind, int mask)
 	receive(&a, 99);
 	request(&a, &b, opcodes[kind], 1);
 	expect(&a, 1, IBV_WC_SUCCESS);
-	/* Where a Write completes once TCP has taken it, it is executed before the Read behind it. */
+	/* If a Write completes when TCP has accepted it, the following Read shows that the Write was
+	 * executed. */
 	request(&a, &b, IBV_WR_RDMA_READ, 2);
 	expect(&a, 2, IBV_WC_SUCCESS);
-	/* The other rights stay. */
+	/* The other access rights do not change. */
 	change(&b, ACCESS & ~rights[kind], mask);
 	request(&a, &b, opcodes[(kind + 1) % 3], 2);
 	expect(&a, 2, IBV_WC_SUCCESS);
@@ -108,7 +113,7 @@ static void given(void)
 	unmake(&b);
 }
 
-/* Large messages of a peer that does not stop. */
+/* Peer that sends large messages without pausing. */
 struct storm {
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
@@ -149,7 +154,8 @@ static void *blow(void *argument)
 	}
 }
 
-/* The call returns in the midst of messages: nothing of them is placed, read or executed afterwards. */
+/* The call returns in the middle of messages; nothing of them may be placed, read or executed
+ * afterwards. */
 static void taken_in_the_midst(enum ibv_wr_opcode opcode, int round)
 {
 	static char memory[LARGE], target[LARGE], before[LARGE];
@@ -214,7 +220,8 @@ static void follow(struct rdma_cm_id *id, struct end *end, enum ibv_qp_state sta
 	CHECK(!ibv_modify_qp(end->qp, &attr, mask));
 }
 
-/* A program that moves its queue pair as rdma_init_qp_attr says, which leaves out atomics, and then changes the rights itself. */
+/* A program changes the state of its queue pair according to rdma_init_qp_attr, which does not
+ * grant atomics, and then changes the rights itself. */
 static void left_out_by_rdma_cm(void)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -253,7 +260,8 @@ static void left_out_by_rdma_cm(void)
 	}
 	follow(client, &a, IBV_QPS_RTS);
 	await(passive, RDMA_CM_EVENT_ESTABLISHED);
-	/* The connection has brought it to RTS: this is not a change of the program's. */
+	/* The connection has moved the queue pair to RTS. This transition does not count as a change of
+	 * the rights by the program. */
 	follow(server, &b, IBV_QPS_RTR);
 	request(&a, &b, IBV_WR_ATOMIC_FETCH_AND_ADD, 1);
 	expect(&a, 1, IBV_WC_SUCCESS);

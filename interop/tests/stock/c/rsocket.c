@@ -1,4 +1,5 @@
-/* Sockets over RDMA, as a program of rsockets uses them; with an argument, in one process. */
+/* Tests sockets over RDMA as a program of rsockets uses them; with an argument, in one process
+ * only. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -39,7 +40,7 @@ static int listening(int backlog)
 	return fd;
 }
 
-/* It keeps a port on which nothing listens. */
+/* Returns a bound socket that keeps a port on which nothing listens. */
 static int bound_only(void)
 {
 	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
@@ -60,7 +61,7 @@ static int connected(void)
 	return fd;
 }
 
-/* Both ends of a connection in this process: the listener accepts by itself. */
+/* Creates both ends of a connection in this process; the library accepts for the listener. */
 static void pair(int ends[2])
 {
 	int listener = listening(4);
@@ -101,7 +102,7 @@ static void addresses_and_bad_descriptors(void)
 	CHECK(rconnect(ends[0], (struct sockaddr *) &address, sizeof address) == -1 && errno == EISCONN);
 	CHECK(rsendto(ends[0], &byte, 1, 0, (struct sockaddr *) &address, sizeof address) == -1 && errno == EISCONN);
 	CHECK(rbind(ends[0], (struct sockaddr *) &address, 3) == -1 && errno == EINVAL);
-	/* Two lengths whose sum wraps, and a buffer without memory. */
+	/* The sum of the two lengths overflows, and the other buffer has no memory. */
 	struct iovec parts[2] = { { &byte, SIZE_MAX }, { &byte, 2 } }, nowhere = { NULL, 1 };
 	CHECK(rwritev(ends[0], parts, 2) == -1 && errno == EINVAL);
 	CHECK(rreadv(ends[1], parts, 2) == -1 && errno == EINVAL);
@@ -117,7 +118,7 @@ static void addresses_and_bad_descriptors(void)
 	CHECK(rsocket(AF_UNIX, SOCK_STREAM, 0) == -1 && errno == EOPNOTSUPP);
 	CHECK(rsocket(AF_INET, SOCK_RAW, 0) == -1 && errno == EOPNOTSUPP);
 
-	/* A port that nothing listens on, and an address that no device reaches. */
+	/* Nothing listens on the port, and no device reaches the address. */
 	int bound = bound_only(), fd = rsocket(AF_INET, SOCK_STREAM, 0);
 	CHECK(rsend(fd, &byte, 1, 0) == -1 && errno == ENOTCONN);
 	CHECK(rconnect(fd, (struct sockaddr *) &address, sizeof address) == -1 && errno == ECONNREFUSED);
@@ -149,7 +150,7 @@ static void half_close_and_end(void)
 	CHECK(ready(ends[0], POLLIN) & POLLHUP);
 	CHECK(rclose(ends[0]) == 0);
 
-	/* What was sent before the close arrives; sending to a closed peer fails. */
+	/* Data sent before the close arrives; sending to a closed peer fails. */
 	pair(ends);
 	CHECK(rwrite(ends[0], "last", 4) == 4);
 	CHECK(rclose(ends[0]) == 0);
@@ -189,7 +190,7 @@ static void without_waiting(void)
 	CHECK(ready(fd, POLLOUT) == POLLOUT);
 	CHECK(rclose(fd) == 0 && rclose(other) == 0 && rclose(listener) == 0);
 
-	/* A failure is reported by SO_ERROR. */
+	/* SO_ERROR reports the failure. */
 	int bound = bound_only();
 	fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 	if (rconnect(fd, (struct sockaddr *) &address, sizeof address) == -1 && errno == EINPROGRESS) {
@@ -201,7 +202,7 @@ static void without_waiting(void)
 	CHECK(rclose(fd) == 0 && rclose(bound) == 0);
 }
 
-/* Every byte of a stream has a value by its place. */
+/* Fills a buffer with values that depend on the position in the stream. */
 static void fill(unsigned char *bytes, size_t len, size_t at)
 {
 	for (size_t i = 0; i < len; i++)
@@ -306,7 +307,7 @@ static void direct_writes(void)
 	memset(source, 'x', sizeof source);
 	CHECK(riomap(other, target, sizeof target, PROT_WRITE, 0, 1 << 20) == 1 << 20);
 	CHECK(riomap(other, target, sizeof target, PROT_READ, 0, 0) == -1 && errno == EINVAL);
-	/* A mapping is published with the next bytes. */
+	/* A mapping is published together with the next bytes. */
 	CHECK(rsend(other, "m", 1, 0) == 1 && rrecv(fd, &byte, 1, 0) == 1);
 	CHECK(riowrite(fd, source, sizeof source, 12, 0) == 0);
 	CHECK(riowrite(fd, source, 4000, (1 << 20) + 96, 0) == 4000);
@@ -343,7 +344,7 @@ static void rsockets_and_descriptors_in_one_wait(void)
 	CHECK(rselect(ends[1] + pipes[0] + 1, &read_set, NULL, NULL, &second) == 2);
 	CHECK(FD_ISSET(ends[1], &read_set) && FD_ISSET(pipes[0], &read_set));
 
-	/* Newer than the header of this system. */
+	/* The header of this system does not declare these functions yet. */
 	int (*create)(int) = dlsym(RTLD_DEFAULT, "repoll_create");
 	int (*control)(int, int, int, struct epoll_event *) = dlsym(RTLD_DEFAULT, "repoll_ctl");
 	int (*wait_for)(int, struct epoll_event *, int, int) = dlsym(RTLD_DEFAULT, "repoll_wait");
@@ -360,7 +361,7 @@ static void rsockets_and_descriptors_in_one_wait(void)
 	CHECK(rrecv(ends[1], &byte, 1, 0) == 1 && read(pipes[0], &byte, 1) == 1);
 	CHECK(wait_for(set, events, 4, 0) == 0 && wait_for(set, events, 4, 20) == 0);
 	CHECK(rsend(ends[0], "r", 1, 0) == 1);
-	/* Level-triggered: repeatedly, until it is read. */
+	/* A level-triggered event is reported until the data is read. */
 	for (int i = 0; i < 3; i++)
 		CHECK(wait_for(set, events, 4, -1) == 1 && events[0].data.u32 == 1 && events[0].events == EPOLLIN);
 	event.events = EPOLLIN | EPOLLONESHOT;
@@ -369,7 +370,8 @@ static void rsockets_and_descriptors_in_one_wait(void)
 	CHECK(control(set, EPOLL_CTL_DEL, ends[1], NULL) == 0);
 	CHECK(control(set, EPOLL_CTL_DEL, ends[1], NULL) == -1 && errno == ENOENT);
 
-	/* Edge-triggered: once for each arrival. A descriptor that is closed is in no set. */
+	/* An edge-triggered event is reported once for each arrival. A closed descriptor is removed
+	 * from all sets. */
 	event.events = EPOLLIN | EPOLLET;
 	event.data.u32 = 7;
 	CHECK(rrecv(ends[1], &byte, 1, 0) == 1);
@@ -386,7 +388,7 @@ static void rsockets_and_descriptors_in_one_wait(void)
 	close(pipes[1]);
 }
 
-/* The peer is a child that is killed while both ends have bytes under way. */
+/* The peer is a child that is killed while bytes are in flight in both directions. */
 static void a_peer_is_killed(void)
 {
 	static char bytes[CHUNK];
@@ -421,7 +423,8 @@ static void a_peer_is_killed(void)
 	close(pipes[1]);
 }
 
-/* An rsocket of the parent is inert in a child, which can have its own; a process that ends closes its connections. */
+/* An rsocket of the parent is inert in a child, which can create its own; a process that exits
+ * closes its connections. */
 static void forks(void)
 {
 	int ends[2], status;
@@ -497,7 +500,7 @@ static void many_at_once(void)
 		CHECK(rrecv(servers[i], &byte, 1, 0) == 0);
 		CHECK(rclose(servers[i]) == 0);
 	}
-	/* The last bytes of a closed connection are under way for a moment. */
+	/* The last bytes of a closed connection may be in flight for a moment. */
 	for (int tries = 0; open_descriptors() > before + 2; tries++) {
 		CHECK(tries < 1000);
 		usleep(10000);
@@ -507,7 +510,8 @@ static void many_at_once(void)
 int main(int argc, char **argv)
 {
 	(void) argv;
-	/* The engine and its threads' descriptors are there before any are counted. */
+	/* This call creates the engine and the descriptors of its threads before any descriptors are
+	 * counted. */
 	addresses_and_bad_descriptors();
 	half_close_and_end();
 	without_waiting();

@@ -1,8 +1,8 @@
-/*
- * Datagram rsockets beside UDP: every case runs on both, with the same result. Arguments: "udp" for plain sockets alone (which
- * librspreload.so may make rsockets), "alone" without children, "few" echoes, "ipv6"; "say" for a socket that says what it gets and sends it back,
- * "answer ADDRESS PORT" for one that sends it back alone, and "ask ADDRESS PORT COUNT" for one that compares what comes back.
- */
+/* Datagram rsockets compared with UDP: every case runs on both with the same result. Arguments:
+ * "udp" uses plain sockets only (which librspreload.so may turn into rsockets), "alone" no
+ * children, "few" fewer echoes, "ipv6" IPv6; "say" runs a socket that prints each message and
+ * sends it back, "answer ADDRESS PORT" one that only sends it back, and "ask ADDRESS PORT COUNT"
+ * one that compares the echoes. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -98,7 +98,8 @@ static void fill(unsigned char *bytes, size_t len, unsigned seed)
 		bytes[i] = (unsigned char) ((seed * 31 + i) * 2654435761u >> 11);
 }
 
-/* Sends until it arrives, as a datagram may be lost while the two learn of each other, and twice to go both ways. */
+/* Sends until a datagram arrives, because it may be lost while the two sockets learn about each
+ * other, and twice so that both directions are used. */
 static void exchange(int from, int to, const address *at)
 {
 	char buffer[8];
@@ -132,7 +133,7 @@ static void sizes_and_sources(void)
 		}
 		exchange(a, b, &other);
 	}
-	/* More than any datagram has. */
+	/* Buffer larger than any datagram. */
 	static char much[70000];
 	CHECK(CALL(sendto, a, much, sizeof much, 0, &other.sa, length()) == -1 && errno == EMSGSIZE);
 	if (rs)
@@ -157,7 +158,7 @@ static void lists_and_cut_messages(void)
 		CHECK(CALL(recvmsg, b, &receive, 0) == 7);
 		CHECK(!memcmp(x, "abc", 3) && !memcmp(y, "defg", 4));
 		CHECK(receive.msg_flags == MSG_TRUNC && receive.msg_namelen == length() && !memcmp(&from, &one, length()));
-		/* The rest of it is gone. */
+		/* The rest of the datagram was discarded. */
 		CHECK(CALL(recv, b, x, 4, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 		CHECK(CALL(sendto, a, "longer", 6, 0, &other.sa, length()) == 6);
 		CHECK(CALL(recv, b, x, 2, MSG_TRUNC) == 6 && !memcmp(x, "lo", 2));
@@ -174,7 +175,7 @@ static void one_peer(void)
 	char buffer[16];
 	socklen_t len = sizeof none;
 
-	/* The third one has exchanged queue pairs with it. */
+	/* The third socket has exchanged queue pairs with `a`. */
 	exchange(c, a, &at_a);
 	CHECK(CALL(send, a, "x", 1, 0) == -1 && errno == EDESTADDRREQ);
 	CHECK(CALL(getpeername, a, &none.sa, &len) == -1 && errno == ENOTCONN);
@@ -192,7 +193,7 @@ static void one_peer(void)
 	a = CALL(socket, family, SOCK_DGRAM, IPPROTO_UDP);
 	CHECK(a >= 0 && CALL(bind, a, &at_a.sa, length()) == 0);
 	CHECK(CALL(connect, a, &at_b.sa, length()) == 0);
-	/* Of another one than the peer nothing arrives; of a peer that was started again it does. */
+	/* Messages of other sockets do not arrive; those of a restarted peer do. */
 	CHECK(CALL(sendto, c, "other", 5, 0, &at_a.sa, length()) == 5);
 	do {
 		CHECK(CALL(send, b, "peer's", 6, 0) == 6 || errno == ECONNREFUSED);
@@ -201,7 +202,7 @@ static void one_peer(void)
 		CHECK(memcmp(buffer, "peer's", 6) == 0);
 	CHECK(errno == EAGAIN);
 	exchange(a, b, &at_b);
-	/* Without a peer again. */
+	/* The socket is disconnected from its peer again. */
 	memset(&none, 0, sizeof none);
 	CHECK(CALL(connect, a, &none.sa, sizeof none.sa) == 0);
 	len = sizeof none;
@@ -308,7 +309,7 @@ static void nobody_listens(void)
 	CHECK(CALL(close, fd) == 0);
 }
 
-/* A receiver that does not read loses datagrams, and goes on afterwards. */
+/* A receiver that does not read loses datagrams, and works again afterwards. */
 static void more_than_a_receiver_holds(void)
 {
 	static char bytes[1000];
@@ -362,7 +363,7 @@ static void *ask(void *argument)
 			unsigned number;
 
 			CHECK(CALL(send, fd, sent, len, 0) == (ssize_t) len);
-			/* An answer to one that was repeated may still come. */
+			/* The answer to an earlier, repeated message may still arrive. */
 			while (ready(fd, POLLIN, 200) & POLLIN) {
 				ssize_t count = CALL(recv, fd, got, sizeof got, 0);
 
@@ -392,14 +393,14 @@ static void many_threads(void)
 		CHECK(pthread_create(&clients[i], NULL, ask, &at) == 0);
 	for (int i = 0; i < 4; i++)
 		CHECK(pthread_join(clients[i], NULL) == 0);
-	/* An empty one ends the server. */
+	/* An empty datagram ends the server. */
 	last = CALL(socket, family, SOCK_DGRAM, 0);
 	CHECK(last >= 0 && CALL(sendto, last, NULL, 0, 0, &at.sa, length()) == 0);
 	CHECK(pthread_join(server, NULL) == 0);
 	CHECK(CALL(close, last) == 0 && CALL(close, fd) == 0);
 }
 
-/* A socket of IPv6 at any address, and one of IPv4. */
+/* An IPv6 socket at the wildcard address communicates with an IPv4 socket. */
 static void both_families(void)
 {
 	struct sockaddr_in6 any = { .sin6_family = AF_INET6, .sin6_addr = in6addr_any }, from;
@@ -425,10 +426,10 @@ static void both_families(void)
 	CHECK(CALL(close, six) == 0 && CALL(close, four) == 0);
 }
 
-/* What rsockets alone have. */
+/* Tests features that only rsockets have. */
 static void sets_and_children(bool with_child)
 {
-	/* Newer than the header of this system. */
+	/* The header of this system does not declare these functions yet. */
 	int (*create)(int) = dlsym(RTLD_DEFAULT, "repoll_create");
 	int (*repoll_ctl)(int, int, int, struct epoll_event *) = dlsym(RTLD_DEFAULT, "repoll_ctl");
 	int (*repoll_wait)(int, struct epoll_event *, int, int) = dlsym(RTLD_DEFAULT, "repoll_wait");
@@ -453,7 +454,7 @@ static void sets_and_children(bool with_child)
 	if (child == 0) {
 		CHECK(rrecv(a, &byte, 1, MSG_DONTWAIT) == -1 && errno == EIO);
 		CHECK(rclose(a) == 0 && rclose(b) == 0);
-		/* It has rsockets of its own. */
+		/* The child creates rsockets of its own. */
 		exchange((a = bound(&at_a), a), (b = bound(&at_b), b), &at_b);
 		_exit(0);
 	}
@@ -461,11 +462,11 @@ static void sets_and_children(bool with_child)
 		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	exchange(b, a, &at_a);
 	CHECK(rclose(a) == 0 && rclose(b) == 0 && rclose(set) == 0);
-	/* The port is free, in every process. */
+	/* The port is free again in every process. */
 	a = rsocket(family, SOCK_DGRAM, 0);
 	CHECK(rbind(a, &at_a.sa, length()) == 0 && rclose(a) == 0);
 	CHECK(rrecv(a, &byte, 1, 0) == -1 && errno == EBADF);
-	/* One that has no address receives nothing. */
+	/* A socket without an address cannot receive. */
 	a = rsocket(family, SOCK_DGRAM, 0);
 	CHECK(rrecv(a, &byte, 1, 0) == -1 && errno == EINVAL);
 	CHECK(riomap(a, &byte, 1, 0, 0, -1) == -1 && errno == EOPNOTSUPP);
@@ -489,7 +490,7 @@ static void all(void)
 		both_families();
 }
 
-/* Says each message that comes, and sends it back. */
+/* Prints each message and sends it back. */
 static int say(void)
 {
 	address own, from;
@@ -510,7 +511,7 @@ static int say(void)
 	}
 }
 
-/* One end of an echo between hosts, over IPv4. */
+/* Runs one end of an echo between hosts, over IPv4. */
 static int one_end(char **arguments)
 {
 	address at = loopback(htons(atoi(arguments[2])));
@@ -550,7 +551,7 @@ int main(int argc, char **argv)
 		int fd = bound(&own), value;
 		socklen_t len = sizeof value;
 
-		/* Of rsockets alone. */
+		/* Only rsockets have this option. */
 		if (getsockopt(fd, SOL_RDMA, RDMA_SQSIZE, &value, &len) == 0)
 			puts("sockets are rsockets");
 		close(fd);

@@ -1,17 +1,16 @@
-/*
- * Runs a program in a sandbox as systemd and container runtimes make it: seccomp filters, limits, no new privileges. System calls are numbers.
+/* Runs a program in a sandbox like those of systemd and container runtimes: seccomp filters,
+ * limits, no new privileges. System calls are given by number.
  *
  *     sandbox RULE.. -- PROGRAM ARGUMENT..
  *
- * permit=ACTION:FILE   every call that the file does not have ends with ACTION: an error number, or `kill`
+ * permit=ACTION:FILE   all calls not listed in the file get ACTION: an error number, or `kill`
  * refuse=ERRNO:N,..    these calls fail
  * families=N,..        socket(2) of another family fails with EAFNOSUPPORT
- * namespaces           no namespaces are made or entered
- * write-exec           no memory is both written and executed
- * threads              no thread is made, as where a limit of tasks is reached
- * limit=RESOURCE:N     a limit of setrlimit(2)
- * user=N               becomes this user
- */
+ * namespaces           namespaces cannot be created or entered
+ * write-exec           no memory can be both writable and executable
+ * threads              no thread can be created, as if a limit of tasks were reached
+ * limit=RESOURCE:N     sets a limit of setrlimit(2)
+ * user=N               changes to this user */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/audit.h>
@@ -84,14 +83,15 @@ static void begin(void)
 	load_number();
 }
 
-/* The call `number` gets `action`. */
+/* Applies `action` to the call `number`. */
 static void is(unsigned int number, unsigned int action)
 {
 	add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, number);
 	answer(action);
 }
 
-/* The call `number` gets `action` where `argument` has all bits of `all`, and otherwise the next rule. */
+/* Applies `action` to the call `number` if `argument` has all bits of `all`; otherwise the next
+ * rule decides. */
 static void has(unsigned int number, int argument, unsigned int all, unsigned int action)
 {
 	add(BPF_JMP | BPF_JEQ | BPF_K, 0, 5, number);
@@ -102,7 +102,7 @@ static void has(unsigned int number, int argument, unsigned int all, unsigned in
 	load_number();
 }
 
-/* The same where it has any bit of `any`. */
+/* Like has(), but if `argument` has any bit of `any`. */
 static void has_any(unsigned int number, int argument, unsigned int any, unsigned int action)
 {
 	add(BPF_JMP | BPF_JEQ | BPF_K, 0, 4, number);

@@ -1,4 +1,5 @@
-/* What the manual pages of rdma_cm promise, one function a promise. Both ends are in this process. */
+/* Tests guarantees of the rdma_cm manual pages, one function per guarantee. Both ends are in
+ * this process. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <dlfcn.h>
@@ -131,7 +132,8 @@ static void private_data_and_resources(void)
 		CHECK(event->param.conn.private_data_len == lengths[i]);
 		CHECK(!lengths[i] == !event->param.conn.private_data);
 		CHECK(!lengths[i] || !memcmp(event->param.conn.private_data, data, lengths[i]));
-		/* The peer's depth is what is asked of us, and the other way round. MPA revision 1 does not say them. */
+		/* The peer's initiator depth becomes our responder resources, and the other way round. MPA
+		 * revision 1 does not transmit them. */
 		CHECK(getenv("UIW_MPA_REVISION") ||
 		      (event->param.conn.responder_resources == 5 && event->param.conn.initiator_depth == 3));
 		CHECK(!rdma_ack_cm_event(event));
@@ -175,14 +177,14 @@ static void rejecting(void)
 			CHECK(rdma_reject(server, NULL, 0) == -1 && errno == EINVAL);
 			CHECK(rdma_accept(server, NULL) == -1 && errno == EINVAL);
 		}
-		/* A request that is let go is rejected. */
+		/* Destroying the id of a request rejects the request. */
 		let_go(server);
 		event = next(active, RDMA_CM_EVENT_REJECTED);
 		CHECK(event->id == client && event->status == -ECONNREFUSED);
 		CHECK(event->param.conn.private_data_len == (implicit ? 0 : sizeof why));
 		CHECK(implicit || !memcmp(event->param.conn.private_data, why, sizeof why));
 		CHECK(!rdma_ack_cm_event(event));
-		/* What was posted is flushed. */
+		/* The posted receive is flushed. */
 		CHECK(ibv_poll_cq(client->recv_cq, 1, &wc) == 1);
 		CHECK(wc.wr_id == 7 && wc.status == IBV_WC_WR_FLUSH_ERR);
 		let_go(client);
@@ -203,13 +205,13 @@ static void disconnecting(void)
 	CHECK(!rdma_post_send(client, NULL, bytes, sizeof bytes, mr, IBV_SEND_SIGNALED));
 	CHECK(!rdma_disconnect(client));
 	CHECK(!rdma_disconnect(client));
-	/* What was posted before arrives, then both sides get the event of the end, once each. */
+	/* Data posted before arrives; then each side gets the event of the end exactly once. */
 	CHECK(rdma_get_recv_comp(server, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(room, bytes));
 	await(active, RDMA_CM_EVENT_DISCONNECTED);
 	await(passive, RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(!rdma_disconnect(server) && !rdma_disconnect(client));
 	CHECK(!readable(active) && !readable(passive));
-	/* In error now: receives come back flushed. */
+	/* The queue pair is in the error state now, so receives are flushed. */
 	CHECK(!rdma_post_recv(server, (void *)9, room, sizeof room, target));
 	CHECK(rdma_get_recv_comp(server, &wc) == 1 && wc.wr_id == 9 && wc.status == IBV_WC_WR_FLUSH_ERR);
 	CHECK(!rdma_dereg_mr(mr) && !rdma_dereg_mr(target));
@@ -218,7 +220,7 @@ static void disconnecting(void)
 	CHECK(!rdma_destroy_id(listener));
 }
 
-/* An id can be destroyed at any point; nothing of it is left in the channel. */
+/* An id can be destroyed in any state, and none of its events remains in the channel. */
 static void destroyed_in_every_state(void)
 {
 	struct rdma_cm_id *listener = listening(), *id, *client, *server;
@@ -236,7 +238,8 @@ static void destroyed_in_every_state(void)
 	CHECK(!rdma_destroy_id(id));
 	CHECK(!readable(active));
 
-	/* Routed; connecting to a peer that does not answer; established with the event not taken. */
+	/* The states are: route resolved; connecting to a peer that does not answer; established, with
+	 * the event not taken. */
 	let_go(ready_to_connect(listener));
 	client = ready_to_connect(listener);
 	CHECK(!rdma_connect(client, NULL));
@@ -253,7 +256,7 @@ static void destroyed_in_every_state(void)
 	await(passive, RDMA_CM_EVENT_DISCONNECTED);
 	let_go(server);
 
-	/* Connected, without destroying the queue pair first. */
+	/* The id is connected, and its queue pair is not destroyed by rdma_destroy_qp. */
 	connected(listener, &client, &server);
 	id = client;
 	CHECK(!ibv_destroy_qp(client->qp));
@@ -261,7 +264,7 @@ static void destroyed_in_every_state(void)
 	await(passive, RDMA_CM_EVENT_DISCONNECTED);
 	let_go(server);
 
-	/* A listener with a pending request. */
+	/* The listener has a pending request. */
 	client = ready_to_connect(listener);
 	CHECK(!rdma_connect(client, NULL));
 	while (!readable(passive))
@@ -332,21 +335,21 @@ static void migrating(void)
 
 	CHECK(other);
 	to.sin_port = rdma_get_src_port(listener);
-	/* An event of our own that waits. */
+	/* An event of the library itself is pending. */
 	CHECK(!rdma_create_id(active, &client, NULL, RDMA_PS_TCP));
 	CHECK(!rdma_resolve_addr(client, NULL, (void *)&to, 1000));
 	CHECK(!rdma_migrate_id(client, other));
 	CHECK(client->channel == other && !readable(active) && readable(other));
 	await(other, RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(!rdma_destroy_id(client));
-	/* A request that waits, and what follows it. */
+	/* A request is pending, and further events follow it. */
 	client = ready_to_connect(listener);
 	CHECK(!rdma_connect(client, NULL));
 	while (!readable(passive))
 		usleep(100);
 	CHECK(!rdma_migrate_id(listener, other));
 	CHECK(!readable(passive));
-	/* A thread that drives at this moment makes the channel readable after the call. */
+	/* A thread that is driving at this moment makes the channel readable only after the call. */
 	while (!readable(other))
 		usleep(100);
 	{
@@ -360,7 +363,7 @@ static void migrating(void)
 	CHECK(!rdma_migrate_id(server, passive));
 	CHECK(!rdma_accept(server, NULL));
 	await(passive, RDMA_CM_EVENT_ESTABLISHED);
-	/* An event of the engine that waits. */
+	/* An event of the engine is pending. */
 	while (!readable(active))
 		usleep(100);
 	CHECK(!rdma_migrate_id(client, other));
@@ -433,7 +436,7 @@ static void synchronous(void)
 	rdma_destroy_ep(id);
 	rdma_destroy_ep(listener);
 
-	/* No listener exists any more. The attributes name the queues of the id before. */
+	/* No listener exists any more. The attributes still name the queues of the previous id. */
 	attr.send_cq = attr.recv_cq = NULL;
 	CHECK(!rdma_getaddrinfo("127.0.0.1", port, &hints, &res));
 	CHECK(!rdma_create_ep(&id, res, NULL, &attr));
@@ -455,7 +458,7 @@ static void wildcards_and_ports(void)
 	CHECK(!rdma_bind_addr(a, (void *)&any));
 	CHECK(!a->verbs && rdma_get_src_port(a));
 	any.sin_port = rdma_get_src_port(a);
-	/* As the kernel has it where one of both is a wildcard address. */
+	/* The kernel returns the same error if one of the two addresses is a wildcard. */
 	CHECK(rdma_bind_addr(b, (void *)&any) == -1 && errno == EADDRNOTAVAIL);
 	CHECK(!rdma_listen(a, 2));
 	client = ready_to_connect(a);
@@ -471,7 +474,7 @@ static void wildcards_and_ports(void)
 	let_go(client);
 	CHECK(!rdma_destroy_id(a) && !rdma_destroy_id(b));
 
-	/* Two ids that both agree share a port while neither listens. */
+	/* Two ids that both set REUSEADDR share a port as long as neither listens. */
 	any.sin_port = 0;
 	CHECK(!rdma_create_id(passive, &a, NULL, RDMA_PS_TCP) && !rdma_create_id(passive, &b, NULL, RDMA_PS_TCP));
 	CHECK(!rdma_set_option(a, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on, sizeof on));
@@ -483,7 +486,7 @@ static void wildcards_and_ports(void)
 	CHECK(rdma_listen(b, 1) == -1 && errno == EADDRINUSE);
 	CHECK(!rdma_destroy_id(a) && !rdma_destroy_id(b));
 
-	/* IPv6 alone leaves the port to IPv4, unless another process has it there. */
+	/* A listener for IPv6 only leaves the port to IPv4, unless another process uses it there. */
 	for (int tries = 20; tries > 0; tries--) {
 		int shared;
 
@@ -519,7 +522,7 @@ static void devices(void)
 	CHECK(!rdma_destroy_id(listener));
 }
 
-/* Names that Debian 12's header does not have yet. */
+/* Tests names that the header of Debian 12 does not have yet. */
 static void newer_names(void)
 {
 	int (*write_event)(struct rdma_cm_id *, int, int, uint64_t) = dlsym(RTLD_DEFAULT, "rdma_write_cm_event");
@@ -549,7 +552,7 @@ static void newer_names(void)
 	CHECK(!rdma_destroy_id(id));
 }
 
-/* No service has port 0: a program that asks for it looks for the device that reaches the address. */
+/* No service has port 0: a program that uses it asks for the device that reaches the address. */
 static void address_without_port(void)
 {
 	struct sockaddr_in to = loopback;
@@ -566,7 +569,8 @@ static void address_without_port(void)
 	let_go(id);
 }
 
-/* As the kernel's, the descriptors are never writable: a program that watches both directions would not sleep. */
+/* Like the kernel's descriptors, these are never writable. Otherwise a program that watches both
+ * directions would not sleep. */
 static void descriptors_are_never_writable(void)
 {
 	struct ibv_context *verbs;

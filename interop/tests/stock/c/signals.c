@@ -1,4 +1,5 @@
-/* A wait goes on after a signal whose handler restarts calls, and ends with EINTR after one whose handler does not. */
+/* A wait continues after a signal whose handler has SA_RESTART, and ends with EINTR after one
+ * whose handler does not. */
 #include "check.h"
 #include <errno.h>
 #include <pthread.h>
@@ -57,7 +58,7 @@ static void *wait_for_async_event(void *unused)
 	return unused;
 }
 
-/* Signals a waiting thread until its handler has run a few times, or its wait is over. */
+/* Signals a waiting thread until its handler has run a few times or its wait has ended. */
 static pthread_t signalled(void *(*wait)(void *), int flags, int times)
 {
 	struct sigaction action = { .sa_handler = on_signal, .sa_flags = flags };
@@ -82,10 +83,9 @@ static void interrupted(void *(*wait)(void *))
 	CHECK(result == -1 && error == EINTR);
 }
 
-/*
- * One signal alone ends a wait, also where it comes soon after the call: programs stop their loops so. It is repeated, late, should it
- * have come before the call.
- */
+/* A single signal must end a wait, also if it comes soon after the call, because programs end
+ * their loops in this way. The signal is repeated later in case the first one came before the
+ * call. */
 static void interrupted_by_the_first(void)
 {
 	struct sigaction action = { .sa_handler = on_signal };

@@ -1,7 +1,6 @@
-/*
- * Many threads at once: clients that connect, say a word and disconnect, each on a channel of its own or on one that all share, and
- * servers that take turns at one channel. The thread that takes an event need not own its connection.
- */
+/* Many threads at once: clients connect, send a word and disconnect, each on its own channel or
+ * on a shared one, and server threads take turns on one channel. The thread that takes an event
+ * need not own the connection. */
 #include "check.h"
 #include <errno.h>
 #include <pthread.h>
@@ -66,7 +65,7 @@ static void *serve(void *unused)
 		}
 		CHECK(!rdma_ack_cm_event(event));
 		if (type == RDMA_CM_EVENT_DISCONNECTED) {
-			/* Another thread may still have the event before in its hands: destruction waits for it. */
+			/* Another thread may still hold the previous event; destruction waits for it. */
 			struct ibv_wc wc;
 
 			talk = id->context;
@@ -106,7 +105,7 @@ static void *connect_again_and_again(void *unused)
 		struct talk *talk;
 		struct ibv_wc wc;
 
-		/* Every other time without a channel: the calls wait themselves. */
+		/* Every other round uses no channel, so the calls themselves wait. */
 		int sync = round % 2;
 
 		CHECK(!rdma_create_id(sync ? NULL : channel, &id, NULL, RDMA_PS_TCP));

@@ -1,5 +1,6 @@
-/* A provider for the system's libibverbs (rdma-core 34 to 56) of a device that needs no hardware: `stub0`, where sysfs has it. What is sent
- * on one of its queue pairs completes at once, with opcode SEND and vendor error 77, and goes nowhere. */
+/* A provider for the system's libibverbs (rdma-core 34 to 56) with a device that needs no
+ * hardware: `stub0`, if sysfs has it. A request on one of its queue pairs completes at once with
+ * opcode SEND and vendor error 77, and no data is sent. */
 #include <infiniband/verbs.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -10,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What rdma-core's providers have from headers that are not installed. */
+/* Definitions that rdma-core's providers get from headers that are not installed. */
 struct list_node {
 	struct list_node *next, *prev;
 };
@@ -23,7 +24,7 @@ struct verbs_sysfs_dev {
 	char sysfs_name[IBV_SYSFS_NAME_MAX];
 	dev_t sysfs_cdev;
 	char ibdev_name[IBV_SYSFS_NAME_MAX];
-	/* And more. */
+	/* Further members follow. */
 };
 
 struct verbs_device {
@@ -47,7 +48,7 @@ struct verbs_device_ops {
 	void (*uninit_device)(struct verbs_device *);
 };
 
-/* struct verbs_context_ops: so many functions, by the alphabet. */
+/* Number of functions in struct verbs_context_ops, which are in alphabetical order. */
 enum {
 	OP_ALLOC_PD = 5,
 	OP_CREATE_CQ = 15,
@@ -81,7 +82,7 @@ struct stub_cq {
 	uint64_t wr_id;
 };
 
-/* struct verbs_mr of rdma-core: the region and what kind it is. */
+/* struct verbs_mr of rdma-core: the region and its kind. */
 struct stub_mr {
 	struct ibv_mr mr;
 	int type, access;

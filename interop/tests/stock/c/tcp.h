@@ -1,4 +1,4 @@
-/* What programs of TCP sockets check with. */
+/* Checks used by programs of TCP sockets. */
 #ifndef TCP_H
 #define TCP_H
 

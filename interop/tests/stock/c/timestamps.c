@@ -1,4 +1,4 @@
-/* A completion with a timestamp, for valgrind: it hides the vDSO, by which clocks are read. */
+/* Tests a completion with a timestamp under valgrind, which hides the vDSO used to read clocks. */
 #include "check.h"
 #include "ends.h"
 

@@ -1,5 +1,6 @@
-/* RDMA_CM_EVENT_TIMEWAIT_EXIT: the argument says whether it comes "once" at both ends, as with InfiniBand and RoCE, or "never", as with iWARP.
- * Both ends are in this process. */
+/* Tests RDMA_CM_EVENT_TIMEWAIT_EXIT. With the argument "once" both ends get it once, as with
+ * InfiniBand and RoCE; with "never" it does not occur, as with iWARP. Both ends are in this
+ * process. */
 #include "cm.h"
 #include <poll.h>
 #include <time.h>
@@ -34,7 +35,7 @@ static void connected(struct rdma_cm_id **client, struct rdma_cm_id **server)
 	await(passive, RDMA_CM_EVENT_ESTABLISHED);
 }
 
-/* Takes DISCONNECTED at both ends; returns the time of the first one. */
+/* Takes DISCONNECTED at both ends and returns the time of the first one. */
 static double disconnected(struct rdma_cm_id *client, struct rdma_cm_id *server)
 {
 	double at;
@@ -53,7 +54,7 @@ static void let_go(struct rdma_cm_id *id)
 	CHECK(!rdma_destroy_id(id));
 }
 
-/* The event has neither status nor private data. */
+/* Checks that the event has neither status nor private data. */
 static void await_exit(struct rdma_event_channel *channel, struct rdma_cm_id *id)
 {
 	struct rdma_cm_event *event;
@@ -73,7 +74,7 @@ int main(int argc, char **argv)
 	CHECK((passive = rdma_create_event_channel()) && (active = rdma_create_event_channel()));
 	listener = listen_on_loopback(passive, &to);
 
-	/* Also without the queue pair, and after a second disconnect. */
+	/* The event also comes if the queue pair was destroyed, and after a second disconnect. */
 	connected(&client, &server);
 	at = disconnected(client, server);
 	rdma_destroy_qp(server);
@@ -87,7 +88,8 @@ int main(int argc, char **argv)
 	let_go(client);
 	let_go(server);
 
-	/* Destroying an id does not wait, and no event of it comes. One round of ten is not delayed by other programs. */
+	/* Destroying an id does not wait, and none of its events arrives later. Other programs may
+	 * delay a round, but not all ten. */
 	for (int round = 1;; round++) {
 		connected(&client, &server);
 		at = disconnected(client, server);
@@ -99,7 +101,7 @@ int main(int argc, char **argv)
 	}
 	CHECK(!readable(active, 1000) && !readable(passive, 0));
 
-	/* An id that moves to another channel meanwhile has it there. */
+	/* If an id moves to another channel in the meantime, the event arrives there. */
 	connected(&client, &server);
 	disconnected(client, server);
 	CHECK(!rdma_migrate_id(client, passive));

@@ -1,4 +1,5 @@
-/* The state table of the verbs: what ibv_modify_qp refuses, and that a refused call changes nothing. */
+/* Tests the state table of verbs: which transitions ibv_modify_qp refuses, and that a refused
+ * call changes nothing. */
 #include "pairs.h"
 
 enum {
@@ -112,7 +113,7 @@ static void transitions(void)
 	}
 }
 
-/* As rdma_init_qp_attr asks for, on a queue pair that rdma_cm connects. */
+/* Makes the transitions that rdma_init_qp_attr specifies, on a queue pair connected by rdma_cm. */
 static void as_rdma_cm_asks(void)
 {
 	TAKEN(IBV_QPS_RESET, to_init, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS);
@@ -120,7 +121,7 @@ static void as_rdma_cm_asks(void)
 	TAKEN(IBV_QPS_RTR, to_rts, 0);
 }
 
-/* An iWARP device takes whatever it is given, as siw does. */
+/* An iWARP device accepts all attributes, as siw does. */
 static void taken_on_iwarp(void)
 {
 	TAKEN(IBV_QPS_INIT, to_rtr, RTR & ~IBV_QP_MIN_RNR_TIMER);

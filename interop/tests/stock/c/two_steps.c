@@ -1,12 +1,13 @@
-/* How rdma_cm connects a program that moves its queue pairs itself, on another transport than iWARP: the id has none. The active side has
- * CONNECT_RESPONSE when the peer has accepted, and the passive side has ESTABLISHED when the active one has called rdma_establish. Both ends
- * are in this process. */
+/* Tests how rdma_cm connects a program that changes the state of its queue pairs itself, on
+ * transports other than iWARP; the id has no queue pair. The active side gets CONNECT_RESPONSE
+ * after the peer has accepted, and the passive side gets ESTABLISHED after the active one has
+ * called rdma_establish. Both ends are in this process. */
 #include "cm.h"
 #include <poll.h>
 
 static struct rdma_event_channel *passive, *active;
 
-/* What has not come after so long was not sent. */
+/* An event that has not arrived after this time was not sent. */
 static int nothing_comes(struct rdma_event_channel *channel)
 {
 	struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
@@ -40,7 +41,7 @@ static void connect_and(enum ending ending)
 	param.qp_num = of_client->qp_num;
 	CHECK(!rdma_connect(client, &param));
 	server = await(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
-	/* The peer has not answered. */
+	/* The peer has not answered yet. */
 	CHECK(rdma_establish(client) == -1 && errno == EINVAL);
 	of_server = queue_pair(server, cq);
 	param.qp_num = of_server->qp_num;

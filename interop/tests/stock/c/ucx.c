@@ -1,6 +1,8 @@
-/* Two UCX programs that connect by rdma_cm. "ucx PORT" listens; "ucx PORT ADDRESS MEBIBYTES PAUSE" connects. The one that listens sends
- * first, while the other one sleeps for PAUSE milliseconds after each call of ucp_worker_progress: UCX's own thread takes events and
- * datagrams meanwhile. Then the one that listens receives MEBIBYTES and answers with their hash. */
+/* Two UCX programs that connect by rdma_cm. "ucx PORT" listens; "ucx PORT ADDRESS MEBIBYTES
+ * PAUSE" connects. The listening end sends first, while the connecting end sleeps for PAUSE
+ * milliseconds after each call of ucp_worker_progress, so that UCX's own thread takes events and
+ * datagrams in the meantime. Then the listening end receives MEBIBYTES and answers with their
+ * hash. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <stdint.h>
@@ -23,7 +25,7 @@ static void failed(void *arg, ucp_ep_h ep, ucs_status_t status)
 {
 	(void)arg;
 	(void)ep;
-	/* The one that connects leaves when it has the hash. */
+	/* The connecting end exits when it has the hash. */
 	if (status != UCS_ERR_CONNECTION_RESET) {
 		fprintf(stderr, "endpoint: %s\n", ucs_status_string(status));
 		exit(1);
@@ -68,7 +70,7 @@ static void *post(ucp_ep_h ep, const void *from, size_t len, uint64_t tag)
 	return ucp_tag_send_nbx(ep, from, len, tag, &param);
 }
 
-/* FNV-1a of words. */
+/* Computes the FNV-1a hash of words. */
 static uint64_t hash(uint64_t before, const uint64_t *words, size_t count)
 {
 	while (count--)
@@ -133,7 +135,7 @@ static void serve(int port)
 	ep = endpoint(NULL, 0);
 	greeting[0] = 0x6f6c6c6568;
 	finish(post(ep, greeting, 8, GREETING));
-	/* How many are to come. */
+	/* The message contains the number of messages to come. */
 	finish(receive(greeting, 16, GREETING));
 	for (done = 0; done < greeting[0] && done < UNDER_WAY; done++)
 		requests[done] = receive(buffers[done], MEBIBYTE, DATA);

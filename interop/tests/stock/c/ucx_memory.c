@@ -1,6 +1,8 @@
-/* Two UCX programs, one of which writes and reads the other one's memory by ucp_put_nbx and ucp_get_nbx. They connect by rdma_cm
- * ("ucx_memory PORT" has the memory, "ucx_memory PORT ADDRESS" writes and reads it), or by the addresses of their workers in files
- * ("ucx_memory DIRECTORY owner" and "ucx_memory DIRECTORY user"). Each end computes by itself what the bytes have to be. */
+/* Two UCX programs, one of which writes and reads the other one's memory by ucp_put_nbx and
+ * ucp_get_nbx. They connect by rdma_cm ("ucx_memory PORT" has the memory, "ucx_memory PORT
+ * ADDRESS" writes and reads it), or through files with the addresses of their workers
+ * ("ucx_memory DIRECTORY owner" and "ucx_memory DIRECTORY user"). Each end computes the expected
+ * bytes itself. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <stdint.h>
@@ -16,7 +18,8 @@ static const size_t lens[] = { 1,    7,	    8,	   63,	    64,	     255,      102
 			       4096, 8191,  65536, 65537,   100000,  1 << 20,  (1 << 20) + 13, 3 << 20 };
 #define PLACES (sizeof lens / sizeof lens[0])
 
-/* Where the memory is: its address in the process that has it, and what others need to use it. */
+/* Location of the memory: its address in the owning process, and the key that others need to
+ * access it. */
 struct offer {
 	uint64_t address;
 	uint64_t rkey_len;
@@ -40,7 +43,7 @@ static void failed(void *arg, ucp_ep_h ep, ucs_status_t status)
 {
 	(void)arg;
 	(void)ep;
-	/* One end leaves first. */
+	/* One end exits first. */
 	if (!everything_is_verified) {
 		fprintf(stderr, "endpoint: %s\n", ucs_status_string(status));
 		exit(1);
@@ -63,7 +66,7 @@ static void finish(void *request)
 	ucp_request_free(request);
 }
 
-/* Whatever its result: the other end may have left. */
+/* Waits for the request and ignores its result, because the other end may have exited. */
 static void wait_for(void *request)
 {
 	if (!UCS_PTR_IS_PTR(request))
@@ -94,7 +97,7 @@ static void flush(ucp_ep_h ep)
 	finish(ucp_ep_flush_nbx(ep, &param));
 }
 
-/* Byte `at` of place `place` in a round. */
+/* Returns byte `at` of place `place` in a round. */
 static unsigned char byte_of(unsigned round, size_t place, size_t at)
 {
 	uint32_t word = (uint32_t)(at + 1) * 2654435761u ^ (uint32_t)(round * 977 + place * 131);
@@ -153,7 +156,7 @@ static ucp_ep_h connect_endpoint(int port, const char *address)
 	return make_endpoint(&params);
 }
 
-/* Writes the worker's address to a file of this end, and reads the other one's. */
+/* Writes the worker's address to a file of this end, and reads the other end's file. */
 static ucp_ep_h exchange_addresses(const char *directory, const char *own, const char *other)
 {
 	ucp_ep_params_t params = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS };
@@ -245,7 +248,7 @@ static void be_user(ucp_ep_h ep)
 		}
 		for (place = 0; place < PLACES; place++)
 			finish(requests[place]);
-		/* All of it is in the other one's memory. */
+		/* After the flush, all data is in the memory of the other end. */
 		flush(ep);
 		send_message(ep, &word, 1, WRITTEN);
 		receive_message(&word, 1, CHANGED);
@@ -271,7 +274,7 @@ static void be_user(ucp_ep_h ep)
 	}
 	everything_is_verified = 1;
 	printf("verified %zu bytes that were got\n", verified);
-	/* What was sent last may need this end. */
+	/* The last message may need this end to make progress. */
 	request = ucp_tag_recv_nbx(worker, &word, 1, GOODBYE, UINT64_MAX, &param);
 	while (!peer_has_left && UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS)
 		ucp_worker_progress(worker);
@@ -281,7 +284,7 @@ static void close_endpoint(ucp_ep_h ep)
 {
 	ucp_request_param_t param = { 0 };
 
-	/* What was sent last is with the other end. */
+	/* The flush ensures that the other end has the last message. */
 	wait_for(ucp_ep_flush_nbx(ep, &param));
 	param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
 	param.flags = UCP_EP_CLOSE_FLAG_FORCE;

@@ -1,10 +1,12 @@
-/* Unreliable connected queue pairs: what is delivered, and what is lost without a trace. */
+/* Tests unreliable connected queue pairs: which messages are delivered, and which are lost
+ * silently. */
 #include "pairs.h"
 #include <rdma/rdma_cma.h>
 
 enum { LARGE = 200000 };
 
-/* A message without a receive waits for one for a moment, as a slow network would have it wait. */
+/* Waits longer than a message without a receive is kept; it is kept for a moment because a slow
+ * network would delay it as well. */
 static void pass(void)
 {
 	usleep(250000);
@@ -48,14 +50,14 @@ static int try_request(struct end *from, enum ibv_wr_opcode opcode, uint64_t id,
 	return ibv_post_send(from->qp, &wr, &bad);
 }
 
-/* Eight bytes, from 64 on. */
+/* Posts a request of eight bytes at offset 64. */
 static void request(struct end *from, enum ibv_wr_opcode opcode, uint64_t id, void *to, uint32_t rkey)
 {
 	CHECK(!try_request(from, opcode, id, (struct ibv_sge){ (uintptr_t)from->buffer + 64, 8, from->mr->lkey }, to, rkey));
 	expect(from, id, IBV_WC_SUCCESS);
 }
 
-/* The next message arrives, and is the first that does. */
+/* Checks that the next message arrives and that no earlier one did. */
 static void only_next_arrives(struct end *a, struct end *b)
 {
 	struct ibv_wc wc;
@@ -136,7 +138,7 @@ static void lost_without_a_receive(void)
 	expect(&a, 1, IBV_WC_SUCCESS);
 	pass();
 	only_next_arrives(&a, &b);
-	/* Without a receive the memory is not touched either. */
+	/* Without a receive, the memory is not changed either. */
 	request(&a, IBV_WR_RDMA_WRITE_WITH_IMM, 2, target, mr_target->rkey);
 	pass();
 	CHECK(!try_request(&a, IBV_WR_RDMA_WRITE_WITH_IMM, 3, large, target, mr_target->rkey));
@@ -145,7 +147,7 @@ static void lost_without_a_receive(void)
 	for (i = 0; i < LARGE; i++)
 		CHECK(!target[i]);
 	only_next_arrives(&a, &b);
-	/* Too long for its receive: the next message takes it. */
+	/* The message is too long for its receive, so the next message uses the receive. */
 	receive(&b, 9);
 	CHECK(!try_request(&a, IBV_WR_SEND, 4, large, NULL, 0));
 	expect(&a, 4, IBV_WC_SUCCESS);
@@ -154,7 +156,7 @@ static void lost_without_a_receive(void)
 	expect(&b, 9, IBV_WC_SUCCESS);
 	CHECK(!strcmp(b.buffer, "fits"));
 	only_next_arrives(&a, &b);
-	/* The large one arrives with a receive. */
+	/* With a receive, the large message arrives. */
 	receive(&b, 10);
 	CHECK(!try_request(&a, IBV_WR_RDMA_WRITE_WITH_IMM, 6, large, target, mr_target->rkey));
 	expect(&a, 6, IBV_WC_SUCCESS);
@@ -182,7 +184,7 @@ static void lost_without_the_right(void)
 	for (opcode = IBV_WR_RDMA_WRITE; opcode <= IBV_WR_RDMA_WRITE_WITH_IMM; opcode++) {
 		request(&a, opcode, 1, b.buffer + 512, b.mr->rkey ^ 0x5500);
 		request(&a, opcode, 2, b.buffer + SIZE - 4, b.mr->rkey);
-		/* Begins inside of its region and ends behind it. */
+		/* The range begins inside the region and ends beyond it. */
 		CHECK(!try_request(&a, opcode, 3, large, target, half->rkey));
 		expect(&a, 3, IBV_WC_SUCCESS);
 		pass();
@@ -201,7 +203,7 @@ static void lost_without_the_right(void)
 	unmake(&b);
 }
 
-/* An end does not notice what becomes of the other one. */
+/* An end does not notice what happens to the other one. */
 static void peer_goes(void)
 {
 	static struct end a, b;
@@ -221,7 +223,7 @@ static void peer_goes(void)
 		CHECK(state_of(&a) == IBV_QPS_RTS);
 		to(&b, IBV_QPS_RESET);
 		if (life == 1)
-			/* The other end is not new. */
+			/* The other end has already been connected before. */
 			ready_uc(&b, &a), exchange(&b, &a, 4), to(&b, IBV_QPS_RESET);
 		to(&a, IBV_QPS_RESET);
 		b.psn += 5;
@@ -236,7 +238,7 @@ static void peer_goes(void)
 	unmake(&a);
 }
 
-/* Nor is it noticed that there never was a peer. */
+/* An end does not notice either that there has never been a peer. */
 static void nobody_there(void)
 {
 	static struct end a, b;
@@ -256,7 +258,7 @@ static void nobody_there(void)
 	unmake(&b);
 }
 
-/* A reliable queue pair is no peer of an unreliable one. */
+/* A reliable queue pair cannot be the peer of an unreliable one. */
 static void types_differ(void)
 {
 	static struct end a, b;
@@ -274,7 +276,7 @@ static void types_differ(void)
 	unmake(&b);
 }
 
-/* Mistakes of its own are noticed. */
+/* An end notices its own errors. */
 static void own_mistakes(void)
 {
 	static struct end a, b;
@@ -307,7 +309,7 @@ static void with_itself(void)
 	unmake(&a);
 }
 
-/* An id of RDMA_PS_TCP has reliable queue pairs alone, as in librdmacm. */
+/* An id of RDMA_PS_TCP supports only reliable queue pairs, as in librdmacm. */
 static void not_by_rdma_cm(void)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_UC, .cap = { 4, 4, 1, 1, 0 } };

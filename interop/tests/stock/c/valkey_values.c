@@ -1,4 +1,5 @@
-/* A client of a Valkey server over RDMA, by libvalkey: sets values of one byte to 32 MiB, gets them, and compares. */
+/* A client of a Valkey server over RDMA that uses libvalkey: it sets values of one byte to 32
+ * MiB, gets them and compares them. */
 
 #include <inttypes.h>
 #include <stdint.h>
@@ -16,7 +17,7 @@ static void fail(const char *what, size_t len, const valkeyContext *context)
     exit(1);
 }
 
-/* Bytes that differ with the seed. */
+/* Fills a buffer with bytes that depend on the seed. */
 static void fill(unsigned char *bytes, size_t len, uint64_t seed)
 {
     uint64_t state = 0x9E3779B97F4A7C15u ^ seed;

@@ -1,15 +1,15 @@
-//! The tests that do not pass, or not always, each with its reason.
+//! Tests that always or sometimes fail, each with the reason.
 
 use super::outcome::Outcome;
 use super::sets::Endpoint;
 
-/// A test that does not pass, or not always.
+/// Test that always or sometimes fails.
 pub(super) struct Known {
     endpoint: Endpoint,
-    /// The only persona for which this holds, if not for all.
+    /// Persona to which the entry applies; `None` for all personas.
     persona: Option<&'static str>,
     test: &'static str,
-    /// The words of its possible outcomes.
+    /// Names of the possible outcomes.
     outcomes: &'static [&'static str],
     pub(super) reason: &'static str,
 }
@@ -20,12 +20,12 @@ impl Known {
     }
 }
 
-/// Returns the known outcome of a test, if it has one.
+/// Returns the entry for a test, if there is one.
 pub(super) fn of(endpoint: Endpoint, persona: &str, test: &str) -> Option<&'static Known> {
     KNOWN.iter().find(|known| known.is_of(endpoint, persona, test))
 }
 
-/// Returns the reason why an outcome is none that was expected.
+/// Returns a message if an outcome was not expected.
 pub(super) fn surprise(known: Option<&Known>, outcome: &Outcome) -> Option<String> {
     let expected = known.map_or(&["pass"][..], |known| known.outcomes);
     (!expected.contains(&outcome.word())).then(|| format!("{} was expected", expected.join(" or ")))
@@ -49,7 +49,7 @@ const fn fails(
     Known { endpoint, persona, test, outcomes: &["fail"], reason }
 }
 
-/// A test that fails in some runs.
+/// Returns the entry of a test that fails in some runs.
 const fn races(
     endpoint: Endpoint,
     persona: Option<&'static str>,

@@ -1,6 +1,7 @@
-//! libfabric's fabtests, which no package has: `cargo xtask interop fabtests` builds and installs
-//! them in a folder that a variable names, and runs this. What `runfabtests.sh` runs one after
-//! another runs here on two hosts, with the data compared wherever a program can do it.
+//! Runs libfabric's fabtests, which no distribution packages: `cargo xtask interop fabtests` builds
+//! them, installs them in a directory that a variable names, and runs these tests. The tests that
+//! `runfabtests.sh` runs one after the other are run here on two hosts, and the data is compared
+//! wherever a program supports it.
 
 mod known;
 mod outcome;
@@ -17,15 +18,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use uiw_interop::stock::Running;
 
-/// The folder where the programs are installed. Nothing without it; the test is noted as skipped
-/// then.
+/// Returns the directory in which the programs are installed. If it is not set, returns `None` and
+/// counts the test as skipped.
 #[track_caller]
 fn programs() -> Option<Programs> {
     Programs::given("UIW_FABTESTS", "fabtests: cargo xtask interop fabtests")
 }
 
-/// Every test for an endpoint has the outcome that is known of it, which is that it passes if
-/// nothing is.
+/// Asserts that every test for an endpoint has its known outcome, or passes if no outcome is
+/// listed.
 #[track_caller]
 fn set(endpoint: Endpoint, persona: &'static str) {
     let Some((programs, network, libraries)) = programs().and_then(on_two_hosts) else { return };
@@ -43,12 +44,14 @@ fn set(endpoint: Endpoint, persona: &'static str) {
     table.end();
 }
 
-/// Runs of a test above `ofi_rxm`, which closes a connection on the peer's shutdown before it has
-/// polled the message in front of it: one end is through then, and the other waits for its last
-/// message for ever. That takes a busy machine, and not the same test each time.
+/// Number of attempts for a test above `ofi_rxm`.
+///
+/// On the peer's shutdown `ofi_rxm` closes a connection before it has polled the message that
+/// preceded the shutdown. One end then finishes, and the other one waits for its last message
+/// forever. This happens on busy machines, and not always in the same test.
 const RUNS: usize = 3;
 
-/// The outcome of a test, and what is to say of it.
+/// Runs a test and returns its outcome with an additional remark.
 fn run(runner: &Runner, kind: Kind, test: &str) -> (Outcome, String) {
     let mut runs = 1;
     loop {
@@ -65,7 +68,7 @@ fn run(runner: &Runner, kind: Kind, test: &str) -> (Outcome, String) {
     }
 }
 
-/// The outcomes of the tests for an endpoint.
+/// Table of the outcomes of the tests for an endpoint.
 struct OutcomeTable {
     endpoint: Endpoint,
     persona: &'static str,
@@ -92,7 +95,7 @@ impl OutcomeTable {
         }
     }
 
-    /// Prints it.
+    /// Prints the table, and panics if an outcome was not expected.
     #[track_caller]
     fn end(self) {
         let Self { endpoint, persona, lines, counts, surprises } = self;
@@ -126,7 +129,8 @@ fn datagram_endpoints_of_persona_roce() {
     set(Endpoint::Dgram, "roce");
 }
 
-/// Round trips of messages of 64 KiB, compared; above `ofi_rxm` they are Reads.
+/// Exchanges messages of 64 KiB in both directions and compares them; above `ofi_rxm` they are
+/// transferred by Reads.
 #[test]
 fn report_counters_and_capture_agree() {
     const SIZE: u64 = 65_536;

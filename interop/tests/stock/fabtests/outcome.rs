@@ -1,26 +1,26 @@
-//! Outcomes of tests, derived from exit codes as `runfabtests.sh` does.
+//! Outcomes of tests, derived from exit codes in the same way as in `runfabtests.sh`.
 
 use std::fmt;
 use uiw_interop::stock::ProcessEnd;
 
-/// The exit codes by which a test says that the provider does not have what it asks for (errno(3)).
+/// Exit codes with which a test reports that the provider lacks a requested feature (errno(3)).
 const ENODATA: i32 = 61;
 const ENOSYS: i32 = 38;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Pass,
-    /// The provider does not offer it, or the test does not ask for it in a way that the provider
-    /// has.
+    /// The provider lacks the feature, or the test does not request it in a way that the provider
+    /// supports.
     Unsupported,
-    /// With what the programs said.
+    /// The test failed; contains the output of the programs.
     Fail(String),
-    /// One of two programs ended well, and the other one did not end: it waited for a message, or
-    /// for the end of the connection.
+    /// One of two programs succeeded, and the other one did not end because it waited for a message
+    /// or for the end of the connection.
     OneEnd(String),
 }
 
-/// The exit code of a program that was killed as it did not end.
+/// Exit code of a program that was killed because it did not end.
 const KILLED: i32 = 128 + 9;
 
 impl Outcome {
@@ -58,8 +58,8 @@ impl Outcome {
         }
     }
 
-    /// Outcome of `fi_ubertest`, whose client counts its cases. One that the provider does not
-    /// offer is none of them.
+    /// Returns the outcome of `fi_ubertest`, whose client counts the cases. Cases that the provider
+    /// does not support do not count as failures.
     pub(super) fn of_cases(server: &ProcessEnd, client: &ProcessEnd) -> (Self, Cases) {
         let count = |name: &str| {
             let line = client.said.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_prefix(':'));
@@ -76,7 +76,7 @@ impl Outcome {
     }
 }
 
-/// Cases of `fi_ubertest`.
+/// Counts of the cases of `fi_ubertest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cases {
     passed: u32,

@@ -8,18 +8,19 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, WaitLimit, compile, listens};
 
-/// Ports at which servers listen: of the connection manager, of the name server of datagram
-/// endpoints, of `fi_ubertest`. Each host is a namespace of its own, which nothing else uses.
+/// Ports on which servers listen: the connection manager, the name server of datagram endpoints,
+/// and `fi_ubertest`. Each host is a namespace of its own, so the ports are free.
 const PORTS: [u16; 3] = [9228, 5678, 2710];
-/// The longest that a server takes to listen; some never do.
+/// Time after which a server that does not listen is no longer waited for; some servers never
+/// listen.
 const LISTENING: Duration = Duration::from_secs(10);
-/// Time that the script gives every server. A datagram endpoint is named a little after its name
-/// server listens.
+/// Time that the script gives every server to start. A datagram endpoint is registered shortly
+/// after its name server begins to listen.
 const HEAD_START: Duration = Duration::from_secs(1);
-/// The longest that a test runs, as the script has it, and a configuration of `fi_ubertest`.
+/// Time limit of a test, as in the script, and of a configuration of `fi_ubertest`.
 const TEST: Duration = Duration::from_secs(120);
 const CONFIGURATION: Duration = Duration::from_secs(900);
-/// The longest that the server outlives its client.
+/// Time limit for the server to end after its client has ended.
 const SERVER_ENDS: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -68,7 +69,7 @@ impl Runner {
         }
     }
 
-    /// All cases of a configuration of `fi_ubertest`.
+    /// Runs all cases of a configuration of `fi_ubertest`.
     pub(super) fn cases(&self, configuration: &str) -> (Outcome, Cases) {
         let file = self.folder.join(format!("share/fabtests/test_configs/{configuration}.test"));
         let client = format!("fi_ubertest -u {} {}", file.display(), self.network.server_address());
@@ -78,12 +79,12 @@ impl Runner {
         Outcome::of_cases(&server, &client)
     }
 
-    /// A program with its words.
+    /// Returns a command that runs a program with its arguments.
     fn command(&self, options: &[&str], program: &str) -> Command {
         let mut words: Vec<_> = program.split(' ').collect();
         let file = self.folder.join("bin").join(words[0]);
         words[0] = file.to_str().expect("a path of text");
-        // One of them waits for SIGINT, which a shell in the background has ignored.
+        // One program waits for SIGINT, which a shell ignores for processes in the background.
         words.splice(0..0, ["env", "--default-signal=INT"]);
         let options = [&["--persona", self.persona], options].concat();
         let mut command = isolated(&self.libraries, &options, &words);
@@ -110,17 +111,17 @@ impl Runner {
     }
 }
 
-/// Compiles the library that lets the programs of datagram endpoints begin.
+/// Compiles the library without which the programs for datagram endpoints do not start.
 #[track_caller]
 fn prefix(libraries: &Libraries) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/msg_prefix.c");
     compile(libraries, &source, &["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"])
 }
 
-/// Tests of the set-up of connections, and of messages without a byte.
+/// Tests that only set up connections or send messages of zero bytes.
 const MOVE_NOTHING: [&str; 2] = ["fi_cm_data", "fi_shared_ctx -e msg --no-tx-shared-ctx"];
 
-/// Waits for its end, or ends it.
+/// Waits until the program ends, and kills it after the time limit.
 fn end(mut program: Running, limit: Duration) -> ProcessEnd {
     let mut limit = WaitLimit::new(limit);
     while !program.has_ended() {

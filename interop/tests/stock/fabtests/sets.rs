@@ -1,13 +1,13 @@
-//! Sets of tests: those of the arrays in `runfabtests.sh`, by kind of endpoint.
+//! Sets of tests from the arrays in `runfabtests.sh`, by kind of endpoint.
 
-/// A kind of endpoint of the verbs provider.
+/// Kind of endpoint of the verbs provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    /// Connected: an RC queue pair.
+    /// Connected endpoint: an RC queue pair.
     Msg,
-    /// Reliable datagrams: the provider `ofi_rxm` above connected endpoints.
+    /// Reliable datagrams: the provider `ofi_rxm` on top of connected endpoints.
     Rxm,
-    /// Datagrams: a UD queue pair.
+    /// Datagram endpoint: a UD queue pair.
     Dgram,
 }
 
@@ -19,8 +19,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether a test is one for it. What names no endpoint is run for both kinds that are
-    /// reliable.
+    /// Returns whether a test applies to the endpoint. Tests that name no endpoint are run for both
+    /// reliable kinds.
     fn takes(self, test: &str) -> bool {
         match self {
             Self::Msg => !test.contains("rdm") && !test.contains("dgram"),
@@ -29,15 +29,15 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether `ofi_rxm` is under a test: some programs of the set for connected endpoints
-    /// ask for reliable datagrams.
+    /// Returns whether a test runs on `ofi_rxm`. Some programs in the set for connected endpoints
+    /// also request reliable datagrams.
     pub(super) fn is_above_rxm(self, test: &str) -> bool {
         self == Self::Rxm
             || self == Self::Msg && ["fi_poll ", "fi_msg_inject "].iter().any(|name| test.starts_with(name))
     }
 
-    /// Configurations for `fi_ubertest` whose cases are short, with their folder. The others take
-    /// hours.
+    /// Returns the configurations of `fi_ubertest` that run for a short time, with their directory.
+    /// The other configurations take hours.
     pub(super) fn configurations(self) -> &'static [&'static str] {
         match self {
             Self::Msg => &["verbs/quick"],
@@ -46,18 +46,18 @@ impl Endpoint {
     }
 }
 
-/// Kind of programs that the command line of a test starts.
+/// Kind of programs started by the command line of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One program.
     Unit,
-    /// One program that has to end with `FI_ENODATA`.
+    /// One program that must end with `FI_ENODATA`.
     Negative,
     /// A server and a client.
     Pair,
 }
 
-/// The programs whose data is compared with `-v`, of which the script runs some without it.
+/// Programs that compare their data with `-v`; the script runs some of them without it.
 const VERIFY: [&str; 9] = [
     "fi_msg_pingpong",
     "fi_msg_bw",
@@ -70,7 +70,8 @@ const VERIFY: [&str; 9] = [
     "fi_dgram_pingpong",
 ];
 
-/// The tests for an endpoint, in the order of the script's set "quick" and its regression tests.
+/// Returns the tests for an endpoint in the order of the script's set "quick", followed by its
+/// regression tests.
 pub(super) fn tests(script: &str, endpoint: Endpoint) -> Vec<(Kind, String)> {
     let arrays = [
         ("unit_tests", Kind::Unit),
@@ -91,14 +92,14 @@ pub(super) fn tests(script: &str, endpoint: Endpoint) -> Vec<(Kind, String)> {
     tests
 }
 
-/// The test with its data compared.
+/// Returns the command line of the test with comparison of the data.
 fn verified(test: &str) -> String {
     let words: Vec<_> = test.split(' ').collect();
     let without = VERIFY.contains(&words[0]) && !words.contains(&"-v");
     if without { format!("{test} -v") } else { test.to_owned() }
 }
 
-/// The elements of an array of the script, one a line and in quotes.
+/// Returns the elements of an array in the script, which are quoted and on separate lines.
 fn lines<'a>(script: &'a str, array: &str) -> Vec<&'a str> {
     let begin = format!("\n{array}=(");
     let (_, rest) = script.split_once(&begin).unwrap_or_else(|| panic!("runfabtests.sh has no {array}"));

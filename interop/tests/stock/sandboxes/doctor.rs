@@ -1,4 +1,4 @@
-//! `uiw doctor` in sandboxes: what is refused is reported, and nothing else.
+//! Runs `uiw doctor` in sandboxes: it reports the refused operations and nothing else.
 
 use super::filters::{FAMILIES, Sandboxes};
 use super::mounts;
@@ -10,7 +10,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, uiw};
 
-/// The checks that are about sandboxes.
+/// Checks that concern sandboxes.
 const CHECKS: [&str; 8] = [
     "system calls",
     "namespaces",
@@ -30,14 +30,14 @@ fn checks(mut command: Command, libraries: &Libraries) -> Vec<Value> {
     let ours: Vec<_> =
         all.into_iter().filter(|check| CHECKS.iter().any(|name| check["check"] == **name)).collect();
     assert_eq!(ours.len(), CHECKS.len(), "{ours:?}");
-    // What is not well has what to do.
+    // Every check that fails has a hint.
     for check in &ours {
         assert_eq!(check["state"] == "ok", check["fix"].is_null(), "{check}");
     }
     ours
 }
 
-/// The checks that are not well in a sandbox, and are without it.
+/// Returns the checks that fail in a sandbox but succeed outside of it.
 fn refused(sandboxes: &Sandboxes<'_>, rules: &[String]) -> Vec<Value> {
     let uiw = uiw().to_str().expect("a path of text");
     let doctor =
@@ -91,13 +91,13 @@ fn doctor_reports_sandbox_refusals() {
         "nothing runs",
     );
     assert_eq!(calls["details"]["refused"], serde_json::json!({ "accept4": "ENOSYS" }));
-    // Calls that the kernel is too old for are done without, but for these.
+    // uiw works without most of the calls that an old kernel lacks, but not without these three.
     let calls = is_alone(&refused(&[sandboxes.old_kernel()]), "system calls", "limited", "uiw cp");
     let names: Vec<_> = calls["details"]["refused"].as_object().expect("calls").keys().collect();
     assert_eq!(names, ["openat2", "sched_getattr", "sched_setattr"]);
 }
 
-/// A filter that ends the process does not end the doctor.
+/// The doctor survives a filter that ends the process.
 #[test]
 fn doctor_survives_fatal_calls() {
     let libraries = Libraries::get();
@@ -129,7 +129,7 @@ fn doctor_reports_read_only_file_systems() {
     }
 }
 
-/// Programs that would not load the libraries.
+/// These programs would not load the libraries.
 #[test]
 fn doctor_reports_preloading() {
     let libraries = Libraries::get();

@@ -1,5 +1,5 @@
-//! Sandboxes as systemd and container runtimes make them: seccomp filters and limits, by
-//! `c/sandbox.c`, without either of the two.
+//! Sandboxes like those of systemd and container runtimes: `c/sandbox.c` sets up seccomp filters
+//! and limits, so neither of the two is needed.
 
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -8,31 +8,32 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, User, uiw};
 
-/// Maker of sandboxes for programs.
+/// Creates sandboxes for programs.
 pub(crate) struct Sandboxes<'a> {
     pub(crate) libraries: &'a Libraries,
     program: PathBuf,
-    /// The numbers of system calls, by the headers of this system.
+    /// System call numbers from the headers of this system.
     calls: BTreeMap<String, u32>,
 }
 
 /// Order in which the sandbox and `uiw run` are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The sandbox is made, and then `uiw run` is started in it.
+    /// The sandbox is set up first, and `uiw run` is started in it.
     Inside,
-    /// `uiw run` starts what makes the sandbox: the libraries are preloaded there as well.
+    /// `uiw run` starts the program that sets up the sandbox, so the libraries are preloaded there
+    /// as well.
     Outside,
 }
 
-/// Calls that a kernel or the library of a container runtime may be too old for.
+/// Calls that an old kernel, or an old library of a container runtime, may not know.
 const NEWER: &str = "epoll_pwait2 openat2 statx io_uring_setup io_uring_enter io_uring_register mseal process_madvise clone3 faccessat2 \
     close_range pidfd_open pidfd_send_signal pidfd_getfd process_mrelease rseq membarrier copy_file_range getrandom memfd_create preadv2 \
     pwritev2 renameat2 sched_setattr sched_getattr futex_waitv fchmodat2 cachestat landlock_create_ruleset mlock2 pkey_mprotect \
     pkey_alloc execveat userfaultfd";
 
-/// System calls that docker's default profile refuses a container without capabilities, and
-/// `@system-service` does not.
+/// System calls that docker's default profile refuses a container without capabilities, but that
+/// `@system-service` permits.
 const NOT_IN_DOCKER: &str = "add_key keyctl request_key mbind get_mempolicy set_mempolicy move_pages migrate_pages kcmp process_madvise setns \
     unshare userfaultfd mount umount2 pivot_root fsopen fsmount move_mount open_tree bpf perf_event_open pidfd_getfd syslog \
     io_uring_setup io_uring_enter io_uring_register open_by_handle_at fanotify_init";
@@ -41,7 +42,7 @@ const NOT_IN_DOCKER: &str = "add_key keyctl request_key mbind get_mempolicy set_
 pub(crate) const FAMILIES: &str = "families=1,2,10";
 
 impl<'a> Sandboxes<'a> {
-    /// Returns `None` without a compiler; then the test is counted as skipped.
+    /// Returns `None`, and counts the test as skipped, without a compiler.
     #[track_caller]
     pub(crate) fn get(libraries: &'a Libraries) -> Option<Self> {
         let compiler = uiw_interop::require("cc")?;
@@ -64,34 +65,34 @@ impl<'a> Sandboxes<'a> {
         Some(Self { libraries, program, calls })
     }
 
-    /// The numbers of those calls of a list of names that this architecture has.
+    /// Returns the numbers of those calls in a list of names that exist on this architecture.
     fn numbers(&self, names: &str) -> Vec<String> {
         names.split_whitespace().filter_map(|name| Some(self.calls.get(name)?.to_string())).collect()
     }
 
-    /// These calls fail with `errno`.
+    /// Returns a rule that makes the calls fail with `errno`.
     pub(crate) fn refuse(&self, errno: Errno, names: &str) -> String {
         format!("refuse={}:{}", errno.raw_os_error(), self.numbers(names).join(","))
     }
 
-    /// Any other call than these ends with `action`.
+    /// Returns a rule that ends all other calls with `action`.
     pub(crate) fn permit(&self, action: &str, names: &str) -> String {
         let file = self.libraries.folder().join("permitted");
         fs::write(&file, self.numbers(names).join("\n")).expect("a list of calls");
         format!("permit={action}:{}", file.display())
     }
 
-    /// `SystemCallFilter=@system-service`; any other call ends the process.
+    /// Returns the rule for `SystemCallFilter=@system-service`; any other call ends the process.
     pub(crate) fn system_service(&self) -> String {
         self.permit("kill", &system_service())
     }
 
-    /// Newer calls fail with ENOSYS.
+    /// Returns a rule that makes newer calls fail with ENOSYS.
     pub(crate) fn old_kernel(&self) -> String {
         self.refuse(Errno::NOSYS, NEWER)
     }
 
-    /// docker's default profile.
+    /// Returns the rules of docker's default profile.
     pub(crate) fn docker(&self) -> Vec<String> {
         vec![self.refuse(Errno::PERM, NOT_IN_DOCKER), "namespaces".to_owned()]
     }
@@ -102,7 +103,8 @@ impl<'a> Sandboxes<'a> {
         rules.map(str::to_owned).into_iter().chain([self.system_service()]).collect()
     }
 
-    /// `uiw run` of `program` as both are in a sandbox, or only the program is.
+    /// Returns the command that runs `program` under `uiw run`, with both or only the program in
+    /// the sandbox.
     pub(crate) fn run(&self, place: Place, rules: &[String], program: &[&str]) -> Command {
         let uiw = [uiw().to_str().expect("a path of text"), "run", "--"];
         let mut command = match place {
@@ -117,7 +119,7 @@ impl<'a> Sandboxes<'a> {
         command
     }
 
-    /// A program in a sandbox, which finds the libraries.
+    /// Returns the command that runs a program in a sandbox, where it finds the libraries.
     pub(crate) fn command(&self, rules: &[String], program: &[&str]) -> Command {
         let mut command = self.libraries.command(User::Same, &self.program);
         command.args(rules).arg("--").args(program);
@@ -125,7 +127,7 @@ impl<'a> Sandboxes<'a> {
     }
 }
 
-/// The calls of `@system-service`.
+/// Returns the calls of `@system-service`.
 pub(crate) fn system_service() -> String {
     let text = fs::read_to_string(uiw_interop::data("seccomp/system-service.txt")).expect("the list");
     text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join(" ")

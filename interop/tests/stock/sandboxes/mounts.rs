@@ -1,12 +1,12 @@
-//! File systems as `ProtectSystem=strict`, `PrivateDevices=yes` and `TemporaryFileSystem=` make
-//! them, in a mount namespace.
+//! File systems like those made by `ProtectSystem=strict`, `PrivateDevices=yes` and
+//! `TemporaryFileSystem=`, in a mount namespace.
 
 use super::{RPING, free};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port, uiw};
 
-/// Every file system can only be read, but what a test has below its own folder; `/tmp` has a
-/// writable one where `TMP` is set. Of `/dev` the usual devices are left, without `/dev/shm`,
+/// Script that makes every file system read-only except for the directory of the test. If `TMP` is
+/// set, `/tmp` is a writable file system. `/dev` keeps only the usual devices, without `/dev/shm`,
 /// `/dev/fuse` and `/dev/infiniband`.
 const SCRIPT: &str = r#"
 set -e
@@ -40,8 +40,8 @@ set +e
 echo "ended with $?"
 "#;
 
-/// The command with those file systems. Nothing where they cannot be made; the test is noted as
-/// skipped then.
+/// Returns the command that runs with these file systems. If they cannot be set up, returns `None`
+/// and counts the test as skipped.
 #[track_caller]
 fn strict(libraries: &Libraries, private_tmp: bool, command: &Command) -> Command {
     let mut outside = libraries.command(User::Same, "unshare");
@@ -72,7 +72,7 @@ fn uiw_run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command
     command
 }
 
-/// A client there, and a server that is free.
+/// Runs a client with these file systems and a server without them.
 fn client(libraries: &Libraries, private_tmp: bool, options: &[&str]) -> ProcessEnd {
     let port = free_port();
     let mut server = Running::start(RPING.server(port, |program| free(libraries, program)));
@@ -83,7 +83,7 @@ fn client(libraries: &Libraries, private_tmp: bool, options: &[&str]) -> Process
     ended
 }
 
-/// Counters are published nowhere then, which is no failure of a program that was not asked for
+/// The counters cannot be published. This is not a failure of a program that was not asked for
 /// them.
 #[test]
 fn data_exchanged_on_read_only_root() {
@@ -97,7 +97,7 @@ fn data_exchanged_on_read_only_root() {
     assert_eq!((ended.count("ended with 0"), ended.count("uiw:")), (1, 0), "{ended:?}");
 }
 
-/// The report needs a writable `/tmp`: a private one will do.
+/// The report requires a writable `/tmp`; a private one is sufficient.
 #[test]
 fn reports_name_read_only_tmp() {
     let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
@@ -120,7 +120,8 @@ fn reports_name_read_only_tmp() {
     assert_eq!(ended.count("uiw: 1 process with 1 device"), 1, "{ended:?}");
 }
 
-/// A program whose counters cannot be read is not reported as one that has not used uiw.
+/// If the counters of a program cannot be read, the report must not claim that the program has not
+/// used uiw.
 #[test]
 fn unreachable_counters_reported() {
     let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
@@ -147,7 +148,8 @@ fn unreachable_counters_reported() {
     assert_eq!(ended.count("uiw: counters cannot be published"), 1, "{ended:?}");
 }
 
-/// `uiw doctor` with those file systems: what it says of counters, reports and preloading.
+/// Runs `uiw doctor` with these file systems and returns its report about counters, reports and
+/// preloading.
 pub(super) fn doctor(libraries: &Libraries) -> Option<ProcessEnd> {
     let mut command = libraries.command(User::Same, uiw());
     command.args(["doctor", "--json"]).env("UIW_LIB", libraries.folder());

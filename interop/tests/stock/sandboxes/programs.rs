@@ -1,5 +1,5 @@
-//! Other programs in sandboxes: perftest, whose report says what it moved, and a server and a
-//! client of TCP sockets, whose file is compared.
+//! Runs other programs in sandboxes: perftest, whose report shows the transferred bytes, and a
+//! server and a client of TCP sockets, which transfer a file that is compared.
 
 use super::filters::Sandboxes;
 use super::{REFUSED, SandboxedPair, everything_succeeds, says};
@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, free_port, noise, uiw};
 
-/// Writes of 100 times 64 KiB: out of band, and by rdma_cm.
+/// Perftest with 100 Writes of 64 KiB, connected out of band and by rdma_cm.
 const WRITES: [SandboxedPair; 2] =
     [writes("roce", &["-F", "-d", "uiw_lo", "-n", "100"]), writes("iwarp", &["-R", "-F", "-n", "100"])];
 const WRITTEN: u64 = 100 * 65_536;
@@ -20,10 +20,11 @@ const fn writes(persona: &'static str, args: &'static [&'static str]) -> Sandbox
     SandboxedPair { program: "ib_write_bw", server: args, client: args, persona, complaints: &[] }
 }
 
-/// Sandboxes that refuse AF_UNIX: the one refuses AF_NETLINK as well, the other permits it.
+/// Sandboxes that refuse AF_UNIX; the first one refuses AF_NETLINK as well, the second one permits
+/// it.
 const WITHOUT_UNIX: [&str; 2] = ["families=2,10", "families=2,10,16"];
 
-/// A program under `uiw run` in a sandbox, whose report says what it moved.
+/// Returns the command that runs a program under `uiw run` in a sandbox with a report.
 fn reported(sandboxes: &Sandboxes<'_>, rules: &[String], options: &[&str], program: &[&str]) -> Command {
     let run = [uiw().to_str().expect("a path of text"), "run", "--require", "--json"];
     let mut command = sandboxes.command(rules, &[&run, options, &["--"], program].concat());
@@ -60,7 +61,8 @@ fn perftest_writes_in_a_hardened_service() {
     }
 }
 
-/// A file from Python's server to curl over rsockets, with both in a sandbox of `rules`.
+/// Transfers a file from Python's server to curl over rsockets, both in a sandbox of `rules`, and
+/// compares it.
 #[track_caller]
 fn file_over_rsockets(rules: impl FnOnce(&Sandboxes<'_>) -> Vec<String>) {
     let (Some(_), Some(_)) = (uiw_interop::require("python3"), uiw_interop::require("curl")) else { return };
@@ -86,7 +88,7 @@ fn file_over_rsockets(rules: impl FnOnce(&Sandboxes<'_>) -> Vec<String>) {
     ]));
     server.wait_listening(port);
     let url = format!("http://127.0.0.1:{port}/file");
-    // Written to by another user.
+    // Another user writes to this file.
     let got = libraries.folder().join("got");
     fs::write(&got, "").expect("a file");
     fs::set_permissions(&got, fs::Permissions::from_mode(0o666)).expect("a file for others");
@@ -111,8 +113,8 @@ fn rsockets_in_hardened_service() {
     file_over_rsockets(strictest);
 }
 
-/// Pairs of sockets are no sockets of the family for systemd, and are refused here as well where
-/// the program is not of sockets.
+/// systemd's rule for AF_UNIX does not cover socketpair. The test refuses it as well, except for
+/// programs that use sockets.
 #[test]
 fn unix_sockets_are_not_needed() {
     for families in WITHOUT_UNIX {
@@ -125,7 +127,7 @@ fn no_pairs(sandboxes: &Sandboxes<'_>) -> String {
     sandboxes.refuse(Errno::PERM, "socketpair")
 }
 
-/// Programs that need pairs of sockets report an error, and do not continue over TCP.
+/// Programs that need socket pairs report an error and do not fall back to TCP.
 #[test]
 fn refused_pairs_of_sockets_are_named() {
     let Some(_) = uiw_interop::require("curl") else { return };

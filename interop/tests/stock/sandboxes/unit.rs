@@ -1,5 +1,5 @@
-//! The unit of docs/containers.md: what its directives refuse is what `sandbox.c` refuses a program
-//! here, and systemd can read it.
+//! Tests the systemd unit of `docs/containers.md`: `sandbox.c` applies the restrictions of its
+//! directives to a program, and systemd can parse the unit.
 
 use super::filters::{Place, Sandboxes};
 use super::{RPING, page};
@@ -7,15 +7,15 @@ use std::fs;
 use std::process::Command;
 use uiw_interop::stock::{Libraries, Running};
 
-/// The block of the page.
+/// Returns the unit in the page.
 fn unit() -> String {
     let text = page();
     let behind = text.split("`rping.service`:\n\n```ini\n").nth(1).expect("the unit");
     behind.split("```").next().expect("an end").to_owned()
 }
 
-/// Directives about users, file systems and capabilities, which other tests have (`mounts`, the
-/// ordinary user of most of them).
+/// Directives about users, file systems and capabilities, which other tests cover: `mounts`, and
+/// the ordinary user in most of them.
 const OTHERS: [&str; 9] = [
     "DynamicUser",
     "NoNewPrivileges",
@@ -60,7 +60,8 @@ fn documented_unit_exchanges_data() {
     let directives: Vec<_> = service.lines().filter_map(|line| line.split_once('=')).collect();
     let (exec, directives) = directives.split_first().expect("directives");
     assert_eq!(*exec, ("ExecStart", "/usr/bin/uiw run -- rping -s -P"));
-    // A filter forbids to become another user, or to install others.
+    // A filter prevents changing the user and installing other filters, so the user comes first and
+    // the filter last.
     let mut rules: Vec<_> =
         rustix::process::geteuid().is_root().then(|| "user=65534".to_owned()).into_iter().collect();
     let (filters, others): (Vec<_>, Vec<_>) =

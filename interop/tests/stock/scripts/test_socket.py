@@ -1,6 +1,7 @@
-"""CPython's test_socket without what is not about TCP: families and protocols that are not replaced, some of which need hardware.
+"""Runs CPython's test_socket without the address families and protocols that are not replaced.
 
-Argument: after how many seconds the threads' stacks are printed and the program ends.
+Some of these need hardware. The argument is the time in seconds after which the stacks of all
+threads are printed and the program exits.
 """
 import faulthandler, sys, unittest
 import test.test_socket as module

@@ -1,6 +1,7 @@
-"""Many TCP sockets at once: half of them are half closed at random, and either end may be killed meanwhile.
+"""Uses many TCP sockets at once; half of them are half closed at random, and an end may be killed.
 
-Arguments: how many, and `all`, `kill-server` or `kill-client`. Says what each process that lives has left behind.
+Arguments: the number of sockets, and `all`, `kill-server` or `kill-client`. Every surviving process
+prints the number of connections and descriptors that it still has.
 """
 import os, random, resource, select, signal, socket, sys, traceback
 
@@ -13,7 +14,7 @@ def fds():
     return len(os.listdir('/proc/self/fd'))
 
 def serve(listener, out):
-    """Echoes until every peer has closed its direction, and says what is left."""
+    """Echoes until every peer has closed its direction, and reports what is left."""
     poller = select.epoll()
     listener.setblocking(False)
     poller.register(listener, select.EPOLLIN)

@@ -187,7 +187,8 @@ pub(crate) fn essence(records: &[Value]) -> Vec<(u64, String, Value)> {
             (record["connection"].as_u64().unwrap(), port, record)
         })
         .collect();
-    // A stable sort keeps the order within each direction.
+    // A stable sort keeps the order within each direction. The order between the directions does
+    // not matter.
     essence.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
     essence
 }

@@ -113,7 +113,8 @@ mod tests {
         assert!(!polls.are_likely());
     }
 
-    /// Returns the number of `arrivals` that are checked, each with this result.
+    /// Simulates `arrivals`, each with the result `unserved` if it is checked, and returns the
+    /// number of checks.
     fn checked(polls: &mut MemoryPolls, arrivals: u32, unserved: bool) -> usize {
         let is_checked = |_: &u32| {
             let checked = polls.is_to_be_checked(true);
@@ -131,7 +132,7 @@ mod tests {
         assert!((0..1000).all(|_| !polls.is_to_be_checked(false)));
         assert_eq!(checked(&mut polls, 3 * OTHERS_PER_CHECK, false), 2);
         assert!(checked(&mut polls, 4 * MAX_OTHERS_PER_CHECK, false) < 16);
-        // A first unserved one is followed by another check at once.
+        // After the first unserved arrival, the next one is checked at once.
         polls.observe(true);
         assert_eq!(checked(&mut polls, 1, true), 1);
         assert!(polls.are_likely());

@@ -237,8 +237,8 @@ impl State {
         }
     }
 
-    /// Starts the wait of posts that are coalesced with later ones. If application threads poll, it
-    /// ends at the next poll, and otherwise after at most [`COALESCE`].
+    /// Starts the wait of posts that are coalesced with later ones. If application threads poll
+    /// steadily, it ends at the next poll, and otherwise after at most [`COALESCE`].
     pub(super) fn coalesce_timer(&self) {
         // A thread that is woken for work that the poller is about to do would contend for the core
         // and for a processor. A poll may be the last one, so the hint counts only while the

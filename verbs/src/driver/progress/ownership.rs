@@ -643,7 +643,7 @@ mod tests {
         let watched = WatchedStack::new();
         assert!(!f.ownership.withhold(watched.withheld()), "not armed");
         assert!(f.arm(&watched, 0));
-        // Rounds of other threads do not count as the program's.
+        // Rounds of other threads do not count as turns of the program.
         assert!(f.ownership.withhold(watched.withheld()));
         f.turn_with(true, false, false);
         assert!(!watched.released());
@@ -651,7 +651,7 @@ mod tests {
         assert!(watched.released());
         f.turn_with(true, false, false);
         assert!(!watched.released(), "once");
-        // Each post counts anew.
+        // Counting restarts with each post.
         for _ in 0..3 {
             assert!(f.ownership.withhold(watched.withheld()));
             f.turn_with(true, false, false);
