@@ -431,14 +431,14 @@ impl Cq {
     /// Adds a completion and returns its number. Returns `None` if the queue has overflowed; then
     /// the caller's queue pair enters the error state.
     pub(crate) fn push(&self, cqe: Cqe, wakes: &mut Wakes) -> Option<u64> {
-        self.appender(wakes).push(cqe)
+        self.appender(wakes).push(&cqe)
     }
 
     /// Adds completions in order, and returns how many of them: all, or as many as the queue has
     /// room for. If it has overflowed, the caller's queue pair enters the error state.
     pub(crate) fn push_all(&self, cqes: impl IntoIterator<Item = Cqe>, wakes: &mut Wakes) -> usize {
         let mut appender = self.appender(wakes);
-        cqes.into_iter().take_while(|cqe| appender.push(*cqe).is_some()).count()
+        cqes.into_iter().take_while(|cqe| appender.push(cqe).is_some()).count()
     }
 
     /// Returns an appender, which locks the queue with the first completion.
@@ -493,14 +493,11 @@ impl CompletionAppender<'_> {
     /// Adds a completion and returns its number, or gives it to the queue's consumer. Returns
     /// `None` if the queue has overflowed.
     #[inline(always)]
-    pub(crate) fn push(&mut self, mut cqe: Cqe) -> Option<u64> {
+    pub(crate) fn push(&mut self, cqe: &Cqe) -> Option<u64> {
         let cq = self.cq;
         if let Some(consumer) = &cq.consumer {
             consumer.complete(cqe.wc, self.wakes);
             return Some(0);
-        }
-        if cq.options.timestamps {
-            cqe.wc.timestamp_ns = uiw_llp::monotonic_ns();
         }
         let inner = self.inner.get_or_insert_with(|| cq.inner.lock());
         if inner.ring.len() >= inner.depth {
@@ -512,7 +509,12 @@ impl CompletionAppender<'_> {
             Arm::Any => true,
             Arm::Solicited => cqe.solicited || cqe.wc.status != WcStatus::Success,
         };
-        inner.ring.push_back(cqe);
+        inner.ring.push_back(*cqe);
+        if cq.options.timestamps
+            && let Some(cqe) = inner.ring.back_mut()
+        {
+            cqe.wc.timestamp_ns = uiw_llp::monotonic_ns();
+        }
         let number = inner.pushed;
         inner.pushed += 1;
         Some(number)

@@ -42,6 +42,12 @@ impl MrCache {
         *self = Self::default();
     }
 
+    /// Returns whether the cache pins a region.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        self.remote.held || self.local.held
+    }
+
     /// Releases the pins of the batch. The results are kept.
     #[inline]
     pub fn let_go(&mut self) {

@@ -1,7 +1,7 @@
 //! Turns the events of a stream into completions, state changes and events of the connection
 //! manager.
 
-use super::{Conn, StackRequest};
+use super::{Conn, QpHost, StackRequest};
 use crate::cm::{CloseReason, CmEventKind, ConnInfo, ConnRequest};
 use crate::driver::Services;
 use crate::error::Error;
@@ -25,9 +25,20 @@ impl Conn {
     /// Handles all events of the stream.
     #[inline]
     pub(super) fn take_events(&mut self, services: &mut Services) {
+        if self.state.failure.is_some() {
+            self.fail_stream(services);
+        }
         while let Some(event) = self.stream.poll_event() {
             self.on_stream_event(event, services);
         }
+    }
+
+    #[cold]
+    fn fail_stream(&mut self, services: &mut Services) {
+        let Some(error) = self.state.failure.take() else { return };
+        let now = services.now;
+        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, services);
+        self.stream.fail_locally(&mut host, error, now);
     }
 
     #[cold]
@@ -93,11 +104,13 @@ impl Conn {
         }
         let Some(qp) = &self.qp else { return };
         qp.set_state(QpState::Rts);
-        qp.sq.lock().mode = SqMode::Running;
+        let mut sq = qp.sq.lock();
+        sq.mode = SqMode::Running;
+        sq.ord = negotiated.ord;
+        drop(sq);
         let mut attrs = qp.attrs.lock();
         self.state.stream = attrs.stream;
         attrs.ird = negotiated.ird;
-        attrs.ord = negotiated.ord;
     }
 
     /// Starts the counters of the connection.

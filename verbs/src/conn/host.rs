@@ -3,7 +3,7 @@
 
 use super::held_receives;
 use crate::cq::Cqe;
-use crate::driver::{MessageCharge, Shared};
+use crate::driver::{MessageCharge, Services, Shared};
 use crate::notify::Wakes;
 use crate::qp::{
     LocalCause, LocalDetail, LongMessages, QpInner, RecvQueue, RecvSource, RecvWqe, SendQueue, SqMode, Wqe,
@@ -46,6 +46,8 @@ pub(crate) struct HostState {
     sinks: VecDeque<Sges>,
     /// The local error that ends the stream, for the log.
     pub(super) detail: Option<LocalDetail>,
+    /// Error of a completion that was reported when the stream could not be told.
+    pub(super) failure: Option<LocalError>,
 }
 
 impl HostState {
@@ -62,6 +64,7 @@ impl HostState {
             charge: None,
             sinks: VecDeque::new(),
             detail: None,
+            failure: None,
         }
     }
 
@@ -132,11 +135,17 @@ impl HostState {
     }
 }
 
-/// Maximum number of bytes that are copied while the receive queue is locked.
+/// Maximum number of bytes that are copied while a queue is locked.
 const MAX_LOCKED_COPY: usize = 4096;
+/// Maximum number of messages for which a queue stays locked and their completions are collected.
+const MAX_LOCKED_MESSAGES: usize = 16;
 
 /// View of a queue pair and of the device's memory during one call of the stream. Dropping it
 /// releases all locks and pins that it still holds.
+///
+/// A queue stays locked from one short message to the next, and its completions are collected
+/// meanwhile. They are added to the completion queue before the queue is unlocked, because another
+/// thread may then flush the requests that follow.
 pub(crate) struct QpHost<'a> {
     qp: Option<&'a QpInner>,
     state: &'a mut HostState,
@@ -144,13 +153,20 @@ pub(crate) struct QpHost<'a> {
     wakes: &'a mut Wakes,
     /// The send queue, while it is locked. Never locked together with `receives`.
     queue: Option<MutexGuard<'a, SendQueue>>,
-    /// The queue pair's own receive queue, locked from one short message to the next.
+    /// Number of requests of the locked send queue that were done and have not completed yet.
+    done_count: usize,
+    /// The queue pair's own receive queue, while it is locked.
     receives: Option<MutexGuard<'a, RecvQueue>>,
+    /// True if the completion of the next receive is collected, because another message came before.
+    collects: bool,
+    /// Completions of the receives that were filled while the receive queue was locked.
+    received: &'a mut Vec<Cqe>,
 }
 
 impl Drop for QpHost<'_> {
     #[inline(always)]
     fn drop(&mut self) {
+        self.unlock();
         self.state.cache.let_go();
     }
 }
@@ -187,40 +203,111 @@ impl Payload for Source<'_> {
 }
 
 impl<'a> QpHost<'a> {
-    pub(crate) fn new(
-        qp: Option<&'a QpInner>,
-        state: &'a mut HostState,
-        table: &'a Table,
-        wakes: &'a mut Wakes,
-    ) -> Self {
-        Self { qp, state, table, wakes, queue: None, receives: None }
+    pub(crate) fn new(qp: Option<&'a QpInner>, state: &'a mut HostState, services: &'a mut Services) -> Self {
+        let Services { table, wakes, received, .. } = services;
+        Self {
+            qp,
+            state,
+            table,
+            wakes,
+            queue: None,
+            done_count: 0,
+            receives: None,
+            collects: false,
+            received,
+        }
     }
 
-    /// Unlocks the queues.
+    /// Returns whether no queue is locked and no region pinned.
+    pub(crate) fn is_released(&self) -> bool {
+        self.queue.is_none() && self.receives.is_none() && !self.state.cache.is_pinned()
+    }
+
+    /// Reports the collected completions and unlocks the queues.
     #[inline(always)]
     fn unlock(&mut self) {
-        self.queue = None;
-        self.receives = None;
+        self.unlock_sends();
+        self.unlock_receives();
+    }
+
+    #[inline(always)]
+    fn unlock_sends(&mut self) {
+        if self.queue.is_some() {
+            if self.done_count > 0 {
+                self.complete_done();
+            }
+            self.queue = None;
+        }
+    }
+
+    #[inline(never)]
+    fn complete_done(&mut self) {
+        self.done_count = 0;
+        if let (Some(queue), Some(qp)) = (&mut self.queue, self.qp)
+            && let Err(error) = qp.retire(queue, self.wakes)
+        {
+            self.state.failure = Some(error);
+        }
+    }
+
+    #[inline(always)]
+    fn unlock_receives(&mut self) {
+        if self.receives.is_some() {
+            if !self.received.is_empty() {
+                self.report_received();
+            }
+            self.receives = None;
+        }
+    }
+
+    #[inline(never)]
+    fn report_received(&mut self) {
+        if let Some(qp) = self.qp {
+            let mut completions = qp.recv_cq.appender(self.wakes);
+            for cqe in &*self.received {
+                if completions.push(cqe).is_none() {
+                    self.state.failure = Some(LocalError::CqOverflow);
+                }
+            }
+        }
+        self.received.clear();
+    }
+
+    /// Returns the error of the completions that were reported last.
+    #[inline(always)]
+    fn take_failure(&mut self) -> Result<(), LocalError> {
+        self.state.failure.take().map_or(Ok(()), Err)
     }
 
     /// Returns the send queue, locked until [`uiw_stream::StreamHost::release`].
     #[inline(always)]
     fn queue(&mut self) -> Option<&mut MutexGuard<'a, SendQueue>> {
         if self.queue.is_none() {
-            self.receives = None;
+            self.unlock_receives();
             self.queue = self.qp.map(|qp| qp.sq.lock());
         }
         self.queue.as_mut()
     }
 
-    /// Marks requests as done, and completes the done requests at the front of the queue.
+    /// Marks requests as done, and completes the done requests at the front of the send queue.
     #[inline(always)]
     fn done(&mut self, ids: impl Iterator<Item = u32>, status: WcStatus) -> Result<(), LocalError> {
-        let Some(qp) = self.qp else { return Ok(()) };
-        self.unlock();
-        let mut queue = qp.sq.lock();
+        self.queue();
+        let (Some(queue), Some(qp)) = (&mut self.queue, self.qp) else { return Ok(()) };
         ids.for_each(|id| queue.done(id, status));
-        qp.retire(&mut queue, self.wakes)
+        qp.retire(queue, self.wakes)
+    }
+
+    /// Completes the done requests at the front of the send queue when it is unlocked. With
+    /// injected faults this is now, because the stream must not go on after a fault.
+    #[inline(always)]
+    fn note_done(&mut self) -> Result<(), LocalError> {
+        self.done_count += 1;
+        if self.done_count == MAX_LOCKED_MESSAGES || self.qp.is_some_and(|qp| qp.faults.is_some()) {
+            self.unlock_sends();
+            return self.take_failure();
+        }
+        Ok(())
     }
 
     /// Places `bytes` at `offset` of a message that is longer than its receive. At the first call,
@@ -278,6 +365,9 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         if !qp.access().contains(Access::REMOTE_WRITE) {
             return Err(AccessError::AccessRights);
         }
+        if payload.len() > MAX_LOCKED_COPY {
+            self.unlock();
+        }
         let (from, range) = ((self.state.stream, qp.pd.id()), (to, payload.len() as u32));
         self.table
             .hold_remote(&mut self.state.cache, stag, from, range, Right::Write)
@@ -327,13 +417,12 @@ impl uiw_stream::StreamHost for QpHost<'_> {
 
     #[inline]
     fn begin_receive(&mut self) -> Option<u32> {
-        let (state, qp) = (&mut *self.state, self.qp?);
+        let qp = self.qp?;
+        self.unlock_sends();
+        let state = &mut *self.state;
         state.receiving = match &qp.rq {
             RecvSource::Own(rq) => {
-                self.queue = None;
                 let receives = self.receives.get_or_insert_with(|| rq.lock());
-                // Lets a thread that waits for the lock post its receives.
-                MutexGuard::bump(receives);
                 qp.take_own_receive(receives, &mut state.receive, state.token)
             }
             RecvSource::Shared(srq) => srq.take(&mut state.receive, state.token, self.wakes),
@@ -346,7 +435,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     fn place(&mut self, offset: u32, payload: Verified<'_>) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         if payload.len() > MAX_LOCKED_COPY {
-            self.receives = None;
+            self.unlock();
         }
         let state = &mut *self.state;
         if payload.len() as u64 + u64::from(offset) > state.receive.len.into() {
@@ -367,6 +456,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         if let Some(faults) = &qp.faults
             && let Some(status) = faults.completion(WcOpcode::Recv)
         {
+            self.unlock_receives();
             held_receives::push(&mut self.state.held, usize::MAX, qp, self.wakes);
             qp.complete_recv(wr_id, status, None, self.wakes);
             return Err(LocalError::GivenUp);
@@ -376,10 +466,21 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             return Ok(());
         }
         let cqe = completion(qp, wr_id, &message);
-        qp.recv_cq.push(cqe, self.wakes).map(drop).ok_or(LocalError::CqOverflow)
+        // Often there is only one message.
+        if !std::mem::replace(&mut self.collects, self.receives.is_some()) {
+            return qp.recv_cq.push(cqe, self.wakes).map(drop).ok_or(LocalError::CqOverflow);
+        }
+        self.received.push(cqe);
+        if self.receives.is_none() || self.received.len() == MAX_LOCKED_MESSAGES {
+            self.report_received();
+            self.receives = None;
+            return self.take_failure();
+        }
+        Ok(())
     }
 
     fn fail_receive(&mut self, error: ReceiveError) {
+        self.unlock();
         let status = match error {
             ReceiveError::TooLong { .. } => WcStatus::LocalLength,
             ReceiveError::Protection => WcStatus::LocalProtection,
@@ -409,11 +510,8 @@ impl uiw_stream::StreamHost for QpHost<'_> {
 
     #[inline(always)]
     fn next_request(&mut self) -> Option<Request> {
-        let first = self.queue.is_none();
         let queue = self.queue()?;
-        if first {
-            queue.note_read();
-        }
+        queue.note_read();
         if queue.mode != SqMode::Running {
             return None;
         }
@@ -464,7 +562,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         let wqe = queue.get(id).ok_or(LocalError::Protection)?;
         let (sge, skip) = element(wqe, offset).ok_or(LocalError::Protection)?;
         // Posting threads need not wait for the copies and CRCs that follow.
-        self.queue = None;
+        self.unlock_sends();
         let range = (sge.addr.wrapping_add(u64::from(skip)), len.min(sge.length - skip));
         self.table
             .hold_local(&mut self.state.cache, sge.lkey, qp.pd.id(), range, false)
@@ -505,6 +603,11 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     #[inline]
     fn place_answer(&mut self, _id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
+        if let ResponsePart::Read(bytes) = &payload
+            && bytes.len() > MAX_LOCKED_COPY
+        {
+            self.unlock();
+        }
         let sges = self.state.sinks.front().ok_or(LocalError::Protection)?;
         let cache = &mut self.state.cache;
         match payload {
@@ -523,12 +626,11 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             let ended = self.table.invalidate_local(stag, qp.stream(), qp.pd.id());
             outcome = ended.map_err(|_| LocalError::Protection).map(drop);
         }
-        self.unlock();
-        let mut queue = qp.sq.lock();
+        let Some(queue) = self.queue() else { return Ok(()) };
         queue.return_sges(id, sges);
         outcome?;
         queue.done(id, WcStatus::Success);
-        qp.retire(&mut queue, self.wakes)
+        self.note_done()
     }
 
     #[inline(always)]
@@ -537,11 +639,9 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     }
 
     fn acknowledged(&mut self, id: u32) -> Result<(), LocalError> {
-        let Some(qp) = self.qp else { return Ok(()) };
-        self.unlock();
-        let mut queue = qp.sq.lock();
+        let Some(queue) = self.queue() else { return Ok(()) };
         queue.acknowledge(id);
-        qp.retire(&mut queue, self.wakes)
+        self.note_done()
     }
 
     #[inline(always)]

@@ -199,8 +199,9 @@ impl Conn {
         services: &mut Services,
         call: impl FnOnce(&mut RdmapStream<Span>, &mut QpHost<'_>, Time) -> R,
     ) -> R {
-        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
-        let result = call(&mut self.stream, &mut host, services.now);
+        let now = services.now;
+        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, services);
+        let result = call(&mut self.stream, &mut host, now);
         drop(host);
         self.take_events(services);
         result

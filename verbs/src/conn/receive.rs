@@ -317,8 +317,9 @@ impl Conn {
     /// Passes `bytes` to the stream. Returns how many it took.
     fn handle_bytes(&mut self, bytes: &mut [u8], services: &mut Services) -> usize {
         // Does not use `with_stream`, so that all of it is inlined into one function.
-        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
-        let used = self.stream.handle_bytes(&mut host, bytes, services.now);
+        let now = services.now;
+        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, services);
+        let used = self.stream.handle_bytes(&mut host, bytes, now);
         drop(host);
         self.take_events(services);
         used

@@ -5,7 +5,7 @@ use crate::driver::Services;
 use std::io;
 use std::ops::Range;
 use uiw_mem::{IoVec, PinnedSpan, Span};
-use uiw_stream::{Batch, Piece, StreamHost, Transmit};
+use uiw_stream::{Batch, Piece, Transmit};
 
 /// Maximum number of buffers passed to one system call (Linux's `UIO_MAXIOV`).
 const MAX_PIECES: usize = 1024;
@@ -101,24 +101,27 @@ impl Conn {
         self.stream.give_buffer(|| services.pool.take());
         self.stream.set_emss(self.socket.emss());
         let socket = &mut *self.socket;
-        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
-        let step = match self.stream.poll_transmit(&mut host, services.now) {
+        let now = services.now;
+        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, services);
+        let mut moved = 0;
+        let step = match self.stream.poll_transmit(&mut host, now) {
             None => TransmitStep::Idle,
             Some(Transmit::Fin) => TransmitStep::Fin,
             Some(Transmit::Bytes(batch)) => {
-                // Releases the locks and pins taken to build the batch, so that they are not held
-                // during the system call.
-                host.release();
+                // The stream has released the locks and pins with which it built the batch, so they
+                // are not held during the system call.
+                debug_assert!(host.is_released());
                 let (outcome, more) = (send(socket, &batch), batch.has_more());
                 if let SendOutcome::Sent { bytes, .. } = outcome {
-                    services.moved += bytes;
-                    self.liveness.on_sent(self.dead_after, services.now);
-                    self.stream.handle_sent(&mut host, bytes, services.now);
+                    moved = bytes;
+                    self.liveness.on_sent(self.dead_after, now);
+                    self.stream.handle_sent(&mut host, bytes, now);
                 }
                 TransmitStep::Sent { outcome, more }
             }
         };
         drop(host);
+        services.moved += moved;
         self.take_events(services);
         step
     }

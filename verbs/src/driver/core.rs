@@ -121,6 +121,7 @@ impl Core {
             timers: Timers::default(),
             wakes: Wakes::default(),
             pool: Pool::default(),
+            received: Vec::new(),
             counters: shared.counters.shard(index),
             staging: vec![0; STAGING_LEN],
             turn: TURN_ALONE,

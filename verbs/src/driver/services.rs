@@ -1,5 +1,6 @@
 //! Parts of a shard that a connection uses while it is served.
 
+use crate::cq::Cqe;
 use crate::driver::{Driver, Pool, Shared, Timers};
 use crate::notify::Wakes;
 use crate::ud::Staging;
@@ -26,6 +27,8 @@ pub(crate) struct Services {
     pub(crate) timers: Timers,
     pub(crate) wakes: Wakes,
     pub(crate) pool: Pool,
+    /// Completions of receives that are collected during one call of a stream, and empty otherwise.
+    pub(crate) received: Vec<Cqe>,
     pub(crate) counters: ShardCounters,
     /// Staging buffer for receiving, which all connections share.
     pub(crate) staging: Vec<u8>,

@@ -94,7 +94,7 @@ impl Qp {
             pd: pd.clone(),
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
-            sq: Mutex::new(SendQueue::new(sq_limits, num)),
+            sq: Mutex::new(SendQueue::new(sq_limits, num, max_rd_atomic)),
             rq,
             control: Mutex::new(()),
             state: AtomicU8::new(QpState::Init as u8),
@@ -104,7 +104,7 @@ impl Qp {
                 (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).bits(),
             ),
             ud,
-            attrs: Mutex::new(ConnAttrs { ord: max_rd_atomic, ird: max_rd_atomic, stream }),
+            attrs: Mutex::new(ConnAttrs { ird: max_rd_atomic, stream }),
             has_raised: AtomicBool::new(false),
             faults: driver.shared.faults.clone(),
             long: init.max_message.map(LongMessages::new),
@@ -190,14 +190,9 @@ impl Qp {
     /// Returns the attributes that were set, and the current state.
     #[must_use]
     pub fn query(&self) -> QpAttr {
-        let attrs = self.0.attrs.lock();
-        QpAttr {
-            state: self.0.state(),
-            access: self.0.access(),
-            ord: attrs.ord,
-            ird: attrs.ird,
-            cap: self.0.cap,
-        }
+        let ord = self.0.sq.lock().ord;
+        let ird = self.0.attrs.lock().ird;
+        QpAttr { state: self.0.state(), access: self.0.access(), ord, ird, cap: self.0.cap }
     }
 
     /// Sets the access rights of the peer on this queue pair, in any state.

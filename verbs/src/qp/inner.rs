@@ -92,7 +92,6 @@ pub(crate) struct QpInner {
 
 /// Attributes that a connection of the queue pair uses.
 pub(crate) struct ConnAttrs {
-    pub(crate) ord: u16,
     pub(crate) ird: u16,
     pub(crate) stream: StreamId,
 }
@@ -194,7 +193,7 @@ impl QpInner {
         let mut room = true;
         let mut completions = self.send_cq.appender(wakes);
         sq.retire(None, |cqe| {
-            let number = completions.push(cqe);
+            let number = completions.push(&cqe);
             room &= number.is_some();
             number
         });
@@ -219,7 +218,7 @@ impl QpInner {
         let mut room = true;
         let mut completions = self.send_cq.appender(wakes);
         sq.retire_sent(first, count, reported, |cqe| {
-            let number = completions.push(cqe);
+            let number = completions.push(&cqe);
             room &= number.is_some();
             number
         });
@@ -246,7 +245,7 @@ impl QpInner {
     /// Completes every posted send with a flush error.
     pub(crate) fn flush_sends(&self, sq: &mut SendQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
         let mut completions = self.send_cq.appender(wakes);
-        sq.flush(reason, |cqe| completions.push(cqe));
+        sq.flush(reason, |cqe| completions.push(&cqe));
     }
 
     /// Completes every posted receive with a flush error. Receives posted later are flushed as

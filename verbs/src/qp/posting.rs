@@ -121,7 +121,7 @@ impl QpInner {
             return Err(Error::State { what: "posting a send", state: self.state() });
         }
         if let SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } = wr.op
-            && self.attrs.lock().ord == 0
+            && sq.ord == 0
         {
             return Err(Error::Unsupported { what: "Reads or atomics: ORD was negotiated to 0" });
         }

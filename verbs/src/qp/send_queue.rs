@@ -130,6 +130,8 @@ pub(crate) struct SendQueue {
     /// Index of the first request that was not passed to the stream.
     next: usize,
     pub(crate) mode: SqMode,
+    /// Maximum number of Reads and atomics that wait for responses. With 0 they are refused.
+    pub(crate) ord: u16,
     /// Sequence number of the first request that must not be passed to the stream (SQD).
     stop: Option<u32>,
     qp_num: u32,
@@ -144,13 +146,14 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub(crate) fn new(limits: SqLimits, qp_num: u32) -> Self {
+    pub(crate) fn new(limits: SqLimits, qp_num: u32, ord: u16) -> Self {
         Self {
             ring: Ring::new(),
             limits,
             front: 0,
             next: 0,
             mode: SqMode::Closed,
+            ord,
             stop: None,
             qp_num,
             reported: 0,
@@ -521,7 +524,7 @@ mod tests {
 
     fn queue(depth: u32) -> SendQueue {
         let limits = SqLimits { depth, max_sge: 2, max_inline: 16, signal_all: false };
-        SendQueue::new(limits, 7)
+        SendQueue::new(limits, 7, 1)
     }
 
     fn send(wr_id: u64, flags: SendFlags) -> SendWr<'static> {
