@@ -44,6 +44,7 @@ enum BurstResult {
 impl<M> Sender<M> {
     /// Builds FPDUs until the batch is full or nothing is left to send. Returns true in the latter
     /// case.
+    #[inline]
     pub(crate) fn build<H: StreamHost<Memory = M>>(
         &mut self,
         shared: &mut Shared,
@@ -52,6 +53,16 @@ impl<M> Sender<M> {
         self.choose_mulpdu(shared);
         self.settle_acks(shared);
         self.queue_placement_ack(shared);
+        let built = self.build_messages(shared, host);
+        host.release();
+        built
+    }
+
+    fn build_messages<H: StreamHost<Memory = M>>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<bool, ConnError> {
         while self.has_room() {
             if self.message.is_none() {
                 match self.burst(shared, host)? {
@@ -61,9 +72,7 @@ impl<M> Sender<M> {
                     }
                     BurstResult::Drained | BurstResult::NotSmall => {}
                 }
-                let next = self.next_message(shared, host);
-                host.release();
-                self.message = next?;
+                self.message = self.next_message(shared, host)?;
             }
             let Some(mut message) = self.message.take() else { return Ok(true) };
             let last = match self.build_run(&mut message, shared, host)? {
@@ -88,7 +97,6 @@ impl<M> Sender<M> {
                     self.message = Some(self.immediate(id, imm, solicited, host));
                 }
             }
-            host.release();
         }
         Ok(false)
     }
@@ -110,7 +118,6 @@ impl<M> Sender<M> {
         let built = self.build_burst(shared, host, &mut counts);
         counts.give(host);
         self.pending_crc.finalize(&self.fpdu, &mut self.queue.staging);
-        host.release();
         built
     }
 
@@ -261,7 +268,6 @@ impl<M> Sender<M> {
             count(host, traffic, bytes, message.left() == 0);
         }
         self.pending_crc.finalize(&self.fpdu, &mut self.queue.staging);
-        host.release();
         Ok(done > 0)
     }
 
@@ -396,7 +402,6 @@ fn each_payload<H: StreamHost>(
         }
         at += len;
     }
-    host.release();
     Ok(())
 }
 

@@ -381,6 +381,9 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         if !qp.access().contains(Access::REMOTE_READ) {
             return Err(AccessError::AccessRights);
         }
+        if len as usize > MAX_LOCKED_COPY {
+            self.unlock();
+        }
         let from = (self.state.stream, qp.pd.id());
         self.table
             .hold_remote(&mut self.state.cache, stag, from, (to, len), Right::Read)

@@ -408,8 +408,8 @@ fn why_unsent(
             LocalDetail::of_request(wqe, LocalCause::Length, text)
         }
         (_, Some(to)) if port.socket_at(to.ah.local()).is_none() => {
-            let text =
-                format_args!("no socket has the local address {} of its address handle", to.ah.local());
+            let address = to.ah.local();
+            let text = format_args!("no socket has the local address {address} of its address handle");
             LocalDetail::of_request(wqe, LocalCause::Unsupported, text)
         }
         _ => LocalDetail::of_request(wqe, LocalCause::Unsupported, status),
