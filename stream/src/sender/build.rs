@@ -44,7 +44,6 @@ enum BurstResult {
 impl<M> Sender<M> {
     /// Builds FPDUs until the batch is full or nothing is left to send. Returns true in the latter
     /// case.
-    #[inline]
     pub(crate) fn build<H: StreamHost<Memory = M>>(
         &mut self,
         shared: &mut Shared,
@@ -58,6 +57,7 @@ impl<M> Sender<M> {
         built
     }
 
+    #[inline(always)]
     fn build_messages<H: StreamHost<Memory = M>>(
         &mut self,
         shared: &mut Shared,

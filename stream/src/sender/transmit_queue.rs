@@ -186,6 +186,10 @@ impl<M> TransmitQueue<M> {
                 self.drop_memory(self.first_memory + self.memory.len() as u64);
             }
             self.staging.clear();
+            if let Some(end) = self.ends.back() {
+                self.boundary = *end;
+                self.ends.clear();
+            }
         }
         self.skip = left;
         while let Some(end) = self.ends.front().copied().filter(|end| *end <= self.sent) {
