@@ -152,9 +152,9 @@ impl PollWaiter {
     pub fn new_above(device: &Device, least: RawFd) -> Result<Self> {
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         let fd = eventfd(0, flags).map_err(|errno| Error::io("opening an eventfd")(errno.into()))?;
-        let fd = moved(fd, least);
+        let fd = move_descriptor(fd, least);
         let set = ChannelSet::new(fd.as_fd()).map_err(Error::io("opening an epoll set"))?;
-        let set = set.map_fd(|fd| moved(fd, least));
+        let set = set.map_fd(|fd| move_descriptor(fd, least));
         let [notified, asleep] = [const { AtomicBool::new(false) }; 2];
         let wakeup = WakeupFd { fd, notified, asleep, unread: AtomicU64::new(0) };
         Ok(Self {
@@ -244,7 +244,7 @@ impl PollWaiter {
 }
 
 /// Duplicates the file to a number that is at least `least`; returns it unchanged if there is none.
-fn moved(fd: OwnedFd, least: RawFd) -> OwnedFd {
+fn move_descriptor(fd: OwnedFd, least: RawFd) -> OwnedFd {
     if fd.as_raw_fd() >= least { fd } else { fcntl_dupfd_cloexec(&fd, least).unwrap_or(fd) }
 }
 

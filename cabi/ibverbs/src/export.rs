@@ -1,14 +1,15 @@
-//! How a name gets out of a Rust library with a version: a jump in assembly under a name of its
-//! own, and `.symver`.
+//! Exports functions of a Rust library under C names with symbol versions.
 //!
-//! rustc hides symbols that are not its own, and gives no versions to what it does. A symbol of
-//! `global_asm!` it does not see; the version script of `build.rs` defines the nodes that the names
-//! here refer to.
+//! rustc hides all symbols that it did not create itself and assigns them no version. It does not
+//! see the symbols of `global_asm!`, so each exported name is a jump in assembly under a private
+//! name, which `.symver` publishes. The version script of `build.rs` defines the version nodes that
+//! the names refer to.
 //!
-//! A jump is of one of three kinds. `own!` goes to our function always. The other two have a slot
-//! each (`uiw_cabi_verbs::system`), which names the function of the system's libibverbs once that
-//! is loaded: `system!` goes to that one then, and `object!` does where the first argument is no
-//! object of ours. Registers of arguments are the caller's in each.
+//! There are three kinds of jumps. `own!` always jumps to our function. The other two have a slot
+//! each (`uiw_cabi_verbs::system`), which holds the address of the function in the system's
+//! libibverbs once that library is loaded: then `system!` jumps to that function, and `object!`
+//! does so if the first argument is not one of our objects. All jumps preserve the registers that
+//! contain arguments.
 
 /// Unconditional jump.
 #[cfg(target_arch = "x86_64")]
@@ -25,7 +26,7 @@ macro_rules! jump {
 }
 pub(crate) use jump;
 
-/// Jump to what the slot of this name has: our function, or the system's.
+/// Jumps to the address in the slot of this name: our function, or that of the system.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump_by_slot {
     ($slot:expr) => {
@@ -49,8 +50,8 @@ macro_rules! jump_by_slot {
 }
 pub(crate) use jump_by_slot;
 
-/// Jump to our function; once the system's library is loaded, to `__uiw_by_object` with the slot in
-/// a register that no argument is in.
+/// Jumps to our function. Once the system's library is loaded, jumps to `__uiw_by_object` instead,
+/// with the slot in a register that contains no argument.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump_by_object {
     ($slot:expr) => {
@@ -87,8 +88,8 @@ macro_rules! jump_by_object {
 }
 pub(crate) use jump_by_object;
 
-// Asks whose object the first argument is. Every argument of the functions concerned is an integer
-// or a pointer in a register.
+// Decides whose object the first argument is. Every argument of these functions is an integer or a
+// pointer in a register.
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
     ".pushsection .text.uiw_exports,\"ax\",@progbits",
@@ -103,7 +104,7 @@ core::arch::global_asm!(
     "push rcx",
     "push r8",
     "push r9",
-    // With this and the return address the stack is aligned to 16.
+    // With this push and the return address, the stack is aligned to 16 bytes.
     "push rax",
     "call {is_ours}",
     "mov r10d, eax",
@@ -157,7 +158,7 @@ core::arch::global_asm!(
     is_ours = sym uiw_cabi_verbs::system::is_ours,
 );
 
-/// The lines of a name: its jump, and what makes it visible.
+/// Assembly of a name: its jump, and the directives that export it.
 macro_rules! exported {
     (@at default) => { "@@" };
     (@at compat) => { "@" };
@@ -181,7 +182,7 @@ macro_rules! exported {
 }
 pub(crate) use exported;
 
-/// The slot of a name: `uiw_cabi_verbs::system::Slot`.
+/// Slot of a name: `uiw_cabi_verbs::system::Slot`.
 macro_rules! slot {
     ($name:literal $node:literal $path:path) => {
         core::arch::global_asm!(
@@ -241,8 +242,8 @@ macro_rules! object {
 }
 pub(crate) use object;
 
-/// Exports `verbs_allow_disassociate_destroy`: the one export that is no function, but a flag that
-/// vendors' libraries set, and nothing here reads.
+/// Exports `verbs_allow_disassociate_destroy`. It is the only exported variable: a flag that
+/// vendors' libraries set and that nothing here reads.
 macro_rules! flag {
     ($($name:literal $node:literal $kind:ident -;)*) => {
         $(core::arch::global_asm!(

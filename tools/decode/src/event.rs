@@ -75,7 +75,7 @@ pub enum Event {
     Message(Message),
     /// A datagram between uiw peers.
     Datagram(Box<Datagram>),
-    /// A departure from an RFC.
+    /// A departure from an RFC, or a gap of the capture.
     Departure(Departure),
     /// Bytes of the TCP stream that are not in the capture.
     Missing {
@@ -269,12 +269,12 @@ pub struct Terminate {
     pub layout: &'static str,
 }
 
-/// Behaviour that an RFC does not allow.
+/// Behaviour that an RFC does not allow, or a gap of the capture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Departure {
     /// Section of the rule, such as `RFC 5041 5.3`, or `capture` if the capture is incomplete.
     pub rule: &'static str,
-    /// Violation of the RFCs.
+    /// Description of the violation or the gap.
     pub what: String,
 }
 

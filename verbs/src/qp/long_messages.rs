@@ -39,9 +39,9 @@ impl LongMessages {
         self.max_len
     }
 
-    /// Returns whether another message may begin. The caller has locked the receive queue. After
-    /// every [`LongMessages::release`] a receive is posted, which resumes a stream that was
-    /// refused.
+    /// Returns whether another message may begin, because fewer than `max_len` bytes are held. The
+    /// caller has locked the receive queue. After every [`LongMessages::release`] a receive is
+    /// posted, which resumes a stream that was refused.
     pub(crate) fn has_room(&self) -> bool {
         self.held.load(Ordering::Relaxed) < self.max_len as usize
     }

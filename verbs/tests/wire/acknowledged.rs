@@ -131,7 +131,7 @@ fn without_ord_completions_come_as_usual() {
 /// An RNIC acknowledges requests even after its QP is destroyed. In the same way, a destroyed queue
 /// pair answers until its peer can no longer be waiting.
 #[test]
-fn destroyed_queue_pair_leaves_no_acknowledgement() {
+fn destroyed_queue_pair_still_acknowledges() {
     for ord in [1, 4] {
         let options = options().ird(ord).ord(ord);
         for _ in 0..50 {
