@@ -52,7 +52,7 @@ pub struct ShardCounts {
     pub datagrams: Datagrams,
     /// Waits of all connections.
     pub waits: WaitCounts,
-    /// Bytes held out of the receive memory budget.
+    /// Number of bytes of the receive memory budget that open connections use.
     pub held_bytes: u64,
     /// Peers whose TCP connection was accepted.
     pub accepted: u64,
@@ -81,7 +81,7 @@ pub struct ShardCounts {
 pub struct ConnectionCounters {
     /// Index of the shard.
     pub shard: usize,
-    /// Number of its queue pair.
+    /// Number of the connection's queue pair.
     pub qp_num: u32,
     /// Address of this end.
     pub local: SocketAddr,
@@ -100,7 +100,7 @@ pub struct ConnectionCounters {
     pub traffic: Operations,
     /// Waits.
     pub waits: WaitCounts,
-    /// Bytes held out of the receive memory budget.
+    /// Number of bytes of the receive memory budget that the connection uses.
     pub held_bytes: u64,
 }
 
@@ -126,7 +126,7 @@ pub struct AddressCounts {
     pub datagrams: Directions,
 }
 
-/// Counters at one time.
+/// Counters of a device at one time.
 ///
 /// Counts of messages and bytes only grow. If a thread updates two counters one after the other, a
 /// snapshot may contain only the first update.
@@ -387,7 +387,7 @@ fn words<const N: usize>(block: &Words, at: usize) -> [u64; N] {
     std::array::from_fn(|i| block[at + i])
 }
 
-/// Reads text, without control characters that a terminal would obey.
+/// Reads a text, and removes control characters, which a terminal would obey.
 fn read_text(block: &Words, at: process::Text) -> String {
     let bytes: Vec<u8> =
         block[at.at + 1..at.at + at.words].iter().flat_map(|word| word.to_ne_bytes()).collect();

@@ -1,6 +1,6 @@
-//! Datagrams: a socket sends valid and invalid ones to a UD queue pair and a SIDR listener on a
-//! simulated network. The target knows which ones must be delivered; all others must be dropped,
-//! counted, and not answered.
+//! Datagrams: a socket sends valid and invalid datagrams to a UD queue pair and a SIDR listener on
+//! a simulated network. The fuzz target knows which ones must be delivered; all others must be
+//! dropped, counted, and not answered.
 
 use crate::input::Input;
 use std::collections::VecDeque;
@@ -22,14 +22,14 @@ const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Maximum number of steps of an input.
 const STEPS: usize = 60;
-/// Number of rounds without work after which the device is idle. Sockets that are not read directly
-/// are polled only in one of 32 rounds.
+/// Number of rounds without work after which the device is idle. Sockets that are not read
+/// directly are polled in only one of 32 rounds.
 const QUIET_ROUNDS: usize = 33;
-/// Length in bytes of the memory of each receive.
+/// Size in bytes of the memory of each receive.
 const PLACE: u64 = 8192;
 const PLACES: u64 = 16;
 
-/// Our end, and its expected state.
+/// Receiving end, and the state that it is expected to have.
 struct FuzzedTarget {
     network: Network,
     device: Device,
@@ -200,7 +200,8 @@ pub fn run(data: &[u8]) {
                 let raw = input.below(200);
                 let raw = input.take(raw);
                 sender.send(raw);
-                // Arbitrary bytes hardly ever have a correct CRC.
+                // Arbitrary bytes hardly ever have a correct CRC, so none of these datagrams is
+                // expected to be valid.
                 let valid =
                     Header::parse(raw).ok().filter(|(header, _)| header.check_source(sender.port()).is_ok());
                 assert!(valid.is_none(), "a CRC of the input's own");
@@ -236,7 +237,7 @@ fn message(input: &mut Input<'_>, target: &mut FuzzedTarget, sender: &mut Fuzzed
     match wrong {
         0 => change(0, &mut bytes, input),
         1 => change(1, &mut bytes, input),
-        // The index and the port of a queue pair number.
+        // These are the index and the port of the destination's queue pair number.
         2 => change(11, &mut bytes, input),
         3 => change(9, &mut bytes, input),
         4 => change(13, &mut bytes, input),

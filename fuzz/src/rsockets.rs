@@ -13,13 +13,14 @@ const STEPS: usize = 400;
 
 /// Expected rights of the peer.
 struct ExpectedRights {
-    /// Bytes of the ring that were published and not read, in their order. The first `readable`
-    /// ones have been written.
+    /// Offsets in the ring of bytes that were published and not read, in their order. The bytes of
+    /// the first `readable` ones have been written.
     published: VecDeque<u32>,
-    /// Number of bytes that were published and not written. `readable` is the number of those that
-    /// were written and not read.
+    /// Number of bytes that were published and not written.
     granted: u64,
+    /// Number of bytes that were written and not read.
     readable: u64,
+    /// Number of unread bytes of each message that was not read completely.
     messages: VecDeque<u64>,
     /// Number of data messages that the peer may send.
     credits: u64,
@@ -77,8 +78,8 @@ fn formats(input: &mut Input<'_>) {
     }
 }
 
-/// Checks the headers of datagrams, with the bytes as they are and with a valid beginning. Decoded
-/// headers must be encoded to the same bytes, except for reserved fields.
+/// Checks the headers of datagrams: of the bytes as they are, and of the bytes after a valid
+/// beginning. Decoded headers must be encoded to the same bytes, except for reserved fields.
 fn datagram_headers(bytes: &[u8]) {
     let mut fronts = vec![bytes.to_vec()];
     for (version, exchange, message) in [(4, 16, 8), (6, 28, 24)] {
@@ -91,6 +92,7 @@ fn datagram_headers(bytes: &[u8]) {
             let len = ExchangeHeader::len_for(&header.address);
             assert!(header.qpn <= 0xFF_FFFF && packet.len() - len == message.len());
             let mut expected = packet[..len].to_vec();
+            // Byte 7 is reserved, and byte 8 is above the 24 bits of the queue pair number.
             (expected[7], expected[8]) = (0, 0);
             assert_eq!(header.emit().as_slice(), expected);
         }
@@ -99,7 +101,7 @@ fn datagram_headers(bytes: &[u8]) {
             assert_eq!(packet.len() - len, message.len());
             let mut expected = packet[..len].to_vec();
             if len == 24 {
-                // The flow label.
+                // The flow label is not kept.
                 expected[4..8].fill(0);
             }
             assert_eq!(header.emit().as_slice(), expected);

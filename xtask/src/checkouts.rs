@@ -1,5 +1,5 @@
 //! `cargo xtask interop fabtests` and `cargo xtask interop valkey`: tests of the C libraries with
-//! programs that are not packaged, and are built from checkouts.
+//! programs that are not packaged and are therefore built from checkouts.
 
 use std::fs;
 use std::io;
@@ -49,7 +49,7 @@ const VALKEY_NEEDS: [(&str, &str); 3] =
 impl Fabtests {
     /// Builds the programs and runs the tests.
     pub(crate) fn run(&self) -> io::Result<bool> {
-        // If something is still missing, the build fails with an error.
+        // Errors are ignored here: if something is still missing, the build fails with an error.
         let _ = crate::packages::provide(&FABTESTS_NEEDS);
         let folder = fresh("fabtests")?;
         let (source, installed) = (folder.join("source"), folder.join("installed"));
@@ -88,7 +88,7 @@ impl Valkey {
     }
 }
 
-/// Creates an empty folder for the build.
+/// Creates an empty folder for the build, and removes the one of the previous build.
 fn fresh(name: &str) -> io::Result<PathBuf> {
     let folder = crate::workspace::target().map_err(io::Error::other)?.join(name);
     if folder.exists() {

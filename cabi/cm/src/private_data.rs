@@ -12,11 +12,11 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::settings::Settings;
 
-/// Maximum size of private data in an event, in bytes. C's length is one byte, although MPA can
-/// transmit up to 512 bytes.
+/// Maximum size of private data in an event, in bytes. The C structures store the length in one
+/// byte, although MPA can transmit up to 512 bytes.
 pub(crate) const MAX_PRIVATE_DATA: usize = 255;
 
-/// Message of InfiniBand's communication manager with private data.
+/// Message of InfiniBand's communication manager that carries private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CmMessage {
     Request,
@@ -27,8 +27,8 @@ pub(crate) enum CmMessage {
 }
 
 impl CmMessage {
-    /// Returns the number of private data bytes of the message that a program can use. In requests,
-    /// the kernel's rdma_cm begins with a header of 36 bytes.
+    /// Returns the size of the message's private data field in bytes, as far as a program can use
+    /// it. In requests, the first 36 bytes of the field hold the header of the kernel's rdma_cm.
     const fn field_len(self) -> usize {
         match self {
             Self::Request => 92 - 36,
@@ -40,7 +40,7 @@ impl CmMessage {
     }
 
     /// Returns the maximum number of bytes that a program can send in the message or receive from
-    /// it.
+    /// it. `is_exact` lifts the limit of InfiniBand's field for the messages of connections.
     const fn limit(self, is_exact: bool) -> usize {
         match self {
             Self::Request | Self::Reply | Self::Reject if is_exact => MAX_PRIVATE_DATA,
@@ -51,7 +51,7 @@ impl CmMessage {
     /// Checks the length of private data that a program sends.
     ///
     /// # Errors
-    /// EINVAL if the message of the program's kind of device cannot hold it.
+    /// EINVAL if the message cannot hold it on the program's kind of device.
     pub(crate) fn check(self, private_data: &[u8]) -> Result<()> {
         self.check_len(private_data.len(), is_exact()?)
     }
@@ -84,13 +84,14 @@ impl<'a> PrivateData<'a> {
         Self { message, sent }
     }
 
-    /// Returns the private data of an event that TCP has caused, without a message of the peer.
+    /// Returns the empty private data of an event that was caused by TCP rather than by a message
+    /// of the peer, or `None` if the event has no private data.
     pub(crate) fn of_event(event: c_int) -> Option<Self> {
         (event == RDMA_CM_EVENT_REJECTED).then_some(Self::new(CmMessage::Reject, &[]))
     }
 
-    /// Copies the bytes that the program gets to `to`, and returns their number. `peer` is the
-    /// sender.
+    /// Writes to `to` the bytes that the program receives, and returns their number. `peer` is the
+    /// sender, which is named in a warning if the bytes are truncated.
     pub(crate) fn fill(self, to: &mut [u8; MAX_PRIVATE_DATA], peer: Option<SocketAddr>) -> usize {
         let is_exact = is_exact().unwrap_or(true);
         let (bytes, longest) = (self.sent.len(), self.message.limit(is_exact));
@@ -101,6 +102,7 @@ impl<'a> PrivateData<'a> {
         self.fill_as(to, is_exact)
     }
 
+    /// Like [`PrivateData::fill`], for the given value of the setting.
     fn fill_as(self, to: &mut [u8; MAX_PRIVATE_DATA], is_exact: bool) -> usize {
         let longest = self.message.limit(is_exact);
         let shown = &self.sent[..self.sent.len().min(longest)];

@@ -9,12 +9,12 @@
 //! Each subsystem (engine, devices, objects, connection manager, out-of-band connections) has a
 //! static [`ForkSafe`]. The locks of all of them are held while the process is copied, so that no
 //! lock in the child is held by a thread that does not exist there. Invariant: a thread that holds
-//! one of these locks takes no other of them, so a fork may take them in any order.
+//! one of these locks never takes another one, so a fork may take them in any order.
 //!
 //! Values that are created once per process are in cells of `once_cell::race`, which never make a
 //! thread wait for another one. With a `std::sync::OnceLock`, a child would wait forever for the
-//! thread of its parent that was creating the value. Cells of this kind in other libraries are
-//! initialized while the engine is opened, under a lock for which a fork waits.
+//! thread of its parent that was creating the value. Other libraries do use such blocking cells.
+//! These are initialized while the engine is opened, under a lock for which a fork waits.
 
 use crate::lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::RefCell;
@@ -41,8 +41,8 @@ pub trait ForkState: Send + Sync + 'static {
     fn in_child(&mut self);
 }
 
-/// Static that holds the state of a subsystem, in `SHARDS` parts with one lock each. Several shards
-/// are for look-ups that are made on every call: threads that use different objects then rarely
+/// Static that holds the state of a subsystem, in `SHARDS` parts with one lock each. State that is
+/// looked up on every call has several shards, so that threads that use different objects rarely
 /// share a lock or its cache line.
 pub struct ForkSafe<T: ForkState, const SHARDS: usize = 1> {
     shards: [LockShard<T>; SHARDS],
@@ -169,8 +169,8 @@ thread_local! {
     static HELD: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
 }
 
-/// Takes the locks of this thread. Returns `None` if the thread is ending, because it has locked
-/// nothing then.
+/// Takes the [`ForkLocks`] that this thread holds. Returns `None` if the thread is ending, because
+/// `before_fork` has locked nothing then.
 fn take_held() -> Option<ForkLocks> {
     HELD.try_with(RefCell::take).ok().flatten()
 }

@@ -1,4 +1,4 @@
-//! Configuration file of TLS, which `UIW_TLS` and the option `--tls` of the program `uiw` name.
+//! Configuration file of TLS, named by `UIW_TLS` or by the option `--tls` of the program `uiw`.
 //!
 //! Each line has a keyword and a value. Empty lines and lines that begin with `#` are ignored.
 //! Relative paths are relative to the folder of the file.
@@ -167,7 +167,8 @@ fn check_pinned_entry(entry: &str, pinned: &PinnedKeys) -> Result<(), &'static s
     Err("`allow` has neither the name nor the fingerprint of a pinned key")
 }
 
-/// Checks that an entry has the form of a certificate's name, address or fingerprint.
+/// Checks that an entry has the form of a certificate's name, address or fingerprint. An entry that
+/// names an existing file is refused, because files of entries are not supported.
 fn check_name_entry(entry: &str, file: &Path) -> Result<(), &'static str> {
     let is_file = file.parent().is_some_and(|directory| directory.join(entry).exists());
     if is_file || entry.contains(char::is_whitespace) {

@@ -7,8 +7,8 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::mapping::RegisteredRange;
 use uiw_verbs::RawMr;
 
-/// Returns the address of the peer's list of mappings, which follows its targets. Every
-/// implementation has two targets.
+/// Returns the address of the peer's list of mappings, which directly follows its targets (two in
+/// every implementation).
 fn list_start(targets: Target) -> u64 {
     targets.addr.wrapping_add(u64::from(targets.len) * Target::LEN as u64)
 }
@@ -16,7 +16,7 @@ fn list_start(targets: Target) -> u64 {
 struct MappedMemory {
     addr: usize,
     len: usize,
-    /// Kept until the mapping is removed, because the peer has no access without it.
+    /// Memory region that gives the peer access, which is kept until the mapping is removed.
     region: RawMr,
     _registered: RegisteredRange,
     offset: u64,
@@ -25,8 +25,9 @@ struct MappedMemory {
 
 /// Mappings of a connection.
 pub(crate) struct Mappings {
-    /// List of the peer, and the number of its entries.
+    /// The peer's list of mappings.
     list: Target,
+    /// Number of entries in that list.
     room: u16,
     /// Mappings by their index in that list.
     shared: BTreeMap<u16, MappedMemory>,
@@ -67,10 +68,10 @@ impl Mappings {
         Ok(())
     }
 
-    /// Removes a buffer. Writes of the peer to it fail from now on.
+    /// Removes a buffer. From then on, the peer's writes to it fail.
     ///
     /// # Errors
-    /// EINVAL for the buffer is not mapped.
+    /// EINVAL if the buffer is not mapped.
     pub(crate) fn remove(&mut self, addr: usize, len: usize) -> Result<()> {
         let is = |mapped: &MappedMemory| mapped.addr == addr && mapped.len == len;
         if let Some(index) = self.shared.iter().find(|(_, mapped)| is(mapped)).map(|(index, _)| *index) {
@@ -83,8 +84,8 @@ impl Mappings {
         Ok(())
     }
 
-    /// Returns the first unpublished mapping: its index, its entry, and the destination of the
-    /// entry.
+    /// Returns the first unpublished mapping: its index, its entry in the peer's list, and the
+    /// place of that entry in the memory of the peer.
     pub(crate) fn unpublished(&self) -> Option<(u16, Mapping, Target)> {
         let (index, mapped) = self.shared.iter().find(|(_, mapped)| !mapped.published)?;
         let target = Target { addr: mapped.addr as u64, key: mapped.region.rkey().0, len: mapped.len as u32 };

@@ -28,7 +28,7 @@ fn shards(sockets: &[(usize, AnySocket)]) -> ShardSet {
     shards
 }
 
-/// Time that a thread of the program needs to start a TCP connection.
+/// Pause while another thread of the program starts a TCP connection, which takes about this time.
 const SOON: Duration = Duration::from_micros(50);
 
 /// List of descriptors, divided into rsockets and others.
@@ -124,7 +124,7 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
             // Other descriptors may have become ready meanwhile.
             count = sorted.check(fds)?;
             if count == 0 && !limit.has_passed() {
-                // Another thread has taken what had arrived.
+                // Another thread has already received the data or accepted the connection.
                 continue;
             }
         }
@@ -141,7 +141,7 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
     }
 }
 
-/// Sets of select(2).
+/// Descriptor sets of select(2).
 pub(crate) struct Sets<'a> {
     pub(crate) read: Option<&'a mut libc::fd_set>,
     pub(crate) write: Option<&'a mut libc::fd_set>,
@@ -153,11 +153,11 @@ fn contains(set: Option<&libc::fd_set>, fd: i32) -> bool {
     set.is_some_and(|set| unsafe { libc::FD_ISSET(fd, set) })
 }
 
-/// `rselect`.
+/// `rselect`: select(2) for rsockets and ordinary descriptors.
 ///
 /// # Errors
-/// EINVAL for a number of descriptors that exceeds the size of a set; EBADF; the errors of
-/// [`poll_all`].
+/// EINVAL if `count` is negative or exceeds the size of a set; EBADF for a closed descriptor; the
+/// errors of [`poll_all`].
 pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Result<usize> {
     if !(0..=libc::FD_SETSIZE as i32).contains(&count) {
         return Err(Errno::INVAL.because("invalid number of descriptors"));

@@ -26,9 +26,11 @@ pub(super) struct Report {
     would_copy: AtomicU64,
     deleted: AtomicU64,
     would_delete: AtomicU64,
-    /// Bytes of files sent over the connections, and bytes that were already at the target.
+    /// Number of bytes of files sent over the connections.
     moved: AtomicU64,
+    /// Number of bytes of files that were already at the target or lie in holes.
     resumed: AtomicU64,
+    /// Number of connections that broke.
     broken: AtomicU64,
     /// Time of the server's last sign of life.
     heard: Arc<LastHeard>,
@@ -81,7 +83,7 @@ impl Report {
         add(&self.moved, bytes);
     }
 
-    /// Counts bytes of files that were already at the target, or lie in holes.
+    /// Counts bytes of files that were already at the target or lie in holes.
     pub(super) fn count_resumed(&self, bytes: u64) {
         add(&self.resumed, bytes);
     }
@@ -138,8 +140,8 @@ impl Report {
         }
     }
 
-    /// Reports a source of the command line that cannot be copied, in JSON only: the error that
-    /// then ends the command is printed as text.
+    /// Reports a source of the command line that cannot be copied. Prints JSON only, because the
+    /// error that then ends the command is printed as text.
     pub(super) fn report_source_failed(&self, path: &[u8], failure: &Failure) {
         add(&self.failed, 1);
         if self.as_json {
@@ -187,7 +189,7 @@ impl Report {
         )
     }
 
-    /// Prints the summary of a command that has failed, in JSON only.
+    /// Prints the summary of a command that has failed. Prints JSON only.
     pub(super) fn print_failed_summary(&self, stripes: usize, dry_run: bool) {
         if self.as_json {
             self.print_summary(stripes, dry_run, false);
@@ -241,7 +243,6 @@ pub(super) fn with_path(path: &[u8], mut object: Value) -> Value {
     object
 }
 
-/// Formats a duration.
 fn format_duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {

@@ -42,8 +42,8 @@ fn add_unless_copied(plan: &CopyPlan, place: EntryPaths, meta: Meta, target: Opt
     }
 }
 
-/// A local source: an open directory, the path below it, and the name at the target. Without a
-/// name, the contents of the source are copied.
+/// Local source of a copy: an open directory, the path below it, and the name at the target.
+/// Without a name, the contents of the source are copied.
 struct LocalSource {
     root: Arc<Root>,
     local: RelPath,
@@ -88,6 +88,9 @@ pub(super) fn add_local_sources(caller: &mut Caller<'_>, from: &[PathBuf], to: &
     }
     let into = is_directory || to.is_directory() || from.len() > 1;
     for LocalSource { root, local, meta, name } in sources {
+        // A directory with a name is always copied into the target. A file is copied into the
+        // target only if this is a directory or ends with a slash, or if there are several sources.
+        // Otherwise the file gets the path of the target.
         let below = match (&name, meta.kind) {
             (Some(name), EntryKind::Directory) => Some(name),
             (Some(name), _) if into => Some(name),
@@ -165,7 +168,8 @@ pub(super) fn add_remote_sources(caller: &mut Caller<'_>, from: &[RemotePath], t
         if there.is_none() && !plan.options.dry_run {
             std::fs::create_dir(to).map_err(|error| failed(&error))?;
         }
-        // In a dry run, a missing target counts as empty.
+        // In a dry run, a missing target counts as empty. The current directory is opened in its
+        // place, but entries are not compared with it.
         if there.is_none() && plan.options.dry_run {
             plan.set_target_absent();
         }

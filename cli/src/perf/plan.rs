@@ -10,14 +10,14 @@ use crate::shared::qp_setup::WaitMode;
 use crate::shared::service::{OppositeTraffic, PerfOp, PerfOrder};
 use std::time::Duration;
 
-/// Default number of bytes under way. A Write or Send completes when TCP has accepted it, so a few
-/// are enough to keep TCP busy. A Read completes when its bytes have arrived, so Reads must fill
+/// Default number of bytes under way. A Write or Send completes when TCP has accepted it, so a
+/// small number keeps TCP busy. A Read completes when its bytes have arrived, so Reads must fill
 /// the path.
 const AUTO_BYTES: u32 = 1 << 20;
 const AUTO_READ_BYTES: u32 = 4 << 20;
 
-/// Size of the raw message that an atomic is compared with. The request of an atomic has 52 bytes
-/// after its headers.
+/// Size in bytes of the raw message with which an atomic is compared. The request of an atomic has
+/// 52 bytes after its headers.
 const RAW_FOR_ATOMICS: u32 = 64;
 
 /// One measurement.
@@ -30,7 +30,7 @@ pub(crate) struct MeasurementPlan {
     pub(crate) signal_every: u32,
     pub(crate) connections: u32,
     pub(crate) latency: bool,
-    /// The server also posts messages, on the same number of further connections.
+    /// True if the server also posts messages, on the same number of further connections.
     pub(crate) bidirectional: bool,
     pub(crate) wait: WaitMode,
     pub(crate) validate: bool,
@@ -108,8 +108,8 @@ impl MeasurementPlan {
         Ok(())
     }
 
-    /// Returns the number of messages that lie side by side in memory. Unless they are validated,
-    /// all Writes may go to the same place.
+    /// Returns the number of messages for which there is separate memory. Unless they are
+    /// validated, all Writes and Sends share the memory of one message.
     pub(crate) fn slots(&self) -> u32 {
         match self.op {
             PerfOp::Write | PerfOp::WriteImm | PerfOp::Send if !self.validate => 1,
@@ -122,8 +122,8 @@ impl MeasurementPlan {
         MessageStream { op, size, slots: self.slots(), depth, chain, signal_every, validate }
     }
 
-    /// Returns the order for the server. `back` is the client's memory, `opposite` describes the
-    /// messages that the server posts into it.
+    /// Returns the order for the server. `back` is the address and the key of the client's memory,
+    /// and `opposite` describes the messages that the server posts to that memory.
     pub(crate) fn order(&self, back: Option<(u64, u32)>, opposite: Option<OppositeTraffic>) -> PerfOrder {
         PerfOrder {
             op: self.op,
@@ -139,12 +139,13 @@ impl MeasurementPlan {
         }
     }
 
-    /// Returns the size in bytes of the raw message that one of our messages is compared with.
+    /// Returns the size in bytes of the raw message with which one message of this plan is
+    /// compared.
     pub(crate) fn raw_message(&self) -> u32 {
         if self.op.is_atomic() { RAW_FOR_ATOMICS } else { self.size }
     }
 
-    /// Returns the direction in which bytes go.
+    /// Returns the direction in which the payload travels.
     pub(crate) fn raw_direction(&self) -> RawDirection {
         match self.op {
             _ if self.bidirectional => RawDirection::Both,
@@ -154,7 +155,8 @@ impl MeasurementPlan {
     }
 }
 
-/// Returns a depth that keeps the path full and the end of a run short.
+/// Returns a depth that is large enough to keep the path full, and small enough that a run ends
+/// soon.
 fn auto_depth(is_read: bool, size: u32, chain: u32) -> u32 {
     let bytes = if is_read { AUTO_READ_BYTES } else { AUTO_BYTES };
     (bytes / size.max(1)).clamp(2, 128).max(chain)

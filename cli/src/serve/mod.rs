@@ -155,8 +155,8 @@ struct Server {
 }
 
 impl Server {
-    /// Adds the queue pair to the log span of the connection, and closes the connection when it has
-    /// been idle for too long.
+    /// Adds the queue pair to the log span of the connection, and lets the [`IdleMonitor`] close
+    /// the connection when it has been idle for too long.
     fn watch(&self, link: &Link) {
         let qp = tracing::field::display(Qpn::from_raw(link.qp.num()));
         tracing::Span::current().record("qp", qp);
@@ -253,7 +253,7 @@ pub(crate) fn listener_failure(address: SocketAddr, error: Error) -> Failure {
     Failure::new(Exit::Failed, format!("cannot listen on {address}"), why(error), fix)
 }
 
-/// Returns the text about a listener that is down for the time being.
+/// Returns the message about a listener that is down temporarily.
 pub(crate) fn listener_down_text(error: &Error) -> String {
     format!("{error}: listening again when the interface is up")
 }
@@ -276,7 +276,7 @@ pub(crate) fn announce(address: SocketAddr, has_tls: bool) {
     }
 }
 
-/// Returns the bytes of memory that are needed to serve a client.
+/// Returns the number of bytes of memory that are needed to serve a client.
 fn required_memory(service: &Service) -> u64 {
     match service {
         Service::Ping(order) => ping::required_memory(order.size),

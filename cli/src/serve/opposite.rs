@@ -12,12 +12,12 @@ use crate::shared::service::{OppositeTraffic, PerfOp, PerfOrder, PerfReply, Stat
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{RemoteMr, STag, SendFlags, SendOp, Wc, WcStatus};
 
-/// Number of receives for messages of the client, which have one byte each.
+/// Number of receives for messages of the client, which have at most one byte.
 const RECVS: u64 = 4;
-/// Request number of an answer.
+/// Work request ID of the Send with the statistics. Smaller IDs belong to the messages.
 const STATS: u64 = 1 << 40;
 
-/// Checks an order. The error says what cannot be done.
+/// Checks whether an order can be served. The error names the part that cannot.
 pub(super) fn check(order: &PerfOrder, opposite: &OppositeTraffic) -> std::result::Result<(), String> {
     let of_depth = 1..=order.depth;
     if !matches!(order.op, PerfOp::Write | PerfOp::Read) || order.back.is_none() || order.latency {
@@ -93,8 +93,8 @@ impl OppositeDriver {
         })
     }
 
-    /// Posts as many messages as fit, and takes completions. Returns false if the client has closed
-    /// in order.
+    /// Posts as many messages as fit, and handles completions. Returns false if the client has
+    /// closed the connection in an orderly way, or if the server stops.
     fn step(&mut self, server: &Server) -> Result<bool> {
         if self.is_running {
             self.source.fill_up(&self.link.qp, self.limit)?;

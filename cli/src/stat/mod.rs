@@ -106,8 +106,8 @@ fn show(args: &Args, collected: &CollectedDevices, before: Option<(Duration, &Co
     shown
 }
 
-/// Counter of unreadable files. Prints a warning for each of the first [`UnreadableFiles::MAX`]
-/// ones.
+/// Counter of unreadable files, which prints a warning for each of the first
+/// [`UnreadableFiles::MAX`] of them.
 #[derive(Default)]
 pub(crate) struct UnreadableFiles(usize);
 
@@ -137,8 +137,8 @@ impl ProgramDevice {
         self.pid.is_some() || self.is_elsewhere
     }
 
-    /// Returns whether to show a program that has ended: only the process that removes its file
-    /// shows it.
+    /// Returns whether to show a program that has ended. If several processes run `uiw stat`, only
+    /// the one that removes the program's file shows it, unless the file is kept.
     fn claim(&self) -> bool {
         if self.is_kept {
             return true;

@@ -23,7 +23,7 @@ struct ResultRow {
 /// System on which the rows were run.
 pub struct Environment {
     kernel: String,
-    /// Version of the kernel, if it is not the one of the release.
+    /// Version of Linux, if it is not the kernel of the Debian release.
     version: Option<String>,
     library: String,
     uiw: String,
@@ -31,7 +31,7 @@ pub struct Environment {
     took: Duration,
     boots: u32,
     network: &'static str,
-    /// Number of cores of this machine that another process kept busy.
+    /// Number of cores of this machine that another process kept busy during the run.
     busy: usize,
 }
 
@@ -39,7 +39,7 @@ impl Environment {
     /// Queries guest and host. `busy` is the number of cores that other processes kept busy.
     ///
     /// # Errors
-    /// If the guest does not answer.
+    /// Fails if the guest does not answer.
     pub fn of(bench: &Bench, took: Duration, busy: usize) -> Result<Self> {
         let kernel = bench.guest().must("uname -rv")?.trim().to_owned();
         let (library, version) = (bench.parts().library.clone(), bench.parts().kernel.clone());
@@ -101,7 +101,7 @@ impl Results {
         counts
     }
 
-    /// Returns the contents of the file.
+    /// Returns the contents of RESULTS.md.
     pub fn markdown(&self, environment: &Environment) -> String {
         let Environment { kernel, version, library, uiw, date, took, boots, network, busy } = environment;
         let (of, options) = match version {
@@ -179,13 +179,13 @@ impl Results {
 /// Numbers of runs by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Passed.
+    /// Number of runs that passed.
     pub passed: usize,
-    /// Failed.
+    /// Number of runs that failed without an explanation in QUIRKS.md.
     pub failed: usize,
-    /// Failed because of a fault of siw that QUIRKS.md explains.
+    /// Number of runs that failed because of a fault of siw that QUIRKS.md explains.
     pub known: usize,
-    /// Not applicable.
+    /// Number of runs that were not possible, because siw or this machine lacks something.
     pub not_applicable: usize,
 }
 
@@ -200,7 +200,7 @@ impl std::fmt::Display for Counts {
 }
 
 impl ResultRow {
-    /// True if every run passed in its first attempt.
+    /// Returns whether every run passed in its first attempt.
     fn is_plain(&self) -> bool {
         self.retries == 0 && self.runs.iter().all(|(_, verdict)| matches!(verdict, Verdict::Pass(_)))
     }
@@ -220,7 +220,7 @@ impl ResultRow {
         }
     }
 
-    /// Returns the texts of the runs, each once, with the setting if it failed.
+    /// Returns the texts of the runs, each once. Texts of failed runs begin with the setting.
     fn remarks(&self) -> String {
         let mut seen: Vec<String> = Vec::new();
         for (setting, verdict) in &self.runs {
@@ -236,7 +236,7 @@ impl ResultRow {
                 seen.push(remark);
             }
         }
-        // Figures differ between settings, so only a few are listed.
+        // Measured figures differ between settings, so at most three texts are listed.
         let more = seen.len().saturating_sub(3);
         seen.truncate(3);
         if more > 0 {

@@ -26,7 +26,9 @@ pub const SMALL: u64 = 256 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BatchContent<'a> {
     Bytes(Meta, &'a [u8]),
+    /// Error number, because the file cannot be read.
     Failed(u16),
+    /// Metadata only, because the file has become too large for a batch.
     TooLarge(Meta),
 }
 
@@ -51,7 +53,7 @@ pub enum BatchRead {
 }
 
 impl Batch {
-    /// Maximum number of bytes of a record in addition to path and contents of the file.
+    /// Maximum number of bytes of a record in addition to the path and the contents of the file.
     const RECORD: usize = 64;
 
     /// Returns whether another record with this path and `size` bytes of contents fits.
@@ -158,6 +160,7 @@ pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, BatchContent<'_>
 struct WrittenFile {
     position: u16,
     path: RelPath,
+    /// Device and inode of the temporary file.
     id: (u64, u64),
 }
 
@@ -248,6 +251,8 @@ impl WrittenFile {
         let part = OsStr::from_bytes(&part);
         let stat = statat(directory, part, AtFlags::SYMLINK_NOFOLLOW)?;
         if (stat.st_dev, stat.st_ino) != self.id {
+            // Another request of the session has replaced the file, because the client repeated the
+            // batch.
             return Err(Errno::BUSY.into());
         }
         Ok(rustix::fs::renameat(directory, part, directory, name.as_os_str())?)

@@ -1,10 +1,10 @@
 //! Version 1 of the protocol of `uiw cp`.
 //!
-//! A client requests the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` of
-//! the program). It names a share, a direction, the token of its session, a number of slots, and
-//! its memory for bytes from the server. All connections of one run of `uiw cp` (the stripes) have
-//! the same token. The private data of the server (`CpReply`) names its memory for bytes from the
-//! client.
+//! A client requests the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` in
+//! the program `uiw`). The order names a share, a direction, the token of the client's session, a
+//! number of slots, and the client's memory for bytes from the server. All connections of one run
+//! of `uiw cp` (the stripes) have the same token. The private data of the server (`CpReply`) names
+//! its memory for bytes from the client.
 //!
 //! # Messages
 //!
@@ -17,13 +17,13 @@
 //! * A client that asks for them in its order gets heartbeats ([`Reply::Working`]) at least every
 //!   second while the server works on a request or receives the bytes of one.
 //! * Bytes of files, batches and lists are sent by RDMA Writes into the slot with the same number
-//!   at the other end, followed by a message with their number. RDMAP delivers that message only
-//!   after the Write before it has been placed (RFC 5040 section 5.5).
+//!   at the other end, followed by a message that contains their length. RDMAP delivers that
+//!   message only after the Write before it has been placed (RFC 5040 section 5.5).
 //! * The receiver copies a slot before it examines the bytes, because the peer could overwrite the
 //!   slot.
 //! * [`Request::End`], which reports the end of a transfer on each connection, has no reply.
-//! * Every message is decoded strictly: an unknown number, a value out of range, a name that
-//!   violates a rule, or a wrong length ends the connection. The state of the server does not
+//! * Every message is decoded strictly: an unknown message number, a value out of range, a name
+//!   that violates a rule, or a wrong length ends the connection. The state of the server does not
 //!   depend on the order of requests, and each request may be repeated. A client whose connection
 //!   broke therefore repeats unanswered requests on any connection.
 //!
@@ -49,7 +49,7 @@ use std::ops::Range;
 
 /// Maximum length of a request or reply, in bytes.
 pub const MESSAGE: u32 = 16 << 10;
-/// Size of a slot and of a block of a file, in bytes.
+/// Size in bytes of a slot, which is also the size of a block of a file.
 pub const SLOT: u32 = 1 << 20;
 /// Size of a block in bytes. The last block of a file may be shorter.
 pub const BLOCK: u64 = SLOT as u64;
@@ -236,7 +236,7 @@ fn decode_batch_count(from: &mut Decoder<'_>) -> Result<u16> {
 }
 
 impl Request {
-    /// The message for a slot.
+    /// Encodes the request as a message for the slot `tag`.
     pub fn encode(&self, tag: u16) -> Vec<u8> {
         let mut out = Encoder::default();
         out.u16(tag).u8(self.number());
@@ -304,7 +304,7 @@ impl Request {
         }
     }
 
-    /// A request and its tag.
+    /// Decodes a request and its tag.
     pub fn decode(bytes: &[u8]) -> Result<(u16, Self)> {
         let mut from = Decoder::new(bytes);
         let tag = from.u16("a tag")?;
@@ -409,7 +409,7 @@ impl Request {
 }
 
 impl Reply {
-    /// The message for a slot.
+    /// Encodes the reply as a message for the slot `tag`.
     pub fn encode(&self, tag: u16) -> Vec<u8> {
         let mut out = Encoder::default();
         out.u16(tag);
@@ -470,7 +470,7 @@ impl Reply {
         out.0
     }
 
-    /// A reply and its tag.
+    /// Decodes a reply and its tag.
     pub fn decode(bytes: &[u8]) -> Result<(u16, Self)> {
         let mut from = Decoder::new(bytes);
         let tag = from.u16("a tag")?;
@@ -543,7 +543,7 @@ pub fn encode_entries<'a>(entries: impl Iterator<Item = &'a Entry>) -> (Vec<u8>,
     (out.0, count)
 }
 
-/// Decodes entries that fill these bytes.
+/// Decodes the entries in `bytes`, which contains nothing else.
 pub fn decode_entries(bytes: &[u8]) -> Result<Vec<Entry>> {
     let mut from = Decoder::new(bytes);
     let mut entries = Vec::new();

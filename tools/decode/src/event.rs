@@ -43,18 +43,19 @@ fn hex<S: serde::Serializer>(number: &Option<u64>, serializer: S) -> Result<S::O
     }
 }
 
-/// Number of bytes of private data shown in text.
+/// Maximum number of bytes of private data that are shown as text.
 const MAX_SHOWN: usize = 64;
 
 /// Maximum number of bytes of private data (RFC 5044 section 7.1.1). A frame with more is an error.
 const MAX_PRIVATE_DATA: usize = 512;
 
-/// Returns private data as hexadecimal digits.
+/// Returns private data as hexadecimal digits, at most [`MAX_PRIVATE_DATA`] bytes of it.
 pub(super) fn hex_digits(bytes: &[u8]) -> String {
     bytes.iter().take(MAX_PRIVATE_DATA).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the first bytes of private data as escaped text in quotes, or nothing if there is none.
+/// Returns a space and the first bytes of private data as escaped text in quotes, or an empty
+/// string if there is no private data.
 pub(super) fn quoted(bytes: &[u8]) -> String {
     let shown = &bytes[..bytes.len().min(MAX_SHOWN)];
     let rest = if shown.len() < bytes.len() { ".." } else { "" };
@@ -79,8 +80,8 @@ pub enum Event {
     Departure(Departure),
     /// Bytes of the TCP stream that are not in the capture.
     Missing {
-        /// Number of bytes of the direction before the missing ones, counted from its startup
-        /// frame.
+        /// Number of bytes of the direction before the missing ones, counted from the startup frame
+        /// of the direction.
         position: u64,
         /// Number of missing bytes.
         bytes: u64,
@@ -88,20 +89,20 @@ pub enum Event {
     /// The length of the FPDU that begins here is not in the capture, so the boundaries of the
     /// following FPDUs are lost.
     Lost {
-        /// Bytes of Full Operation before it.
+        /// Number of bytes of Full Operation before that FPDU.
         position: u64,
     },
     /// The boundaries were found again, at an FPDU that was recognised by its headers and its CRC.
     Resumed {
-        /// Bytes of Full Operation before the FPDU; without the startup frame, bytes of the
-        /// direction.
+        /// Number of bytes of Full Operation before the FPDU. If the startup frame was not
+        /// captured, number of bytes of the direction before the FPDU.
         position: u64,
-        /// Bytes before the FPDU that were not decoded, including missing ones.
+        /// Number of bytes before the FPDU that were not decoded, including missing ones.
         skipped: u64,
     },
     /// The direction cannot be decoded any further.
     NotFollowed {
-        /// Bytes of the direction before this point, counted from its startup frame.
+        /// Number of bytes of the direction before this point, counted from its startup frame.
         position: u64,
         /// Reason why it cannot be decoded.
         why: String,
@@ -110,12 +111,12 @@ pub enum Event {
     RawTcp,
     /// TCP statistics at the end of a direction.
     Tcp {
-        /// Bytes that were captured more than once.
+        /// Number of bytes that were captured more than once.
         repeated_bytes: u64,
-        /// Segments with such bytes.
+        /// Number of segments with such bytes.
         retransmissions: u64,
     },
-    /// The direction ends within an incomplete part.
+    /// The direction ends in the middle of a part.
     Closed {
         /// Name of the incomplete part.
         what: String,
@@ -127,13 +128,13 @@ pub enum Event {
 pub struct Startup {
     /// `request` or `reply`.
     pub frame: &'static str,
-    /// Rev.
+    /// Rev: the revision of MPA.
     pub revision: u8,
-    /// M.
+    /// M: the sender requires Markers in the FPDUs that it receives.
     pub markers: bool,
-    /// C.
+    /// C: the sender asks for CRCs.
     pub crc: bool,
-    /// R.
+    /// R: the connection is rejected.
     pub reject: bool,
     /// S: the frame contains IRD, ORD and the model (RFC 6581).
     pub enhanced: bool,
@@ -190,11 +191,11 @@ pub enum Crc {
 /// An FPDU and the DDP segment in it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fpdu {
-    /// Bytes of Full Operation before it.
+    /// Number of bytes of Full Operation before the FPDU.
     pub position: u64,
-    /// ULPDU_Length.
+    /// ULPDU_Length: the length of the DDP segment in bytes.
     pub ulpdu_length: u16,
-    /// Number of Markers in it.
+    /// Number of Markers in the FPDU.
     pub markers: u16,
     /// Result of checking the CRC.
     pub crc: Crc,
@@ -208,28 +209,28 @@ pub struct Fpdu {
 /// A DDP segment's header with the RDMAP control byte.
 #[derive(Clone, Debug, Serialize)]
 pub struct Segment {
-    /// T.
+    /// T: the segment is tagged.
     pub tagged: bool,
-    /// L.
+    /// L: the segment is the last one of its message.
     pub last: bool,
     /// The RDMAP OpCode, as a number.
     pub opcode: u8,
     /// Name of the OpCode.
     pub name: &'static str,
-    /// Tagged: STag of the destination.
+    /// STag of the destination, in a tagged segment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stag: Option<u32>,
-    /// Tagged: TO. In JSON this is a string such as `0x7f10`, because readers round numbers above
-    /// 2^53.
+    /// TO, in a tagged segment. In JSON this is a string such as `0x7f10`, because readers round
+    /// numbers above 2^53.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "hex")]
     pub tagged_offset: Option<u64>,
-    /// Untagged: queue.
+    /// QN (the number of the queue), in an untagged segment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qn: Option<u32>,
-    /// Untagged: MSN.
+    /// MSN, in an untagged segment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub msn: Option<u32>,
-    /// Untagged: MO.
+    /// MO in bytes, in an untagged segment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mo: Option<u32>,
     /// Number of bytes after the DDP header.
@@ -283,7 +284,7 @@ pub struct Departure {
 pub struct Datagram {
     /// Name of the message.
     pub name: &'static str,
-    /// Bytes of payload.
+    /// Number of bytes of payload.
     pub length: usize,
     /// Epoch of a message.
     #[serde(skip_serializing_if = "Option::is_none")]

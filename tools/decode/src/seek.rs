@@ -1,6 +1,6 @@
 //! Search for the next FPDU in a direction whose FPDU boundaries are lost. An FPDU is recognised by
-//! a plausible length, plausible headers and a matching CRC. Without CRCs, several FPDUs in a row
-//! are required, or one that fills the rest of a TCP segment.
+//! a plausible length, plausible headers and a matching CRC. Without CRCs, three FPDUs in a row are
+//! required, or fewer that fill one or more whole TCP segments.
 //!
 //! The length of an FPDU is a multiple of four bytes (RFC 5044 section 4.1). If the beginning of
 //! Full Operation is known, only every fourth offset must be tried. With Markers, each Marker
@@ -22,6 +22,8 @@ const HEADERS: usize = LENGTH_LEN + 18;
 const IN_A_ROW: usize = 3;
 /// Masks of reserved bits and version in the DDP and RDMAP control bytes, and the expected values.
 const DDP_CONTROL: (u8, u8) = (0x3f, 0x01);
+/// Only the version (the two upper bits) of this byte is compared, because two ends may use its
+/// reserved bits (`Control::SOLICITED` of `uiw_rdmap`).
 const RDMAP_CONTROL: (u8, u8) = (0xf0, 0x40);
 
 /// Search for the next FPDU.
@@ -58,7 +60,7 @@ enum OffsetVerdict {
 }
 
 impl FpduSearch {
-    /// Creates a search for a direction that was followed up to here.
+    /// Creates a search for a direction whose FPDUs were decoded up to here.
     pub(super) fn aligned(crc: bool) -> Self {
         Self { aligned: true, ..Self::anywhere(Some(crc)) }
     }
@@ -84,8 +86,8 @@ impl FpduSearch {
         (self.scanned, self.incomplete, self.segments) = (0, Vec::new(), Vec::new());
     }
 
-    /// Returns the number of bytes at the front of the buffer in which no FPDU begins, and which
-    /// the caller must drop.
+    /// Returns the number of bytes at the front of the buffer in which no FPDU begins. The caller
+    /// must drop them.
     pub(super) fn take_passed(&mut self) -> usize {
         let passed = self.incomplete.first().copied().unwrap_or(self.scanned).min(self.scanned);
         self.skipped += passed as u64;
@@ -189,6 +191,8 @@ impl FpduSearch {
             };
             next += length;
             let ends_segment = next == buffer.len() || self.segments.contains(&next);
+            // FPDUs that fill whole TCP segments are accepted even if there are fewer than
+            // `IN_A_ROW`.
             if ends_segment && self.segments.contains(&at) || count == IN_A_ROW && next <= buffer.len() {
                 return OffsetVerdict::Yes { crc: false };
             }
@@ -207,8 +211,10 @@ impl FpduSearch {
         position: u64,
         is_lost: &impl Fn(Range<usize>) -> bool,
     ) -> OffsetVerdict {
+        // The receiver ignores CRCs, because it may be unknown whether FPDUs have them. The CRC is
+        // compared below.
         let mut rx = FpduRx::with_position(false, true, position + at as u64);
-        // If the FPDU is incomplete, the copy is not longer than an FPDU can be.
+        // While the FPDU is incomplete, the copy is not longer than an FPDU can be.
         let mut copy = buffer[at..].to_vec();
         let Ok(step) = rx.next(&mut copy) else { return OffsetVerdict::No };
         let Step::Fpdu(fpdu) = step else { return OffsetVerdict::Incomplete };

@@ -29,7 +29,7 @@ pub const RDMA_PS_TCP: c_int = 0x0106;
 pub const RDMA_PS_UDP: c_int = 0x0111;
 pub const RDMA_PS_IB: c_int = 0x013F;
 
-/// Maximum of the device, in `responder_resources` and `initiator_depth`.
+/// Value of `responder_resources` and `initiator_depth` that requests the maximum of the device.
 pub const RDMA_MAX_RESOURCES: u8 = 0xFF;
 /// Q_Key of queue pairs in the datagram port spaces.
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;

@@ -74,8 +74,8 @@ pub struct ibv_device_attr {
 }
 layout!(ibv_device_attr: 232 { node_guid: 64, max_mr_size: 80, vendor_id: 96, max_qp: 108, device_cap_flags: 116, max_cqe: 132, max_qp_rd_atom: 144, atomic_cap: 164, max_mw: 176, max_ah: 200, max_srq: 212, max_pkeys: 224, phys_port_cnt: 227 });
 
-/// Only fields that are filled in have a name. All others stay zero: on-demand paging, TSO, RSS,
-/// pacing, raw packets, tag matching.
+/// Attributes of `ibv_query_device_ex`. Groups of fields are declared as arrays. The fields for
+/// TSO, RSS, pacing, raw packets and tag matching stay zero.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_device_attr_ex {
@@ -119,13 +119,14 @@ pub struct ibv_port_attr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
-    /// Speed, only in headers newer than 44. The caller passes the size of its version.
+    /// Speed in headers newer than version 44 of rdma-core. The caller passes the size of the
+    /// structure in its own version.
     pub active_speed_ex: u32,
 }
 layout!(ibv_port_attr: 56 { max_mtu: 4, gid_tbl_len: 12, port_cap_flags: 16, pkey_tbl_len: 32, lid: 34, lmc: 38, active_width: 43, phys_state: 45, link_layer: 46, flags: 47, port_cap_flags2: 48, active_speed_ex: 52 });
 
-/// Structure that the exported `ibv_query_port` fills in: the first 48 bytes of it, the version of
-/// 2006.
+/// Structure that the exported `ibv_query_port` fills in: the first 48 bytes of [`ibv_port_attr`],
+/// which are its version of 2006.
 pub type _compat_ibv_port_attr = [u8; 48];
 
 pub const IBV_PORT_DOWN: c_int = 1;
@@ -135,7 +136,7 @@ pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 pub const IBV_PORT_CM_SUP: u32 = 1 << 16;
 pub const IBV_PORT_DEVICE_MGMT_SUP: u32 = 1 << 19;
 pub const IBV_PORT_IP_BASED_GIDS: u32 = 1 << 26;
-/// `IBV_QPF_GRH_REQUIRED`
+/// Flag in [`ibv_port_attr::flags`]: address handles need a global routing header (GRH).
 pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 
 #[repr(C, align(8))]

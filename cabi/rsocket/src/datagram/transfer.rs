@@ -13,25 +13,27 @@ use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// Message of which all or the first bytes were copied to the program.
+/// Received message, of which all bytes or only the first ones were copied to the program.
 pub(crate) struct CopiedMessage {
     /// Number of bytes that were copied.
     pub(crate) copied: usize,
     /// Size of the message in bytes.
     pub(crate) len: usize,
-    /// Source with the program's port number; `None` if reading was shut down.
+    /// Address of the sender, with the port number that the program sees; `None` if reading was
+    /// shut down.
     pub(crate) from: Option<SocketAddr>,
 }
 
 impl CopiedMessage {
-    /// Returns the result of a call with these flags.
+    /// Returns the return value of a receive call with these flags: the size of the message with
+    /// MSG_TRUNC, and otherwise the number of bytes that were copied.
     pub(crate) fn returned(&self, flags: c_int) -> isize {
         if flags & libc::MSG_TRUNC != 0 { self.len.cast_signed() } else { self.copied.cast_signed() }
     }
 }
 
-/// Returns the maximum size in bytes of a message to an address of this version. The first message
-/// is sent over UDP, whose header is the longer one.
+/// Returns the maximum size in bytes of a message to `peer`. The first message to a peer is sent
+/// over UDP, whose header is the longer one.
 const fn longest(peer: &IpAddr) -> usize {
     MAX_MESSAGE - ExchangeHeader::len_for(peer)
 }
@@ -41,11 +43,13 @@ impl Datagram {
         flags & libc::MSG_DONTWAIT != 0 || self.lock().status_flags & libc::O_NONBLOCK != 0
     }
 
-    /// Sends a message to `to`, which has the program's port number, or to the socket's peer.
-    /// `parts` are the pieces of the message, which has `len` bytes.
+    /// Sends a message to `to`, which has the port number that the program sees, or to the
+    /// connected peer if `to` is `None`. `parts` are the pieces of the message, which has `len`
+    /// bytes.
     ///
     /// # Errors
-    /// EDESTADDRREQ without an address, EMSGSIZE, EPIPE, EAGAIN; the errors of the system.
+    /// EDESTADDRREQ without a destination, EMSGSIZE, EPIPE after writing was shut down, EAGAIN,
+    /// EOPNOTSUPP for MSG_OOB; the errors of the system.
     pub(crate) fn send<'a>(
         &self,
         parts: impl Iterator<Item = &'a [u8]>,
@@ -75,7 +79,8 @@ impl Datagram {
             let sent =
                 self.complete(nonblocking, time, |state| self.send_once(state, message, to, &mut is_full));
             match is_full {
-                // The buffer of the system is full. No completion reports when it has room again.
+                // The system's send buffer is full, and no completion reports when it has room
+                // again.
                 Some(udp) if sent.is_err() && !nonblocking => wait_for_room(udp, time)?,
                 Some(_) if sent.is_err() => return Err(Errno::AGAIN),
                 _ => return sent.map(|()| message.len()),
@@ -84,7 +89,8 @@ impl Datagram {
     }
 
     /// Sends the message if there is room. If UDP has no room, stores the socket in `is_full` and
-    /// returns an error other than EAGAIN.
+    /// returns an error other than EAGAIN, because the caller would wait for a completion after
+    /// EAGAIN.
     fn send_once(
         &self,
         state: &mut State,
@@ -130,10 +136,10 @@ impl Datagram {
         sent
     }
 
-    /// Sends a message over UDP, after a header with the queue pair.
+    /// Sends a message over UDP, after a header with the number of the queue pair.
     ///
     /// # Errors
-    /// EAGAIN if the system has no room; its other errors.
+    /// EAGAIN if the system's send buffer is full; the other errors of the system.
     pub(super) fn send_over_udp(
         &self,
         state: &State,
@@ -153,7 +159,8 @@ impl Datagram {
     /// Receives a message into `parts`.
     ///
     /// # Errors
-    /// EAGAIN, EINVAL for a socket that has no address yet; the errors of the system.
+    /// EAGAIN; EINVAL for a socket that has no address yet, and for MSG_OOB; the errors of the
+    /// system.
     pub(crate) fn receive(&self, flags: c_int, parts: &mut [&mut [u8]]) -> Result<CopiedMessage> {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
@@ -169,6 +176,7 @@ impl Datagram {
         flags: c_int,
         parts: &mut [&mut [u8]],
     ) -> Result<CopiedMessage> {
+        // The end of the process has closed the socket, which a call in progress must not notice.
         if state.udp.is_none() && is_exiting() {
             return Err(Errno::AGAIN);
         }
@@ -205,7 +213,7 @@ impl Datagram {
     }
 }
 
-/// Waits until the system has room for a datagram.
+/// Waits until the system has room for a datagram, for at most `time`.
 fn wait_for_room(udp: c_int, time: Option<Duration>) -> Result<()> {
     let mut fds = [libc::pollfd { fd: udp, events: libc::POLLOUT, revents: 0 }];
     let limit = time.map_or_else(Limit::default, Limit::within);

@@ -1,23 +1,23 @@
-//! The two headers of datagram rsockets, as rdma-core's `rsocket.c` has them.
+//! The two headers of datagram rsockets, in the format of rdma-core's `rsocket.c`.
 //!
 //! ```text
-//!   in front of what goes over UDP (16 or 28 bytes)     in front of a UD message (8 or 24 bytes)
+//!   in front of a packet over UDP (16 or 28 bytes)      in front of a UD message (8 or 24 bytes)
 //!    0 tag: 0x55 four times                              0 version: 4 or 6
 //!    4 version: 4 or 6                                   1 length of the header
 //!    5 operation: 0 data, 7 control                      2 port of the sender's socket
-//!    6 length of the header                              4 its address: IPv4,
-//!    7 0                                                   or the flow label of IPv6, then (8) IPv6
-//!    8 number of the sender's UD queue pair
-//!   12 its address: IPv4 or IPv6
+//!    6 length of the header                              4 version 4: its IPv4 address
+//!    7 0                                                   version 6: flow label, 0
+//!    8 number of the sender's UD queue pair              8 version 6: its IPv6 address
+//!   12 address of the sender's device: IPv4 or IPv6
 //! ```
 //!
-//! All numbers are big-endian. The address behind a queue pair number is not used: that of the UDP
-//! packet is.
+//! All numbers are big-endian. Of the address after the queue pair number, only the version is
+//! used, because the UDP packet itself names the address of the sender.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-/// Maximum size of a message of either kind with its header, in bytes, which is the size of
+/// Maximum size in bytes of a message of either kind with its header. This is the size of
 /// rdma-core's buffers.
 pub const MAX_MESSAGE: usize = 2048;
 /// Tag of packets over UDP.
@@ -42,7 +42,7 @@ impl Bytes {
         Self { bytes, len }
     }
 
-    /// Returns the bytes.
+    /// Returns the bytes of the header.
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -100,7 +100,7 @@ impl ExchangeHeader {
         if address.is_ipv4() { 16 } else { Self::MAX_LEN }
     }
 
-    /// Returns the bytes.
+    /// Returns the header in wire format.
     pub fn emit(&self) -> Bytes {
         let operation = match self.operation {
             Operation::Data => DATA,
@@ -116,7 +116,7 @@ impl ExchangeHeader {
     /// follows.
     ///
     /// # Errors
-    /// [`WireError`]
+    /// [`WireError`] if the packet does not begin with a valid header.
     pub fn parse(packet: &[u8]) -> Result<(Self, &[u8]), WireError> {
         let short = WireError::Short { len: packet.len() };
         let fixed = packet.first_chunk::<12>().ok_or(short)?;
@@ -152,7 +152,7 @@ impl MessageHeader {
         if address.is_ipv4() { 8 } else { 24 }
     }
 
-    /// Returns the bytes. The flow label is 0.
+    /// Returns the header in wire format, with the flow label 0.
     pub fn emit(&self) -> Bytes {
         let ip = self.from.ip();
         let head = [version(&ip), Self::len_for(&ip) as u8];
@@ -165,7 +165,7 @@ impl MessageHeader {
     /// message that follows.
     ///
     /// # Errors
-    /// [`WireError`]
+    /// [`WireError`] if the payload does not begin with a valid header.
     pub fn parse(payload: &[u8]) -> Result<(Self, &[u8]), WireError> {
         let short = WireError::Short { len: payload.len() };
         let [version, len, p1, p0] = *payload.first_chunk::<4>().ok_or(short)?;
@@ -185,12 +185,12 @@ impl MessageHeader {
 pub enum WireError {
     /// The packet is shorter than the header.
     Short {
-        /// Number of bytes.
+        /// Size of the packet in bytes.
         len: usize,
     },
     /// The tag is wrong.
     Tag(u32),
-    /// The version is neither 4 nor 6, or the length is not that of the version.
+    /// The version is neither 4 nor 6, or the length does not match the version.
     Version {
         /// The version.
         version: u8,

@@ -39,7 +39,7 @@ pub enum Role {
     Accepted,
 }
 
-/// Connection of a process.
+/// One connection of a process, which is one line of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionRecord {
     /// Carrier of the connection.
@@ -98,14 +98,16 @@ pub(crate) fn note(line: ConnectionRecord) {
     tracing::info!("connection: {line}");
     let Ok(Settings { counters: CounterDestination::In(directory), .. }) = Settings::get() else { return };
     let path = directory.join(format!("{}{SUFFIX}", std::process::id()));
+    // The flags keep a symbolic link from redirecting the line, and a FIFO from blocking the
+    // program.
     let file = OpenOptions::new()
         .append(true)
         .create(true)
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path);
-    // The program must not fail because the connection cannot be recorded, as with counters that
-    // cannot be published.
+    // The program must not fail because the connection cannot be recorded. The same applies to
+    // counters that cannot be published.
     if let Ok(mut file) = file {
         let _ = file.write_all(format!("{line}\n").as_bytes());
     }

@@ -1,5 +1,7 @@
-//! Functions that `librspreload.so` calls, which are not meant for programs. Descriptors whose bit
-//! is not set are passed only to `uiw_sockets_made` and `uiw_sockets_accepted`.
+//! Functions that `librspreload.so` calls, which are not meant for programs. For descriptors whose
+//! bits ([`uiw_sockets_bits`]) are not set, `librspreload.so` calls the C library directly.
+//! Exceptions are the functions that are called for new descriptors, and those that take several
+//! descriptors, of which only one may have its bit set.
 
 use crate::addresses::{program_name, read_address, write_address};
 use crate::any::AnySocket;
@@ -39,15 +41,16 @@ pub extern "C" fn uiw_sockets_bits(count: &mut usize) -> *const u64 {
     (&raw const BITMAP).cast()
 }
 
-/// Returns the counters of the threads that wait for an epoll set with the system's call. The
-/// caller changes the counter whose index is the number of the set modulo the number of counters.
-/// The address of the counters is also the data of events that do not belong to the program.
+/// Returns the counters of the threads that wait for an epoll set in the system's call. The index
+/// of a set's counter is the number of the set modulo the number of counters. The caller increments
+/// the counter before such a call and decrements it afterwards. The address of the counters is also
+/// the data of those events that the program must not see.
 pub extern "C" fn uiw_sockets_waiting(count: &mut usize) -> *const u32 {
     *count = WaiterCounts::len();
     (&raw const WAITING).cast()
 }
 
-/// Called when the library was loaded.
+/// Called when the library has been loaded.
 pub extern "C" fn uiw_sockets_loaded() {
     boundary::value((), || {
         exec::report_lost_rsockets();
@@ -119,8 +122,8 @@ fn enter_as(fd: c_int, entry: Option<Entry>) -> c_int {
     }
 }
 
-/// Returns the rsocket that the descriptor is or becomes by this use, or `None` for a descriptor of
-/// the system.
+/// Prepares the use of the descriptor like [`enter`], and returns its rsocket. Returns `None` if
+/// the descriptor belongs to the system.
 ///
 /// # Errors
 /// The errors of [`table::socket`].
@@ -132,8 +135,8 @@ fn enter_socket(fd: c_int) -> Result<Option<AnySocket>> {
     }
 }
 
-/// Makes a call on the rsocket that the descriptor is or becomes. Returns [`SYSTEM`] if it is not
-/// an rsocket.
+/// Prepares the use of the descriptor, and makes a call on its rsocket. Returns [`SYSTEM`] if it is
+/// not an rsocket.
 fn transfer(fd: c_int, call: impl FnOnce(&AnySocket) -> Result<isize>) -> isize {
     boundary::size(|| match enter_socket(fd)? {
         Some(socket) => call(&socket),
@@ -171,8 +174,8 @@ pub extern "C" fn uiw_sockets_send<'a>(
     transfer(fd, |socket| transfer::send(socket, transfer::elements(list, count)?, flags))
 }
 
-/// Returns the kind of a descriptor, like [`uiw_sockets_enter`], but does not change it. If it may
-/// be an rsocket, the caller calls that function next.
+/// Returns the kind of a descriptor, like [`uiw_sockets_enter`], but does not change the
+/// descriptor. If it may be an rsocket, the caller calls `uiw_sockets_enter` next.
 pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
     boundary::value(ORDINARY, || {
         Ok(match table::get(fd) {
@@ -198,7 +201,7 @@ pub extern "C" fn uiw_sockets_bind<'a>(
     })
 }
 
-/// Called after the system has made the socket a listening one.
+/// Called after listen(2) has succeeded on the system's socket.
 pub extern "C" fn uiw_sockets_listening(fd: c_int) {
     boundary::value((), || {
         if let Some(Entry::Plain(plain)) = table::get_if_open(fd) {
@@ -230,7 +233,7 @@ pub extern "C" fn uiw_sockets_accepted<'a>(
     })
 }
 
-/// Writes the address to which the system has to connect instead of `addr` to `real` (128 bytes).
+/// Writes to `real` (128 bytes) the address to which the system has to connect instead of `addr`.
 /// Returns its length, 0 if the socket stays on TCP, or -1 with `errno`.
 pub extern "C" fn uiw_sockets_target<'a>(
     fd: c_int,
@@ -245,8 +248,8 @@ pub extern "C" fn uiw_sockets_target<'a>(
         if to.port() == 0 && plain::must_encrypt() {
             return Err(Errno(libc::ECONNREFUSED).because("connecting to port 0"));
         }
-        // Until the TCP connection is established, the socket may still become an rsocket with
-        // another attempt.
+        // The entry is kept if this attempt uses TCP: until the TCP connection is established,
+        // another attempt may still make the socket an rsocket.
         let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else { return Ok(0) };
         plain::limit_attempt(fd, &plain);
         *real = address::to_sockaddr(to);
@@ -255,7 +258,7 @@ pub extern "C" fn uiw_sockets_target<'a>(
 }
 
 /// Called after the system has connected the socket, with the error number `outcome` (0 for
-/// success). Returns 0 if the call is finished, and 1 if the caller has to connect by TCP.
+/// success). Returns 0 if the call is complete, and 1 if the caller has to connect over TCP.
 pub extern "C" fn uiw_sockets_connected<'a>(
     fd: c_int,
     addr: ArrayPtr<'a, u8>,
@@ -278,19 +281,20 @@ pub extern "C" fn uiw_sockets_connected<'a>(
             _ => {
                 tracing::info!(peer = %to, error = %Errno(outcome), "the peer has no rsockets: TCP");
                 plain::unlimit_attempt(fd, plain.take_syn_retries());
-                // The socket becomes the system's only when TCP is connected: after a refusal of
-                // both, the next call may find rsockets.
+                // The entry is kept until TCP is connected. If the peer refuses that connection
+                // too, the program's next call may find rsockets.
                 Ok(ORDINARY)
             }
         }
     })
 }
 
-/// Called for a socket that could have become an rsocket and is connected, or is connecting, by
-/// TCP. It belongs to the system from now on.
+/// Called for a socket that could have become an rsocket, but is connected or connecting over TCP.
+/// It belongs to the system from now on.
 pub extern "C" fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) {
     boundary::value((), || {
-        // An address of the unspecified family, which is not parsed, dissolves a connection.
+        // A program dissolves a connection with an address of the family AF_UNSPEC. `read_address`
+        // fails for such an address, so the entry is kept.
         let address = address::to_canonical(read_address(&addr, len)?);
         table::release(fd);
         connections::note(ConnectionRecord { carrier: Carrier::Tcp, role: Role::Connected, address });
@@ -298,8 +302,8 @@ pub extern "C" fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len:
     });
 }
 
-/// Called before the system closes the number. The system's call reports errors, and may be a
-/// cancellation point.
+/// Called before the system closes the descriptor. The caller's close(2) reports errors, and may be
+/// a cancellation point.
 pub extern "C" fn uiw_sockets_closing(fd: c_int) {
     if is_vforked() {
         return;
@@ -326,8 +330,8 @@ pub extern "C" fn uiw_sockets_close_range(first: c_uint, last: c_uint) {
     });
 }
 
-/// Called after dup(2) or a similar call has made `new` a duplicate of `old`, and has closed what
-/// `new` was before.
+/// Called after dup(2) or a similar call has made `new` a duplicate of `old`, and has closed the
+/// file to which `new` referred before.
 pub extern "C" fn uiw_sockets_duplicated(old: c_int, new: c_int) {
     if old == new || is_vforked() {
         return;
@@ -411,8 +415,8 @@ pub extern "C" fn uiw_sockets_select(
     })
 }
 
-/// epoll_ctl(2). Returns 1 if the caller has to make the call. A set of the system is followed
-/// after its first rsocket was added.
+/// epoll_ctl(2). Returns 1 if the caller has to make the call. A set of the system is followed,
+/// which means that its waits include rsockets, after its first rsocket was added.
 pub extern "C" fn uiw_sockets_epoll_ctl(
     set_fd: c_int,
     op: c_int,
@@ -430,8 +434,8 @@ pub extern "C" fn uiw_sockets_epoll_ctl(
                     Some(Entry::Plain(plain)) if plain.may_become() => {}
                     _ => return Ok(ORDINARY),
                 }
-                // The duplicate of the descriptor determines whether it is an epoll set of the
-                // system.
+                // This call duplicates the descriptor, so it fails if the descriptor is closed.
+                // Whether the descriptor is an epoll set is not checked here.
                 let set = table::add_epoll(set_fd, Epoll::of_program(set_fd)?);
                 set.wake_system();
                 set
@@ -441,8 +445,9 @@ pub extern "C" fn uiw_sockets_epoll_ctl(
             return Ok(ORDINARY);
         }
         let event = event.read();
-        // The number of a member was checked when it was added. This path is fast, because
-        // redis-benchmark removes and adds a connection with each message.
+        // A member's descriptor was prepared when it was added, so `enter` is not needed. This path
+        // has to be fast, because programs such as redis-benchmark remove and add a connection with
+        // each message.
         if op != libc::EPOLL_CTL_ADD
             && let Some(done) = set.control_member(op, fd, event)
         {

@@ -17,7 +17,7 @@ use uiw_cabi_core::ports;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::stack;
 
-/// States of a socket.
+/// States of a [`PlainSocket`]. In this first one, it is neither listening nor connected.
 const NEW: u8 = 0;
 const LISTENING: u8 = 1;
 /// The connection was accepted, but not used yet.
@@ -33,7 +33,7 @@ pub(crate) struct PlainSocket {
     /// TCP_SYNCNT of the program, if it was changed for the attempt to connect with rsockets;
     /// otherwise 0.
     syn_retries: AtomicI32,
-    /// Value of [`process::forks`] at the creation.
+    /// Value of [`process::forks`] when the socket was registered.
     forks: u32,
 }
 
@@ -52,7 +52,7 @@ impl PlainSocket {
         self.ipv6
     }
 
-    /// Returns the socket of the system.
+    /// Returns the sockets of the system to which the descriptor may refer.
     pub(crate) fn descriptor_sockets(&self) -> Option<DescriptorSockets> {
         self.descriptor_sockets
     }
@@ -62,7 +62,7 @@ impl PlainSocket {
         self.syn_retries.swap(0, Ordering::Relaxed)
     }
 
-    /// Returns whether a thread is converting it to an rsocket.
+    /// Returns whether a thread is converting the socket to an rsocket.
     pub(crate) fn is_becoming(&self) -> bool {
         self.state.load(Ordering::Acquire) == BECOMING
     }
@@ -78,8 +78,8 @@ impl PlainSocket {
 ///
 /// # Errors
 /// EINVAL if an environment variable has an invalid value, because it is not known whether
-/// connections may be unencrypted; EMFILE. With TLS also EMFILE and EOPNOTSUPP for a socket that
-/// cannot become an rsocket.
+/// connections may be unencrypted; EMFILE if the placeholder cannot be created. With TLS, also
+/// EMFILE or EOPNOTSUPP for a socket that cannot become an rsocket.
 pub(crate) fn register(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
     if !config::includes(program, domain, SocketKind::Stream) || Settings::get()?.stays_on_tcp(program) {
         return Ok(());
@@ -95,7 +95,7 @@ pub(crate) fn register(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
         }
         Some(_) => Ok(()),
         None => {
-            // The placeholder is created early, for the time when no descriptors are left.
+            // The placeholder is created early, because later no descriptor may be left for it.
             descriptor_sockets::placeholder()?;
             table::insert(fd, Entry::Plain(PlainSocket::new(fd, NEW, domain == libc::AF_INET6)));
             Ok(())
@@ -130,7 +130,7 @@ pub(crate) fn on_rsockets(addr: SocketAddr) -> Result<Option<SocketAddr>> {
 }
 
 /// Binds the socket to an address with the program's port number. Returns false if the caller has
-/// to do that.
+/// to bind it, because it stays on TCP.
 ///
 /// # Errors
 /// The errors of the system and of [`on_rsockets`].
@@ -146,9 +146,9 @@ pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
     Ok(true)
 }
 
-/// Limits the number of SYNs before the system connects the socket to the port of rsockets. If
-/// nothing answers, for example behind a firewall that drops packets, the attempt fails soon enough
-/// for TCP to be tried. With TLS there is no alternative, so there is no limit.
+/// Limits the number of SYNs. Called before the system connects the socket to the port of rsockets.
+/// If nothing answers, for example behind a firewall that drops packets, the attempt then fails
+/// soon enough for TCP to be tried. With TLS there is no fallback to TCP, so there is no limit.
 pub(crate) fn limit_attempt(fd: RawFd, plain: &PlainSocket) {
     let asked = Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
     let own = sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT);
@@ -160,8 +160,8 @@ pub(crate) fn limit_attempt(fd: RawFd, plain: &PlainSocket) {
     }
 }
 
-/// Restores the program's number of SYNs before the system connects the socket to the program's
-/// port.
+/// Restores the program's number of SYNs. Called before the system connects the socket to the
+/// program's port.
 pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
     if syn_retries > 0
         && let Err(error) = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, syn_retries)
@@ -170,7 +170,7 @@ pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
     }
 }
 
-/// Records that the system has made the socket a listening one.
+/// Records that listen(2) has succeeded on the socket.
 pub(crate) fn mark_listening(plain: &PlainSocket) {
     let _ = plain.state.compare_exchange(NEW, LISTENING, Ordering::AcqRel, Ordering::Acquire);
 }
@@ -178,7 +178,7 @@ pub(crate) fn mark_listening(plain: &PlainSocket) {
 /// Registers a connection that the system has accepted.
 ///
 /// # Errors
-/// EMFILE for a number that cannot belong to an rsocket.
+/// EMFILE if the descriptor is too large for an rsocket.
 pub(crate) fn register_accepted(listening: &PlainSocket, fd: RawFd) -> Result<()> {
     if !BITMAP.has_room(fd) {
         return Err(Errno(libc::EMFILE)
@@ -190,16 +190,17 @@ pub(crate) fn register_accepted(listening: &PlainSocket, fd: RawFd) -> Result<()
 
 /// Prepares closing the socket: converts an accepted but unused connection to an rsocket, so that
 /// the peer sees an orderly end. The system would reset the connection, because the peer's Request
-/// was not read. After a fork, another process may have the connection too, so the system's close
-/// does not end it for the peer.
+/// was not read. A socket that was registered before a fork is not converted: another process may
+/// have it too, so that the system's close does not end the connection for the peer.
 pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<PlainSocket>) {
     if plain.forks == process::forks() {
         enter(fd, plain);
     }
 }
 
-/// Handles the first use: converts an accepted connection to an rsocket, which has failed if that
-/// is impossible. Returns false if the socket is not a connection yet.
+/// Handles the first use: converts an accepted connection to an rsocket. If that fails, the
+/// descriptor gets an rsocket whose connection has failed. Returns false if the socket is not a
+/// connection yet.
 pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
     let begun = plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     match begun {
@@ -211,6 +212,7 @@ pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
             true
         }
         Err(BECOMING) => {
+            // Another thread is converting the socket, and replaces the entry when it has finished.
             while matches!(table::get(fd), Some(Entry::Plain(other)) if Arc::ptr_eq(&other, plain)) {
                 thread::yield_now();
             }

@@ -58,7 +58,8 @@ impl Batched for Qp {
     }
 }
 
-/// Calls `body` with the batch, and stores an error. `ibv_wr_complete` returns the first one.
+/// Calls `body` with the batch. The first error of a batch is stored, and returned by
+/// `ibv_wr_complete`.
 #[inline]
 fn with_batch(mut qp: BatchHandle<'_, Qp>, body: impl FnOnce(&Object<Qp>, &mut Batch) -> Result<()>) {
     boundary::value_fast((), || {
@@ -158,7 +159,7 @@ requests! {
     };
 }
 
-/// Converts the request to a datagram.
+/// Makes the last request of the batch a datagram to the queue pair `qpn` at the address of `ah`.
 extern "C" fn wr_set_ud_addr(qp: BatchHandle<'_, Qp>, ah: TableHandle<'_, Ah>, qpn: u32, qkey: u32) {
     with_batch(qp, |qp, batch| {
         let to = ah::destination(ah.get()?, qp.abi.get(|abi| &abi.qp_base.pd), qpn, qkey)?;

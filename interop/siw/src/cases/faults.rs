@@ -1,5 +1,5 @@
-//! Causes errors that the other end must detect: its Terminate is understood, and all posted
-//! requests complete or are flushed.
+//! Causes errors that the other end must detect: its Terminate must be understood, and all posted
+//! requests must complete or be flushed.
 
 use super::conversation::converse;
 use crate::Result;
@@ -9,12 +9,13 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Order that violates a rule, the texts that our end may report for siw's answer, and the layer,
-/// type and code that siw must report for our Terminate.
+/// Order that makes the connecting end violate a rule, with the expected answer of the other end.
 struct FaultCase {
     name: &'static str,
     order: &'static str,
+    /// Texts of which our end reports one for siw's answer, if our end connects.
     siw_says: &'static [&'static str],
+    /// Layer, type and code that siw must report for our Terminate, if siw connects.
     siw_logs: &'static str,
 }
 
@@ -50,8 +51,8 @@ const FAULTS: &[FaultCase] = &[
         "layer 2, type 1, code 5",
     ),
     FaultCase::new("Send without a receive", "norecv", &["(1/2/0x02)"], "layer 2, type 1, code 2"),
-    // siw's receive completes with an error. Its Terminate arrives only if siw itself closes the
-    // connection then.
+    // siw's receive completes with an error. siw's Terminate arrives only if it is siw that closes
+    // the connection after that.
     FaultCase::new(
         "Send with Invalidate of no STag",
         "badinv",
@@ -88,9 +89,9 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// siw sends its Terminate only if it is not sending anything else at that time; otherwise it
-/// closes the connection. Sometimes it does not read the Terminate that our end reports as sent
-/// (QUIRKS.md). The row is therefore repeated a few times.
+/// Runs a case, and repeats it up to 10 times if it failed because of siw's timing: siw sends its
+/// Terminate only if it is not sending anything else at that time, and otherwise closes the
+/// connection. Sometimes it does not read the Terminate that our end reports as sent (QUIRKS.md).
 fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &FaultCase) -> Result<Verdict> {
     let mut verdict = once(bench, setting, direction, fault)?;
     for _ in 0..10 {

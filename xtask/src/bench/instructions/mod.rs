@@ -1,5 +1,5 @@
-//! Instructions, locked instructions and system calls of a round under callgrind, compared with the
-//! committed figures. They are stable even on a busy machine.
+//! Counts instructions, locked instructions and system calls of a round under callgrind, and
+//! compares them with the committed figures. The counts are stable even on a busy machine.
 //!
 //! The figures are the difference between a long and a short run of `rounds`, so that the startup
 //! of the program does not count. `rounds` is an example of `uiw-verbs`, or `programs/rounds.c` for
@@ -21,7 +21,7 @@ use uiw_siw::{Error, Result};
 /// used, because background threads and the load of the machine increase a count.
 const TRIES: usize = 3;
 
-/// Cases, and the rounds of their short run. The long run has twice as many.
+/// Cases, each with the number of rounds of its short run. The long run has twice as many.
 const CASES: [(&str, u32); 24] = [
     ("send-64-ping-pong", 5000),
     ("write-64", 100),
@@ -81,7 +81,7 @@ fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<RatioLine>> {
     Ok(compared(cost))
 }
 
-/// Counts the cost of a round of a program.
+/// Counts the cost of one round of a program.
 fn count(lab: &Lab, command: &Command, case: &str, rounds: u32) -> Result<Cost> {
     let mut runs = Vec::new();
     for times in [1, 2] {
@@ -105,13 +105,13 @@ fn profile(lab: &Lab, program: &Command, args: &[&str]) -> Result<Cost> {
     command.arg(program.get_program()).args(args);
     command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
     output(&command)?;
-    // One file a thread; that of the first thread is number 1.
+    // callgrind writes one file for each thread; the first thread has number 1.
     let dump = fs::read_to_string(out.with_extension("out-01")).unwrap_or_default();
     summary(&dump).ok_or_else(|| Error::Failed("callgrind counted nothing".to_owned()))
 }
 
-/// The sums of a dump (<https://valgrind.org/docs/manual/cl-format.html>). A "global bus event" is
-/// a locked instruction.
+/// Returns the sums of a dump (<https://valgrind.org/docs/manual/cl-format.html>). A "global bus
+/// event" is a locked instruction.
 fn summary(dump: &str) -> Option<Cost> {
     let words = |name: &str| dump.lines().find_map(|line| line.strip_prefix(name)).map(str::split_whitespace);
     let events: Vec<&str> = words("events: ")?.collect();
