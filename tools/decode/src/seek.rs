@@ -22,9 +22,9 @@ const HEADERS: usize = LENGTH_LEN + 18;
 const IN_A_ROW: usize = 3;
 /// Masks of reserved bits and version in the DDP and RDMAP control bytes, and the expected values.
 const DDP_CONTROL: (u8, u8) = (0x3f, 0x01);
-/// Only the version (the two upper bits) of this byte is compared, because two ends may use its
-/// reserved bits (`Control::SOLICITED` of `uiw_rdmap`).
-const RDMAP_CONTROL: (u8, u8) = (0xf0, 0x40);
+/// Only the version of this byte is compared, because two ends may use its reserved bits
+/// (`Control::SOLICITED` of `uiw_rdmap`).
+const RDMAP_CONTROL: (u8, u8) = (0xc0, 0x40);
 
 /// Search for the next FPDU.
 #[derive(Debug)]
@@ -251,7 +251,7 @@ fn plausible_len(bytes: &[u8]) -> Option<usize> {
 /// Returns whether the headers are valid for DDP and RDMAP.
 pub(super) fn plausible_headers(ulpdu: &[u8]) -> bool {
     let &[ddp, rdmap, ..] = ulpdu else { return false };
-    if ddp & DDP_CONTROL.0 != DDP_CONTROL.1 || rdmap & RDMAP_CONTROL.0 & 0xc0 != RDMAP_CONTROL.1 {
+    if ddp & DDP_CONTROL.0 != DDP_CONTROL.1 || rdmap & RDMAP_CONTROL.0 != RDMAP_CONTROL.1 {
         return false;
     }
     let Some(opcode) = Opcode::from_raw(rdmap & 0x0f) else { return false };

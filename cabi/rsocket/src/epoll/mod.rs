@@ -63,14 +63,24 @@ impl Epoll {
     /// EMFILE, EINVAL.
     pub(crate) fn new(flags: c_int) -> Result<(Arc<Self>, OwnedFd)> {
         let program = sys::epoll_create(flags)?;
-        Ok((Self::of_program(program.as_raw_fd())?, program))
+        Ok((Self::with_system_set(program.as_raw_fd())?, program))
     }
 
     /// Creates a set for an epoll set of the system that the program has created.
     ///
     /// # Errors
-    /// EMFILE.
+    /// EINVAL if the descriptor is not an epoll set; EBADF, EMFILE.
     pub(crate) fn of_program(fd: RawFd) -> Result<Arc<Self>> {
+        // A set whose duplicate is followed has the marker as a member, which this call leaves
+        // unchanged.
+        let event = epoll_event { events: libc::EPOLLIN as u32, u64: WAITING.marker() };
+        match sys::epoll_ctl(fd, libc::EPOLL_CTL_MOD, placeholder()?.fd, Some(event)) {
+            Ok(()) | Err(Errno(libc::ENOENT)) => Self::with_system_set(fd),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn with_system_set(fd: RawFd) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             fd: sys::duplicate(fd)?,
             number: fd,

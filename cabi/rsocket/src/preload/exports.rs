@@ -434,8 +434,6 @@ pub extern "C" fn uiw_sockets_epoll_ctl(
                     Some(Entry::Plain(plain)) if plain.may_become() => {}
                     _ => return Ok(ORDINARY),
                 }
-                // This call duplicates the descriptor, so it fails if the descriptor is closed.
-                // Whether the descriptor is an epoll set is not checked here.
                 let set = table::add_epoll(set_fd, Epoll::of_program(set_fd)?);
                 set.wake_system();
                 set

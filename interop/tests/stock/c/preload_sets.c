@@ -344,8 +344,30 @@ static void polled_by_two(int bytes)
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && close(listener) == 0);
 }
 
+/* A descriptor that is not an epoll set is refused as by the kernel, and stays usable. */
+static void others_are_no_sets(void)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), ends[2], others[2];
+	struct epoll_event event = {.events = EPOLLIN};
+	pair(listener, &at, len, ends);
+	CHECK(pipe(others) == 0);
+	for (int i = 0; i < 2; i++) {
+		int no_set = i ? ends[0] : others[0];
+		errno = 0;
+		CHECK(epoll_ctl(no_set, EPOLL_CTL_ADD, ends[1], &event) < 0 && errno == EINVAL);
+	}
+	crosses(ends[0], ends[1]);
+	crosses(ends[1], ends[0]);
+	for (int i = 0; i < 2; i++)
+		CHECK(close(ends[i]) == 0 && close(others[i]) == 0);
+	CHECK(close(listener) == 0);
+}
+
 int main(void)
 {
+	others_are_no_sets();
 	cancels();
 	leaves_the_rest(200);
 	polled_by_two(2000);
