@@ -5,12 +5,12 @@ use core::iter::FusedIterator;
 /// Part of a message that one segment carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Offset in the message in bytes: the MO of an untagged segment, or the difference to the TO
-    /// of the first segment of a tagged message.
+    /// Offset in the message in bytes: the MO of an untagged segment, or the distance of a tagged
+    /// segment's TO from the TO of the first segment of its message.
     pub offset: u32,
     /// Length of the payload in bytes.
     pub len: u32,
-    /// L: this is the last segment of the message.
+    /// The L bit: this is the last segment of the message.
     pub last: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct Segments {
 /// Splits a message of `total` bytes into segments with at most `max_payload` bytes each. An empty
 /// message is one segment.
 ///
-/// A `max_payload` of 0 is taken as 1.
+/// A `max_payload` of 0 is treated as 1.
 ///
 /// ```
 /// # use uiw_ddp::{Segment, segments};

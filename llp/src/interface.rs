@@ -1,5 +1,5 @@
-//! Network interfaces, queried with system calls, because a mounted `/sys` may belong to another
-//! network namespace.
+//! Network interfaces. They are queried with system calls, because a mounted `/sys` may belong to
+//! another network namespace.
 
 mod addresses;
 mod monitor;
@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 /// Network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Name.
+    /// Name of the interface.
     pub name: String,
     /// Interface index of the kernel.
     pub index: u32,
@@ -35,7 +35,7 @@ impl Interface {
         let list = unsafe { libc::if_nameindex() };
         let found = |names: &[String]| names.iter().filter_map(|name| Self::find(name).ok()).collect();
         if list.is_null() {
-            // `if_nameindex` uses netlink, which may be refused.
+            // `if_nameindex` uses netlink, which the system may refuse.
             return Ok(found(&addresses::names()?));
         }
         let mut names = Vec::new();
@@ -49,14 +49,15 @@ impl Interface {
             }
             libc::if_freenameindex(list);
         }
-        // Interfaces that have disappeared meanwhile are left out.
+        // Interfaces that have disappeared since then are left out.
         Ok(found(&names))
     }
 
     /// Returns the interface with this name.
     ///
     /// # Errors
-    /// `NotFound` if there is none; errors of the system.
+    /// `NotFound` if there is none, `InvalidInput` if the name contains a zero byte; errors of the
+    /// system.
     pub fn find(name: &str) -> io::Result<Self> {
         let index = index_of(name)?;
         let socket = socket()?;
@@ -78,7 +79,7 @@ impl Interface {
 /// Returns the index of the interface with this name.
 ///
 /// # Errors
-/// `NotFound` if there is none.
+/// `NotFound` if there is none, `InvalidInput` if the name contains a zero byte.
 pub fn index_of(name: &str) -> io::Result<u32> {
     let text = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: the name ends with a zero.
@@ -88,8 +89,8 @@ pub fn index_of(name: &str) -> io::Result<u32> {
     }
 }
 
-/// Returns the size of the longest IP packet of the interface with this name, in bytes. The query
-/// is made on `socket`.
+/// Returns the size in bytes of the longest IP packet that the interface with this name can send.
+/// The query is made on `socket`.
 ///
 /// # Errors
 /// Returns errors of the system.
@@ -102,7 +103,7 @@ pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Creates a socket for queries about interfaces, for which any kind of socket is suitable.
+/// Creates a socket for queries about interfaces. Any kind of socket is suitable for them.
 ///
 /// # Errors
 /// Returns errors of the system.

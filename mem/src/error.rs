@@ -1,4 +1,4 @@
-//! Errors, with one variant per violated rule, which contains the invalid value.
+//! Errors. Each variant stands for one violated rule and contains the invalid value.
 
 use uiw_ddp::STag;
 
@@ -9,7 +9,7 @@ use crate::{Access, PdId, Right, StreamId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory behind {stag} was deregistered, invalidated or unmapped")]
 pub struct MemoryGone {
-    /// STag from which the span was resolved.
+    /// STag through which the span was resolved.
     pub stag: STag,
 }
 
@@ -17,11 +17,11 @@ pub struct MemoryGone {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("atomic operation on {address:#x}, which is not 64-bit aligned")]
 pub struct Unaligned {
-    /// Address of the target byte.
+    /// Address of the operation.
     pub address: usize,
 }
 
-/// Reason why eight bytes were not replaced.
+/// Reason why an atomic operation on eight bytes failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpdateError {
     /// The address is not a multiple of eight.
@@ -227,7 +227,7 @@ pub enum BindError {
         /// Requested rights.
         access: Access,
     },
-    /// The rights include others than remote rights and ZERO_BASED.
+    /// The rights include some that are neither remote rights nor ZERO_BASED.
     #[error("window access {access}: only REMOTE_* and ZERO_BASED are possible")]
     Access {
         /// Requested rights.
@@ -249,7 +249,7 @@ pub enum BindError {
         /// STag of the window.
         stag: STag,
     },
-    /// A type 2 window must be bound to a stream, and none was given.
+    /// A type 2 window must be bound to a stream, but none was given.
     #[error("type 2 window {stag} needs a stream to be bound to")]
     StreamMissing {
         /// STag of the window.
@@ -278,7 +278,7 @@ pub enum FastRegisterError {
         /// Current value of the STag.
         stag: STag,
     },
-    /// The memory is longer than the STag was allocated for.
+    /// The memory is longer than the length for which the STag was allocated.
     #[error("{len} bytes, {stag} was allocated for {max}")]
     TooLong {
         /// Requested STag.

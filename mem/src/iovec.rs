@@ -5,7 +5,7 @@ use core::{fmt, marker::PhantomData, ops::Range};
 use crate::{copy, recover};
 
 /// Bytes to send: an address and a length that are valid for `'a`. A peer or the program may modify
-/// the bytes meanwhile, so they cannot be borrowed as a slice.
+/// the bytes during that time, so they cannot be borrowed as a slice.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct IoVec<'a> {
@@ -21,6 +21,8 @@ pub struct IoVecMut<'a> {
 }
 
 impl<'a> IoVec<'a> {
+    /// Creates an element for the `len` bytes at `at`.
+    ///
     /// # Safety
     /// The bytes are readable for `'a`, and all concurrent writes are atomic or by the kernel.
     pub unsafe fn from_raw(at: *const u8, len: usize) -> Self {
@@ -40,7 +42,7 @@ impl<'a> IoVec<'a> {
     /// Returns a part of the bytes.
     ///
     /// # Panics
-    /// If `range` is out of bounds.
+    /// If `range` is not within the element.
     pub fn sub(&self, range: Range<usize>) -> Self {
         check(&range, self.len());
         let at: *mut u8 = self.raw.iov_base.cast();
@@ -51,7 +53,7 @@ impl<'a> IoVec<'a> {
     /// Copies all bytes to the beginning of `to`.
     ///
     /// # Panics
-    /// If `to` is shorter.
+    /// If `to` is shorter than the element.
     pub fn copy_to(&self, to: &mut [u8]) {
         assert!(to.len() >= self.len(), "{} bytes do not fit into {}", self.len(), to.len());
         // SAFETY: the bytes are readable and modified only atomically, as the caller of `from_raw`
@@ -63,7 +65,7 @@ impl<'a> IoVec<'a> {
     /// contents of `to` are then unspecified.
     ///
     /// # Panics
-    /// If `to` is shorter.
+    /// If `to` is shorter than the element.
     #[must_use]
     pub fn try_copy_to(&self, to: &mut [u8]) -> bool {
         assert!(to.len() >= self.len(), "{} bytes do not fit into {}", self.len(), to.len());
@@ -79,7 +81,7 @@ impl<'a> IoVec<'a> {
         unsafe { append(to, self.raw.iov_base.cast(), self.len()) }
     }
 
-    /// Returns the elements in the layout of the system calls.
+    /// Returns a pointer to the elements, which have the layout of `libc::iovec`.
     pub fn as_libc(list: &[Self]) -> *const libc::iovec {
         list.as_ptr().cast()
     }
@@ -91,6 +93,8 @@ impl<'a> IoVec<'a> {
 }
 
 impl<'a> IoVecMut<'a> {
+    /// Creates an element for the `len` bytes at `at`.
+    ///
     /// # Safety
     /// The bytes are writable for `'a`, and all concurrent accesses are atomic or by the kernel.
     pub unsafe fn from_raw(at: *mut u8, len: usize) -> Self {
@@ -110,7 +114,7 @@ impl<'a> IoVecMut<'a> {
     /// Returns a part of the bytes.
     ///
     /// # Panics
-    /// If `range` is out of bounds.
+    /// If `range` is not within the element.
     pub fn sub(&mut self, range: Range<usize>) -> IoVecMut<'_> {
         check(&range, self.len());
         let at: *mut u8 = self.raw.iov_base.cast();
@@ -122,7 +126,7 @@ impl<'a> IoVecMut<'a> {
     /// Copies `from` to the beginning of the bytes.
     ///
     /// # Panics
-    /// If `from` is longer.
+    /// If `from` is longer than the element.
     pub fn copy_from(&mut self, from: &[u8]) {
         assert!(from.len() <= self.len(), "{} bytes do not fit into {}", from.len(), self.len());
         // SAFETY: the bytes are writable and otherwise accessed only atomically, as the caller of
@@ -132,11 +136,12 @@ impl<'a> IoVecMut<'a> {
 
     /// Returns the same bytes for reading.
     pub fn as_io_vec(&self) -> IoVec<'_> {
-        // SAFETY: memory that may be written may also be read.
+        // SAFETY: memory that may be written may also be read, and `self` is borrowed while the new
+        // element exists.
         unsafe { IoVec::from_raw(self.raw.iov_base.cast(), self.len()) }
     }
 
-    /// Returns the elements in the layout of the system calls.
+    /// Returns a pointer to the elements, which have the layout of `libc::iovec`.
     pub fn as_libc(list: &mut [Self]) -> *mut libc::iovec {
         list.as_mut_ptr().cast()
     }
@@ -174,6 +179,7 @@ impl fmt::Debug for IoVecMut<'_> {
 }
 
 #[inline]
+/// Panics if `range` is not within `len` bytes.
 pub(crate) fn check(range: &Range<usize>, len: usize) {
     assert!(range.start <= range.end && range.end <= len, "{range:?} is not inside of {len} bytes");
 }
@@ -186,6 +192,7 @@ pub(crate) unsafe fn append(to: &mut Vec<u8>, from: *const u8, len: usize) {
     to.reserve(len);
     let spare = to.spare_capacity_mut().as_mut_ptr();
     // SAFETY: `reserve` has made room for `len` bytes, and they are initialized before `set_len`.
+    // The caller guarantees `from`.
     unsafe {
         copy::load(spare.cast(), from, len);
         to.set_len(to.len() + len);

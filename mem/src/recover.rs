@@ -1,4 +1,4 @@
-//! Copies that return an error, instead of ending the process, if memory is not accessible: a
+//! Copies that return an error if memory is not accessible, instead of ending the process: a
 //! program may unmap registered bytes, or truncate the file behind them.
 //!
 //! The routines are written in assembly, have no stack frame, and lie between two symbols. A
@@ -6,7 +6,8 @@
 //! instruction pointer was between these symbols, the routine returns "gone" to its caller. All
 //! other faults are left to the handler that was installed before.
 //!
-//! On processors other than x86-64, the ordinary copies are used, and faults are not recovered.
+//! On systems other than x86-64 Linux, and under Miri, the ordinary copies are used, and faults are
+//! not recovered.
 
 use crate::MemoryGone;
 use uiw_ddp::STag;
@@ -42,8 +43,8 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> bool {
 /// Copies exclusive memory like `memcpy`, but returns false if a byte is not accessible.
 ///
 /// # Safety
-/// The ranges do not overlap. The private one is accessible, and there is no conflicting access to
-/// the other one.
+/// The ranges do not overlap. One of them is private and accessible. The other one need not be
+/// accessible, and there is no conflicting access to it.
 #[inline(always)]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
     // SAFETY: the caller guarantees the private range; a fault on the other one makes the routine
@@ -51,8 +52,8 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
     unsafe { arch::uiw_recover_copy(dst, src, len) == 0 }
 }
 
-/// Replaces `cell` by `f` of its value, atomically, and returns the old value; see
-/// [`crate::PinnedSpan::atomic_u64`].
+/// Atomically replaces the value of `cell` by the result of `f` for the old value, and returns the
+/// old value. See [`crate::PinnedSpan::atomic_u64`].
 ///
 /// # Safety
 /// `cell` is aligned, and all other accesses to it are atomic. It need not be accessible.
@@ -92,15 +93,15 @@ unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<ExchangeResult>
     }
 }
 
-/// Returns whether the page of `address` can be read and, if `write` is set, written. Does not
-/// change the contents of the page.
+/// Returns whether the page that contains `address` can be read and, if `write` is set, written.
+/// Does not change the contents of the page.
 ///
 /// A signal handler that calls [`recover`] must be installed.
 pub fn is_accessible(address: usize, write: bool) -> bool {
     let cell = (address & !7) as *mut u64;
     let mut old = 0u64;
-    // SAFETY: the cell is aligned and need not be accessible. The exchange stores the value that
-    // the cell has, atomically.
+    // SAFETY: the cell is aligned and need not be accessible. The exchange is atomic and stores the
+    // value that the cell already has.
     unsafe {
         load((&raw mut old).cast(), cell.cast(), 8)
             && (!write
@@ -148,7 +149,8 @@ mod arch {
         fn uiw_recover_gone();
     }
 
-    /// Minimum length of copies that use `rep movsb` (see [`crate::copy`]).
+    /// Length in bytes from which copies use `rep movsb` (see [`crate::copy`]). [`prepare`] sets it
+    /// on processors where this is fast.
     static STRING_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
     pub(super) fn prepare() {
@@ -171,8 +173,8 @@ mod arch {
         is_ours
     }
 
-    /// Copies by words, in ascending order, and the last piece by itself. Words are aligned on the
-    /// side whose low address byte is in the register `$side`.
+    /// Defines a routine that copies by words, in ascending order, and then the remaining bytes.
+    /// The words are aligned on the side whose low address byte is in the register `$side`.
     #[rustfmt::skip] // A routine reads line by line.
     macro_rules! words {
         ($name:literal, $side:literal) => {
@@ -204,10 +206,11 @@ mod arch {
                 "movzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\nsub rcx, 2\n",
                 "12: test ", $side, ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
                 "mov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\nsub rcx, 4\njmp 2b\n",
-                // Aliased copies are made by words (`copy::is_aliased`).
+                // Aliased copies, for which `rep movsb` is slow (`copy::is_aliased`), are made by
+                // words.
                 "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, {page} - 1\ncmp r8, {aliased} - 1\njb 3b\n",
-                // The string instruction copies all words but the last piece, so that the last
-                // piece is stored after all others.
+                // The string instruction copies all but the last one to eight bytes, which are
+                // stored after all others.
                 "mov r8, rcx\nlea rcx, [rcx - 1]\nand rcx, -8\nsub r8, rcx\nrep movsb\nmov rcx, r8\njmp 4b\n",
                 ".size ", $name, ", . - ", $name, "\n",
             )
@@ -276,7 +279,7 @@ mod arch {
         "movups [r8 + 48], xmm7",
         "xor eax, eax",
         "ret",
-        // Aliased copies are made 64 bytes at a time (`copy::is_aliased`).
+        // Aliased copies, for which `rep movsb` is slow, are made 64 bytes at a time.
         "24: mov rcx, rdi",
         "sub rcx, rsi",
         "dec rcx",
@@ -287,7 +290,7 @@ mod arch {
         "rep movsb",
         "xor eax, eax",
         "ret",
-        // Less than 16 bytes.
+        // Fewer than 16 bytes.
         "20: cmp edx, 8",
         "jb 25f",
         "mov rax, [rsi]",
@@ -332,7 +335,7 @@ mod arch {
         ".hidden uiw_recover_end",
         ".globl uiw_recover_end",
         "uiw_recover_end:",
-        // Continuation of a routine that has accessed memory that is not accessible.
+        // After a fault, `recover` makes the routine continue here, and the routine returns 1.
         ".hidden uiw_recover_gone",
         ".globl uiw_recover_gone",
         "uiw_recover_gone:",
@@ -350,8 +353,8 @@ mod arch {
     use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
     pub(super) unsafe fn uiw_recover_store(dst: *mut u8, src: *const u8, len: usize) -> u32 {
-        // SAFETY: the caller guarantees both ranges. Faults are not recovered on this processor, so
-        // an inaccessible byte ends the process.
+        // SAFETY: the caller guarantees both ranges. Faults are not recovered on this system, so an
+        // inaccessible byte ends the process.
         unsafe { crate::copy::store(dst, src, len) };
         0
     }

@@ -18,7 +18,7 @@ pub enum Fault {
     /// Invalid message, detected by RDMAP.
     #[error("RDMAP: {0}")]
     Rdmap(#[from] RdmapError),
-    /// Access to our memory that the peer does not have the right for, detected by RDMAP.
+    /// Access to our memory for which the peer has no right, detected by RDMAP.
     ///
     /// This is only for Read Requests, Atomic Requests and invalidation. DDP reports the errors of
     /// tagged segments.
@@ -79,10 +79,10 @@ pub enum DdpFault {
 /// Violations of the protection of our memory (RFC 5040 section 4.8, Remote Protection Error).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtectionError {
-    /// The Tagged Buffer does not exist, or does not exist any more.
+    /// The Tagged Buffer never existed, or no longer exists.
     #[error("invalid STag {stag}")]
     InvalidStag {
-        /// The STag named.
+        /// STag of the message.
         stag: STag,
     },
     /// Some bytes are outside of the Tagged Buffer.
@@ -128,7 +128,8 @@ pub enum ProtectionError {
     Unspecified,
 }
 
-/// Errors on a message that no other type describes (RFC 5040 section 4.8, Remote Operation Error).
+/// Errors on a message for which there is no other error type (RFC 5040 section 4.8, Remote
+/// Operation Error).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OperationError {
     /// This stream cannot continue.
@@ -148,7 +149,7 @@ impl From<MpaFault> for Fault {
     }
 }
 
-/// Converts each error of DDP to its [`DdpFault`].
+/// Implements the conversion of each DDP error through [`DdpFault`].
 macro_rules! from_ddp {
     ($($error:ty),*) => {$(
         impl From<$error> for Fault {
@@ -255,6 +256,7 @@ const fn ddp_reason(fault: &DdpFault) -> TerminateReason {
         DdpFault::Header(HeaderError::Version { tagged: true, .. }) => TerminateReason::TaggedVersion,
         DdpFault::Header(HeaderError::Version { tagged: false, .. }) => TerminateReason::UntaggedVersion,
         DdpFault::Tagged(error) => match error {
+            // DDP has no code for missing access rights.
             TaggedError::InvalidStag { .. } | TaggedError::AccessRights { .. } => {
                 TerminateReason::TaggedInvalidStag
             }
@@ -270,8 +272,8 @@ const fn ddp_reason(fault: &DdpFault) -> TerminateReason {
             UntaggedError::TooLong { .. } | UntaggedError::MessageTooLong { .. } => {
                 TerminateReason::UntaggedTooLong
             }
-            // DDP does not have to detect this error. For RDMAP, it is a different message inside
-            // of the first one.
+            // DDP does not have to detect this error. RDMAP treats the segment as part of a
+            // different message inside the first one.
             UntaggedError::RsvdUlpChanged { .. } => TerminateReason::UnexpectedOpcode,
         },
     }

@@ -7,8 +7,8 @@ use uiw_mpa::startup;
 /// Size of the FPDUs that the stream sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FpduSize {
-    /// Large for peers that support it; for others, the payload of a TCP segment (RFC 5044 section
-    /// 5).
+    /// Large for peers that support it. For others, FPDUs fit into the payload of a TCP segment
+    /// (RFC 5044 section 5).
     #[default]
     Auto,
     /// The payload of a TCP segment.
@@ -54,15 +54,16 @@ pub struct FpduSizeError;
 
 /// Requests whose payload is copied before its CRC is computed.
 ///
-/// If other bytes change between the CRC and TCP's copy of them, the peer terminates the stream
-/// with a CRC error (RFC 5044 section 8). Memory that peers can access is always copied.
+/// If the bytes of other requests change between the computation of the CRC and TCP's copy, the
+/// peer terminates the stream with a CRC error (RFC 5044 section 8). Memory that peers can access
+/// is always copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StableTx {
-    /// No request. Sources may not change before their requests complete.
+    /// No request. The source must not change before the request completes.
     #[default]
     Off,
-    /// Writes, for programs that replicate memory while it is in use. The message of a Send is
-    /// complete when it is posted.
+    /// Writes, for programs that replicate memory while it is in use. Such programs do not modify
+    /// the message of a Send after they have posted it.
     Writes,
     /// All requests, for programs that modify buffers in flight.
     On,
@@ -85,8 +86,8 @@ pub struct RdmapConfig {
     /// unless ORD is at least 1.
     pub acknowledged: bool,
     /// True if an initiator reports [`crate::Event::Reconnect`] once, to start again with MPA
-    /// revision 1, when the peer closes on revision 2 before it sends a byte of the Reply (RFC 6581
-    /// section 10).
+    /// revision 1. It does so if the peer closes the connection on revision 2 before it sends a
+    /// byte of the Reply (RFC 6581 section 10).
     pub fallback: bool,
     /// True if an initiator sends no FPDU before [`crate::RdmapStream::establish`], not even the
     /// RTR message.
@@ -94,9 +95,9 @@ pub struct RdmapConfig {
     /// Time limit for the TCP connection and the start-up together.
     pub startup_timeout: Duration,
     /// Time for which an incoming Send may wait for a receive before the stream is terminated. Zero
-    /// means that it does not wait; [`Duration::MAX`] means no limit.
+    /// means that the Send does not wait; [`Duration::MAX`] means no limit.
     pub no_receive_timeout: Duration,
-    /// Time after which an unfinished orderly close becomes an abort.
+    /// Time after which an orderly close that has not finished becomes an abort.
     pub close_timeout: Duration,
 }
 

@@ -26,7 +26,8 @@ pub enum Op {
         /// Immediate data.
         imm: u32,
     },
-    /// RDMA Write of eight bytes that the programs of the peer see at once. Only between uiw peers.
+    /// RDMA Write of eight bytes, all of which become visible to the programs of the peer at once.
+    /// Supported only between uiw peers.
     AtomicWrite {
         /// Eight aligned bytes in the peer's memory.
         remote: Remote,
@@ -35,7 +36,7 @@ pub enum Op {
     Send,
     /// Send with Invalidate.
     SendInvalidate {
-        /// STag of the peer.
+        /// STag of the peer that is invalidated.
         stag: STag,
     },
     /// Send with immediate data, an extension between uiw peers ([`uiw_rdmap::Opcode::SendImm`]).
@@ -56,7 +57,8 @@ pub enum Op {
         remote: Remote,
         /// Addend.
         add: u64,
-        /// Bit set of the top bits of fields, whose carry is dropped. 0 selects one 64-bit field.
+        /// Mask whose set bits are the most significant bits of the fields. The carry out of a
+        /// field is dropped. 0 selects one field of 64 bits.
         mask: u64,
     },
     /// CmpSwap (RFC 7306 section 5.3).
@@ -65,15 +67,15 @@ pub enum Op {
         remote: Remote,
         /// Value to compare with.
         compare: u64,
-        /// Bits that are compared.
+        /// Mask of the bits that are compared.
         compare_mask: u64,
         /// Value that is stored if the comparison succeeds.
         swap: u64,
-        /// Bits that are stored.
+        /// Mask of the bits that are stored.
         swap_mask: u64,
     },
-    /// Request that sends nothing; the host executes it in its turn
-    /// ([`crate::StreamHost::execute_local`]).
+    /// Request that sends nothing. The host executes it when all requests before it have been
+    /// started ([`crate::StreamHost::execute_local`]).
     Local,
 }
 
@@ -103,7 +105,7 @@ impl Op {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Identifies the request in calls of [`crate::StreamHost`]. Consecutive requests have
+    /// Identifier of the request in calls of [`crate::StreamHost`]. Consecutive requests have
     /// consecutive ids.
     pub id: u32,
     /// Operation to perform.

@@ -1,8 +1,8 @@
 //! Operations and received messages of a connection, updated by the engine with each completion.
 //!
-//! The engine calls this module with its locks held: the locks of the queue pair's queues come
-//! before the locks of this module, so none of the latter is held while a request or a receive is
-//! posted. Wakers are called and buffers dropped only after the engine's locks are released.
+//! The engine calls this module while it holds its own locks. The locks of a queue pair's queues
+//! come before the locks of this module, so none of the latter is held while a request or a receive
+//! is posted. Wakers are called and buffers dropped only after the engine's locks are released.
 //!
 //! A connection's completion queue has no ring: `Completions` consumes each completion in
 //! `Cq::push`. A completed send request sets the outcome of its operation and makes room for the
@@ -90,7 +90,7 @@ enum OperationState {
 pub(crate) enum Caller {
     /// The future of the operation, with its waker if it has been polled.
     Waits(Option<Waker>),
-    /// The future was dropped. The request is posted and completes like any other, then the slot is
+    /// The future was dropped. The request is posted and completes like any other. Then the slot is
     /// freed.
     Detached,
 }
@@ -105,12 +105,12 @@ pub(crate) struct OperationSlot {
 /// Operations of a connection.
 pub(crate) struct OperationTable {
     slots: Slab<OperationSlot>,
-    /// Keeps the connection alive until `slots` is empty, after its last handle was dropped while
-    /// detached operations were in progress.
+    /// Reference that keeps the connection alive until `slots` is empty. It is set if the last
+    /// handle is dropped while detached operations are in progress.
     pub(crate) lingering: Option<Arc<Dispatcher>>,
     /// Number of requests for which the send queue has room.
     room: u32,
-    /// Keys of operations that wait for room, oldest first. Their slots stay at least until they
+    /// Keys of operations that wait for room, oldest first. Their slots are not removed before they
     /// are posted.
     waiting: VecDeque<usize>,
     /// True if the program has closed the connection while operations were waiting. The close
@@ -151,8 +151,9 @@ impl OperationTable {
         self.slots.insert(OperationSlot { state, caller: Caller::Waits(None), buffer })
     }
 
-    /// Schedules the close of the connection for when all waiting operations are posted. Returns
-    /// `false` if no operation waits, so that the caller can close the connection now.
+    /// Schedules the close of the connection for the time when all waiting operations have been
+    /// posted. Returns `false` if no operation waits, so that the caller can close the connection
+    /// now.
     pub(crate) fn close_later(&mut self) -> bool {
         self.closing = !self.waiting.is_empty();
         self.closing
@@ -163,12 +164,12 @@ impl OperationTable {
         self.closing
     }
 
-    /// Returns, once, whether a scheduled close is due because no operation waits any more.
+    /// Returns true, once, if a scheduled close is due because no operation waits any more.
     pub(crate) fn take_closing(&mut self) -> bool {
         self.waiting.is_empty() && std::mem::take(&mut self.closing)
     }
 
-    /// Removes the oldest waiting request if there is room for it, for the caller to post.
+    /// Removes the oldest waiting request if there is room for it. The caller must post it.
     pub(crate) fn pop_waiting(&mut self) -> Option<(usize, SendRequest)> {
         if self.room == 0 {
             return None;
@@ -252,7 +253,7 @@ pub(crate) struct Inbox {
     pub(crate) wakers: Vec<Waker>,
     /// Completion of the first receive that failed or was flushed. No message arrives after it.
     pub(crate) closed: Option<Wc>,
-    /// True if no handle is left: messages are dropped, and their receives posted again.
+    /// True if no handle is left. Messages are then dropped, and their receives posted again.
     pub(crate) discards: bool,
     /// Slots of dropped messages, whose receives are to be posted again.
     pub(crate) discarded: Vec<u32>,

@@ -1,9 +1,9 @@
 //! iWARP in user space: RDMA over TCP, without RDMA hardware, kernel module or root.
 //!
 //! Both ends open a [`Device`], allocate a protection domain ([`Pd`]) and connect. Messages arrive
-//! in the order in which they were sent. An [`Mr`] is a registered buffer for operations, which no
-//! peer can reach. A [`SharedMr`] is memory that peers can read and write, with the rights that the
-//! program grants.
+//! in the order in which they were sent. An [`Mr`] is a registered buffer for the program's own
+//! operations; no peer can access it. A [`SharedMr`] is memory that peers can read and write, with
+//! the rights that the program grants.
 //!
 //! ```
 //! use uiw::blocking::{Connection, Listener};
@@ -39,7 +39,7 @@
 //! * [`blocking`]: the same types for programs without a runtime. Each call blocks its thread.
 //! * [`raw`]: the RDMA verbs themselves: queue pairs, completion queues, work requests, the
 //!   connection manager.
-//! * [`llp`]: the interface to the transport below (lower layer protocol), for which a program can
+//! * [`llp`]: the interface to the transport below the device (lower layer protocol). A program can
 //!   choose the kernel's TCP, smoltcp over AF_XDP or AF_PACKET (`smol`), or its own stack.
 //! * [`impair`]: injected faults and emulated network paths, for tests.
 //! * [`counters`]: types of the snapshot that [`Device::counters`] returns, and files with
@@ -50,7 +50,7 @@
 //! # Features
 //! * `tokio`: adds the module `with_tokio`, whose function `drive` lets tokio's reactor drive a
 //!   device.
-//! * `mio`: adds the module `with_mio`, with which a device is an event source for mio.
+//! * `mio`: adds the module `with_mio`, which makes a device an event source for mio.
 //! * `smoltcp`: adds the module `smol`, with smoltcp as the TCP stack, over AF_XDP or AF_PACKET.
 //! * `tls`: adds `DeviceConfig::tls` and the module `tls`: TLS 1.3 between TCP and MPA, with mutual
 //!   authentication.
@@ -122,7 +122,7 @@ pub mod impair {
 }
 
 /// Transport below a device (lower layer protocol): the interface for your own stack, and the stack
-/// on the kernel's TCP.
+/// that uses the kernel's TCP.
 pub mod llp {
     pub use uiw_llp::{
         Clock, DatagramConfig, DatagramSocket, Event, Fingerprint, Incoming, Interest, Interface,

@@ -6,7 +6,7 @@ use uiw_verbs::{ConnConfig, Limits};
 
 /// Settings of a connection, for [`Connection::connect`](crate::Connection::connect),
 /// [`Listener::bind`](crate::Listener::bind) and [`Incoming::accept`](crate::Incoming::accept). The
-/// setters describe the fields.
+/// documentation of the setters describes the fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConnectionConfig {
@@ -22,7 +22,7 @@ pub struct ConnectionConfig {
     pub recv_size: u32,
     /// Maximum length in bytes of a received message ([`ConnectionConfig::max_message()`]).
     pub max_message: u32,
-    /// Time for dropped operations ([`ConnectionConfig::detached_timeout()`]).
+    /// Time limit for dropped operations ([`ConnectionConfig::detached_timeout()`]).
     pub detached_timeout: Duration,
 }
 
@@ -94,8 +94,8 @@ impl ConnectionConfig {
 
     /// Sets the number of receive buffers, from 1 to [`Limits::max_qp_wr`]. Default: 32.
     ///
-    /// Each message takes one until the program drops it. When all are in use, the peer has to
-    /// wait, as with a full TCP window.
+    /// Each received message occupies a buffer until the program drops the message. When all
+    /// buffers are in use, the peer has to wait, as with a full TCP window.
     #[must_use]
     pub fn recv_depth(mut self, messages: u32) -> Self {
         self.recv_depth = messages;
@@ -114,18 +114,18 @@ impl ConnectionConfig {
     /// connection (RFC 5041 section 7.1). Default: 16 MiB.
     ///
     /// This also limits the memory for messages that are longer than
-    /// [`ConnectionConfig::recv_size`]: the next message waits while such messages, as long as the
-    /// program has not dropped them, take this number of bytes or more together. So they never take
-    /// twice this number.
+    /// [`ConnectionConfig::recv_size`]. While such messages that the program has not dropped yet
+    /// occupy this number of bytes or more, the next message waits. Together they therefore never
+    /// occupy twice this number.
     #[must_use]
     pub fn max_message(mut self, bytes: u32) -> Self {
         self.max_message = bytes;
         self
     }
 
-    /// Sets the time for which operations that were dropped while in progress keep the connection
-    /// open, after all its handles have been dropped. Default: 60 s. [`Duration::MAX`] means no
-    /// limit.
+    /// Sets the time limit for operations that were dropped while in progress. After all handles of
+    /// the connection have been dropped, these operations keep it open for at most this time.
+    /// Default: 60 s. [`Duration::MAX`] means no limit.
     ///
     /// If operations are still in progress after this time, the connection is aborted. Messages
     /// that the peer sends meanwhile are dropped.

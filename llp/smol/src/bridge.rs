@@ -1,4 +1,4 @@
-//! Two interfaces with an emulated path between them.
+//! Bridge between two interfaces that emulates a network path.
 
 mod schedule;
 
@@ -14,14 +14,14 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 use uiw_impair::wan::{Counts, Direction, Profile};
 
-/// Maximum number of frames that are carried from one interface at a time.
+/// Maximum number of frames that are read from one interface, and sent to the other one, in one
+/// turn.
 const BURST: usize = 64;
-/// Shortest sleep. Shorter ones would take longer than requested, so the clock is polled instead.
+/// Time before the next frame is due during which the clock is polled. A sleep ends this much
+/// earlier, because a short sleep would take longer than requested.
 const SPIN: Duration = Duration::from_micros(60);
 
-/// One of the two interfaces.
-///
-/// It needs CAP_NET_RAW.
+/// One of the two interfaces of a [`Bridge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BridgeSide {
     /// The first interface.
@@ -31,12 +31,10 @@ pub enum BridgeSide {
 }
 
 /// Frames of an interface that do not appear in the counters of the path model.
-///
-/// It needs CAP_NET_RAW.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounts {
-    /// Frames that arrived faster than they were read. They are lost, and the model does not count
-    /// them.
+    /// Frames that arrived faster than they were read. They are lost. This number is updated when
+    /// [`Bridge::run`] stops.
     pub missed: u64,
     /// Frames that the interface did not accept when they were due, because they were too long or
     /// there was no room.
@@ -57,7 +55,7 @@ struct BridgePort {
 /// two directions.
 ///
 /// The interfaces should have no addresses, because the kernel also sees their frames. VLAN tags
-/// are not carried. It needs CAP_NET_RAW.
+/// are not carried. Opening a bridge needs CAP_NET_RAW.
 pub struct Bridge {
     ports: [BridgePort; 2],
     start: Instant,
@@ -94,7 +92,7 @@ impl Bridge {
     }
 
     /// Sets whether [`Self::run`] gives its thread the scheduling class SCHED_FIFO, so that frames
-    /// leave in time even on a busy machine. While frames are in transit the thread occupies a
+    /// leave in time even on a busy machine. While the thread carries frames it may use a whole
     /// processor, so the machine needs two.
     pub fn set_realtime(&mut self, realtime: bool) {
         self.realtime = realtime;
@@ -104,14 +102,14 @@ impl Bridge {
     /// millisecond late on average.
     ///
     /// # Errors
-    /// An interface is gone or down; `PermissionDenied` if [`Self::set_realtime`] was used without
-    /// CAP_SYS_NICE; errors of the system.
+    /// `NetworkDown` if an interface is gone or down; `PermissionDenied` if [`Self::set_realtime`]
+    /// was used without CAP_SYS_NICE; errors of the system.
     pub fn run(&mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         if self.realtime {
             schedule::enter_realtime()?;
         }
         let mut lateness = Lateness::default();
-        // Otherwise a sleep may end 50 microseconds late.
+        // With the default timer slack, a sleep may end 50 microseconds late.
         rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?;
         loop {
             let moved = self.carry()?;
@@ -151,7 +149,8 @@ impl Bridge {
         }
     }
 
-    /// Reads arrived frames, and sends due ones. Returns whether a frame was moved.
+    /// Reads frames that have arrived, and sends those that are due. Returns whether a frame was
+    /// moved.
     fn carry(&mut self) -> io::Result<bool> {
         let mut moved = false;
         for side in [BridgeSide::A, BridgeSide::B] {
@@ -192,8 +191,8 @@ impl Bridge {
 }
 
 impl BridgePort {
-    /// Reads a frame. It may consist of several frames that were combined because no network card
-    /// has segmented them.
+    /// Reads a frame. Returns false if there is none. The kernel may have combined several frames
+    /// into one, for a network card to split, so the frame is split first.
     fn take_in(&mut self, scratch: &mut [u8], start: Instant) -> io::Result<bool> {
         let len = match self.socket.recv(scratch) {
             Ok(len) => len,
@@ -210,7 +209,7 @@ impl BridgePort {
     }
 
     fn send(&mut self, frame: &[u8]) -> io::Result<()> {
-        // A header of zeros means that the interface has to do nothing.
+        // A header of zeros requests no offloads.
         match self.socket.send_parts(&[0; HEADER], frame) {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -220,7 +219,8 @@ impl BridgePort {
         }
     }
 
-    /// Returns errors that end the path. All others cost only the frame.
+    /// Returns the error if it ends the path. An error that affects only the current frame is
+    /// ignored.
     fn judge(&self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error() {
             Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {

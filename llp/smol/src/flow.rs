@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 /// Size of the UDP header in bytes.
 const UDP_HEADER: usize = 8;
 
-/// Addresses of the two ends of a connection.
+/// Addresses of the two ends of a connection, or of two UDP sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flow {
     pub(super) local: SocketAddr,
@@ -29,25 +29,26 @@ impl Flow {
     }
 }
 
-/// Kind of a frame.
+/// Kind of a frame, and the flow to which it belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameClass {
     /// A TCP segment; `opens` is true for a SYN without ACK.
     Tcp { flow: Flow, opens: bool },
     /// One or more UDP datagrams. `payload` is the range of the payload in the frame.
     Udp { flow: Flow, payload: (usize, usize) },
-    /// Neighbour discovery, echo messages, and invalid frames.
+    /// Any other frame: for example neighbour discovery, ICMP, IP fragments, and invalid frames.
     Other,
 }
 
-/// Verification that the checksum of a TCP segment needs.
+/// How the checksum of a TCP segment is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
-    /// It is not verified, because the link guarantees that it is correct.
+    /// The checksum is not verified, because the link guarantees that it is correct.
     Trusted,
-    /// It must be correct.
+    /// The checksum must be correct.
     Whole,
-    /// It must be correct, or contain only the sum of the pseudo-header.
+    /// The checksum field must contain the correct checksum, or only the sum of the pseudo-header
+    /// ([`pseudo_sum`]).
     WholeOrBegun,
 }
 
@@ -81,8 +82,8 @@ pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<FrameClass> {
     }
 }
 
-/// Returns the sender of a frame of neighbour discovery: ARP (RFC 826) or Neighbor Discovery (RFC
-/// 4861 sections 4.3 and 4.4).
+/// Returns the IP address of the sender of a neighbour discovery frame: ARP (RFC 826) or Neighbor
+/// Discovery (RFC 4861 sections 4.3 and 4.4).
 pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
     let ethernet = EthernetFrame::new_checked(frame).ok()?;
     match ethernet.ethertype() {
@@ -104,9 +105,9 @@ pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Classifies a UDP datagram whose header is at `at`. Its checksum is not verified, because our
-/// datagrams end with a CRC. The length of the IP packet is used, because if there are several
-/// datagrams, the UDP length may be that of one or of all of them.
+/// Classifies a UDP datagram whose header is at offset `at`. Its checksum is not verified, because
+/// our datagrams end with a CRC. The payload is delimited by the length of the IP packet: if a
+/// frame contains several datagrams, the UDP length may be that of one or of all of them.
 fn udp(source: IpAddr, destination: IpAddr, datagram: &[u8], at: usize) -> FrameClass {
     let [a, b, c, d, _, _, _, _, ..] = *datagram else { return FrameClass::Other };
     let flow = Flow {
@@ -136,8 +137,8 @@ fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) 
     Some(FrameClass::Tcp { flow, opens: segment.syn() && !segment.ack() })
 }
 
-/// Returns the sum of addresses, protocol and TCP length (RFC 9293 section 3.1). It is stored in
-/// the checksum field until the network card completes the checksum.
+/// Returns the sum of the pseudo-header: addresses, protocol and TCP length (RFC 9293 section 3.1).
+/// It is stored in the checksum field until the network card completes the checksum.
 pub(super) fn pseudo_sum(source: IpAddr, destination: IpAddr, len: usize) -> u16 {
     let sum = |address: IpAddr| match address {
         IpAddr::V4(v4) => sum(&v4.octets()),

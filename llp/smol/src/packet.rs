@@ -1,4 +1,4 @@
-//! AF_PACKET with virtio-net headers: frames of an interface that the kernel uses as well. This
+//! Link over AF_PACKET with virtio-net headers, on an interface that the kernel uses as well. This
 //! needs only CAP_NET_RAW.
 //!
 //! The header requests the offloads of a network card: TCP packets of up to 64 KiB are sent as a
@@ -25,30 +25,27 @@ use virtio::{HEADER, Header};
 /// Size of the longest frame: an IPv6 packet with 65,535 bytes after its header, and the Ethernet
 /// header.
 pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
-/// Size of the longest frame that is sent for the interface to split. From 65,536 bytes on
-/// (`gso_max_size`) the kernel splits frames in software, before the interface, which halves the
-/// throughput on a veth.
+/// Size of the longest frame that is sent for the interface to split. The kernel splits frames
+/// above this size (`gso_max_size`) in software, before they reach the interface, which costs much
+/// of the throughput.
 const LONGEST_SENT: usize = 65_535;
-/// Maximum number of frames that wait until the interface has room.
+/// Maximum number of frames that wait to be sent.
 const WAITING: usize = 64;
 /// Interval at which a failed interface is checked while it is used.
 const LOOK: Duration = Duration::from_millis(200);
 /// Interval at which a failed interface is checked while it is not used.
 const LOOK_DOWN: Duration = Duration::from_secs(1);
-/// Maximum number of buffers that are kept.
+/// Maximum number of sent buffers that are kept for reuse.
 const SPARE: usize = 256;
 
-/// Link over one interface of this host.
-///
-/// It needs CAP_NET_RAW.
+/// Link over one interface of this host. Opening it needs CAP_NET_RAW.
 pub struct PacketLink {
     socket: PacketSocket,
     mtu: usize,
-    /// Frames for which the interface had no room, oldest first, with the number of used bytes in
-    /// each buffer.
+    /// Frames to send, oldest first, with the number of used bytes in each buffer.
     waiting: VecDeque<(Vec<u8>, usize)>,
     free: Vec<Vec<u8>>,
-    /// Buffer for the next frame. It has the maximum size, and is zeroed only once.
+    /// Buffer for the next received frame. It has the maximum size, and is zeroed only once.
     scratch: Vec<u8>,
     failure: Option<LinkLoss>,
     interface: Interface,
@@ -68,7 +65,7 @@ impl fmt::Debug for PacketLink {
 }
 
 impl PacketLink {
-    /// Opens `interface` for frames to the MAC address of `config` and to groups.
+    /// Opens `interface` for frames to the MAC address of `config`, and to multicast groups.
     ///
     /// # Errors
     /// `PermissionDenied` without CAP_NET_RAW; `NotFound` if there is no such interface,
@@ -86,12 +83,12 @@ impl PacketLink {
         Self::new(interface, socket, mtu, None)
     }
 
-    /// Sets whether frames to groups are received. This needs no privilege, and may be called in
-    /// another network namespace.
+    /// Sets whether frames to multicast groups are received. This needs no privilege, and may be
+    /// called in another network namespace.
     pub(super) fn take_groups(&mut self, taken: bool) -> io::Result<()> {
         self.socket.take_groups(self.interface.index as libc::c_int, taken)?;
         if !taken {
-            // Remaining frames would keep the descriptor readable.
+            // Frames that have already arrived would keep the descriptor readable.
             while let Some(frame) = self.receive() {
                 self.recycle(frame);
             }
@@ -131,7 +128,8 @@ impl PacketLink {
     }
 
     /// Checks whether an interface that was down is up again, in which case the kernel delivers
-    /// frames to the socket again. A deleted interface is gone, even if another one has its name.
+    /// frames to the socket again. A deleted interface stays lost even if a new one has the same
+    /// name.
     fn look(&mut self) {
         match Interface::find(&self.interface.name) {
             Ok(now) if now.index != self.interface.index => self.failure = Some(LinkLoss::Deleted),
@@ -144,7 +142,7 @@ impl PacketLink {
         }
     }
 
-    /// Sends waiting frames, as far as there is room.
+    /// Sends waiting frames until the interface has no more room.
     fn send_waiting(&mut self) {
         while let Some((buffer, len)) = self.waiting.front() {
             match self.socket.send(&buffer[..*len]) {
@@ -166,9 +164,7 @@ fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
-/// Received frame, which follows its header in the buffer.
-///
-/// It needs CAP_NET_RAW.
+/// Received frame. In the buffer, its virtio-net header precedes it.
 #[derive(Debug)]
 pub struct PacketFrame {
     buffer: Vec<u8>,
@@ -218,8 +214,8 @@ impl Link for PacketLink {
     }
 
     fn recycle(&mut self, frame: PacketFrame) {
-        // The length of the buffer stays the same, because zeroing 64 KiB for every frame would
-        // cost more than the frame.
+        // The buffer keeps its full length, because zeroing 64 KiB for every frame would cost more
+        // than handling the frame.
         self.scratch = frame.buffer;
     }
 
@@ -231,14 +227,15 @@ impl Link for PacketLink {
         let mut buffer = self.free.pop().unwrap_or_default();
         let whole = HEADER + len;
         if buffer.len() < whole {
-            // This is done only once for a buffer, because zeroing 64 KiB for every frame would be
-            // expensive.
+            // A buffer is extended only when a longer frame needs it, because zeroing 64 KiB for
+            // every frame would be expensive.
             buffer.resize(whole, 0);
         }
         let segmentation = fill(&mut buffer[HEADER..whole]);
         virtio::complete(&mut buffer[..whole], segmentation);
         self.waiting.push_back((buffer, whole));
-        // There may be no room, but the order must be kept.
+        // Frames always pass through the queue, which keeps them in order when there is no room.
+        // They are sent in batches; `flush` sends the rest.
         if self.waiting.len() >= 8 {
             self.send_waiting();
         }
@@ -253,7 +250,7 @@ impl Link for PacketLink {
     }
 
     fn watch(&self) -> Option<Instant> {
-        // An interface that is down may be deleted, and the socket gets no second event.
+        // An interface that is down may be deleted later, and the socket does not report this.
         (self.failure == Some(LinkLoss::Down)).then(|| self.looked + LOOK_DOWN)
     }
 

@@ -5,8 +5,8 @@
 //! MAC address of the gateway, is forgotten together with the retransmission timer. A peer that
 //! holds the last byte out of order, after a lost segment, may then replace it by the zero, which
 //! damages the stream. smoltcp's keep-alive is therefore disabled. The probes of this module
-//! contain no byte (RFC 9293 section 3.8.4, SHLD-12). Their sequence number precedes what the peer
-//! has acknowledged, so that the peer answers each of them (section 3.10.7.4). If data is in
+//! contain no byte (RFC 9293 section 3.8.4, SHLD-12). Their sequence number precedes the data that
+//! the peer has acknowledged, so the peer answers each of them (section 3.10.7.4). If data is in
 //! flight, the answer starts the retransmission that smoltcp has forgotten.
 
 use super::segment::{ETHERNET_HEADER, LONGEST, TCP_HEADER, ethertype, fill_checksum, scale_of, segment_of};
@@ -15,22 +15,21 @@ use std::time::Duration;
 
 /// Maximum time between segments. smoltcp repeats neither window updates nor acknowledgements, and
 /// sends no probes of a closed window if its retransmission timer has expired. A connection whose
-/// last update was lost continues with the answer to a probe.
+/// last update was lost continues when the peer answers a probe.
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 
 /// Number of duplicate acknowledgements at which smoltcp retransmits the first segment.
 const DUPLICATES: usize = 3;
 
-/// Times and contents of the probes of a connection. Times are in microseconds of the stack's
-/// clock.
+/// State of the probes of a connection. Times are in microseconds of the stack's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     /// Time of silence before a probe, in microseconds.
     interval: i64,
-    /// Time at which the last segment was sent or received.
+    /// Time at which the last segment or probe was sent, or the last segment was received.
     heard: i64,
-    /// Time at which data was last acknowledged, or at which the first unacknowledged byte was
-    /// sent.
+    /// Time at which data was last acknowledged, the first unacknowledged byte was sent, or a probe
+    /// was sent.
     progress: i64,
     /// Headers of the last segment that was sent, without options.
     headers: [u8; LONGEST],
@@ -56,8 +55,8 @@ impl Probe {
         self.interval = i64::try_from(interval.as_micros()).unwrap_or(i64::MAX).max(1);
     }
 
-    /// Handles a frame with a TCP segment that is sent. Its header is at `at`. `is_first` is true
-    /// if it begins with the first unacknowledged byte.
+    /// Handles a frame with a TCP segment that is sent. The TCP header is at offset `at`.
+    /// `is_first` is true if the segment begins with the first unacknowledged byte.
     pub(super) fn note_sent(&mut self, frame: &[u8], at: usize, is_first: bool, now: i64) {
         self.heard = now;
         if is_first {
@@ -118,8 +117,9 @@ impl Probe {
     }
 
     /// Handles the answer to a probe. If data in flight did not reach the peer, returns duplicates
-    /// of the answer that smoltcp has to process before it. smoltcp starts a retransmission only
-    /// when its count of duplicates becomes three, so the duplicates first reset this count.
+    /// of the answer that smoltcp has to process before the answer itself. smoltcp starts a
+    /// retransmission only when its count of duplicates becomes three, so the first of them has a
+    /// different window, which resets this count.
     pub(super) fn duplicates(&mut self, frame: &[u8]) -> Option<Duplicates> {
         if !self.is_asking {
             return None;
@@ -139,7 +139,7 @@ impl Probe {
     }
 }
 
-/// Sequence of duplicates of a frame, which ends with the original frame.
+/// Duplicates of a frame, for smoltcp to process before the frame itself.
 pub(super) struct Duplicates {
     at: usize,
     window: u16,
@@ -151,7 +151,7 @@ impl Duplicates {
     /// false at the end.
     pub(super) fn write(&mut self, frame: &mut [u8]) -> bool {
         let Some(left) = self.left.checked_sub(1) else { return false };
-        // A window update does not count as a duplicate.
+        // smoltcp takes a segment with another window for a window update, and resets its count.
         let window = match left {
             DUPLICATES if self.window == u16::MAX => self.window - 1,
             DUPLICATES => self.window + 1,

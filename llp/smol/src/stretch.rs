@@ -1,19 +1,19 @@
 //! Acknowledgements that cover many segments.
 //!
 //! smoltcp opens its congestion window by at most one segment for each acknowledgement, regardless
-//! of the amount that it acknowledges. But a peer that receives packets of 64 KiB sends one
-//! acknowledgement for each of them, and a busy peer one for everything that has arrived. The
-//! window would open by only a few segments in each round trip, whereas TCP requires it to double.
-//! Such an acknowledgement is therefore passed to smoltcp in parts, as if the peer had acknowledged
-//! each segment. The parts acknowledge no more than the peer has, and are used only while nothing
-//! but the congestion window limits the connection.
+//! of the number of bytes that it acknowledges. But a peer that receives packets of 64 KiB sends
+//! one acknowledgement for each packet, and a busy peer sends one for everything that has arrived.
+//! The window would open by only a few segments in each round trip, whereas TCP requires it to
+//! double. Such an acknowledgement is therefore passed to smoltcp in parts, as if the peer had
+//! acknowledged each segment. The parts acknowledge no more than the peer has, and are used only
+//! while nothing but the congestion window limits the connection.
 
 use super::segment::{
     ETHERNET_HEADER, IPV6_HEADER, LONGEST, TCP_HEADER, ethertype, is_behind, scale_of, segment_of, sequence,
 };
 use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
 
-/// Maximum number of parts of an acknowledgement. Each part costs as much as a frame.
+/// Maximum number of parts of an acknowledgement. Processing a part costs as much as a frame.
 const PARTS: u32 = 64;
 
 /// State of a connection's sending direction.
@@ -21,12 +21,13 @@ const PARTS: u32 = 64;
 pub(super) struct Stretch {
     /// Sequence number of the first byte that the peer has not acknowledged.
     acknowledged: u32,
-    /// Sequence number after the last byte that was sent. The number after all bytes that were ever
-    /// sent follows. A SYN and a FIN are counted.
+    /// Sequence number after the last byte that was sent. A SYN and a FIN are counted.
     sent: u32,
+    /// Highest value that `sent` has had on this connection. `sent` goes back for retransmissions.
     highest: u32,
-    /// Window of the peer. The number of bits by which it is shifted follows.
+    /// Window of the peer in bytes.
     window: u32,
+    /// Number of bits by which the peer's window field is shifted.
     scale: u8,
     /// True if only the congestion window limited sending at the last check.
     is_limited: bool,
@@ -57,13 +58,13 @@ impl Stretch {
         if is_behind(self.highest, end) { end } else { self.highest }
     }
 
-    /// Returns the sequence number of the first byte that the peer has not acknowledged.
+    /// Returns the sequence number of the first unacknowledged byte.
     pub(super) fn acknowledged(&self) -> u32 {
         self.acknowledged
     }
 
-    /// Records that everything that could be sent was sent. `queued` is the number of
-    /// unacknowledged bytes, including unsent ones.
+    /// Records that smoltcp has sent everything that it could. `queued` is the number of
+    /// unacknowledged bytes, including unsent ones. `mss` is the segment size in bytes.
     pub(super) fn note_all_sent(&mut self, queued: usize, mss: usize) {
         let flight = self.sent.wrapping_sub(self.acknowledged) as usize;
         let room = (self.window as usize).saturating_sub(flight);
@@ -98,25 +99,29 @@ impl Stretch {
     }
 }
 
-/// Parts of one acknowledgement.
+/// Parts into which one acknowledgement is split.
 pub(super) struct Parts {
     frame: [u8; LONGEST],
     len: usize,
-    /// Offset of the TCP header.
+    /// Offset of the TCP header in `frame`.
     at: usize,
+    /// Acknowledgement number of the next part.
     next: u32,
+    /// Number of bytes that each part acknowledges.
     step: u32,
+    /// Number of remaining parts.
     left: u32,
 }
 
 impl Parts {
-    /// Creates the parts from the headers of a frame without options and payload. They acknowledge
-    /// the range from `before` to `ack`.
+    /// Creates the parts from the headers of a frame, without its options and payload. They
+    /// acknowledge the range from `before` to `ack`, except for the last step, which the frame
+    /// itself acknowledges.
     fn from_frame(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
         let covers = ack.wrapping_sub(before);
         let parts = covers.div_ceil(mss).min(PARTS);
-        // The step is a multiple of four, like the amount that is acknowledged. The congestion
-        // window grows by it, and segments end where the window ends.
+        // The step is a multiple of four, like the amounts that are acknowledged: the congestion
+        // window grows by the step, and segments end where the window ends.
         let step = covers.div_ceil(parts).next_multiple_of(4);
         let v6 = ethertype(whole)? == EthernetProtocol::Ipv6;
         let ip = if v6 { IPV6_HEADER } else { 20 };
@@ -139,7 +144,7 @@ impl Parts {
         Some(Self { frame, len, at: start, next: before.wrapping_add(step), step, left: (covers - 1) / step })
     }
 
-    /// Returns the next part, as a frame whose TCP checksum is not verified.
+    /// Returns the next part: a frame whose TCP checksum is not filled in and must not be verified.
     pub(super) fn next(&mut self) -> Option<&mut [u8]> {
         self.left = self.left.checked_sub(1)?;
         let frame = &mut self.frame[..self.len];

@@ -1,15 +1,16 @@
-//! AF_XDP: frames pass between the driver and this process without the kernel's stack. This needs
-//! CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
+//! Link over AF_XDP: frames pass between the driver and this process without the kernel's stack.
+//! This needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
 //!
 //! A program on the interface (`xdp::program`) redirects the frames for our MAC address, and the
 //! queries for our IP addresses, to this process. All other frames go to the kernel. This includes
-//! frames to multicast groups: members of the kernel on the same interface need them, and a program
-//! cannot deliver a frame to both. While groups are joined, an AF_PACKET socket receives copies of
-//! these frames.
+//! frames to multicast groups: group members in the kernel's stack need them, and a program cannot
+//! deliver a frame to both. While groups are joined, an AF_PACKET socket receives copies of these
+//! frames.
 //!
-//! There is one AF_XDP socket for each receive queue, each with its own memory (`xdp::umem`). A
-//! flow sends through one of them, so all of the memory is used, and an interface at the other end
-//! that keeps the queues separate (like a veth) distributes flows over its own queues.
+//! There is one AF_XDP socket for each receive queue, each with its own memory (`xdp::umem`). Each
+//! flow sends through one of these sockets. Different flows therefore use the memory of all
+//! sockets, and an interface at the other end that keeps the queues separate (like a veth)
+//! distributes the flows over its own queues.
 
 mod bpf;
 mod features;
@@ -37,9 +38,9 @@ use std::time::{Duration, Instant};
 use uiw_llp::Interface;
 use uiw_llp::interface::index_of;
 
-/// Interval at which the interface and its program are checked while frames arrive. The interval
-/// without frames follows.
+/// Interval at which the interface and its program are checked while frames arrive.
 const LOOK: Duration = Duration::from_millis(200);
+/// Like [`LOOK`], while no frames arrive.
 const LOOK_IDLE: Duration = Duration::from_secs(1);
 
 /// Time after which frames that the kernel has left in a ring are submitted again. There is no
@@ -47,8 +48,8 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// becomes available.
 const AGAIN: Duration = Duration::from_micros(200);
 
-/// Number of redirected frames after which the socket of the groups is read, which costs a system
-/// call each time.
+/// Number of redirected frames after which the AF_PACKET socket of the groups is read, which costs
+/// a system call each time.
 const GROUPS_TURN: u32 = 64;
 
 /// Errors that no other mode would avoid.
@@ -97,24 +98,23 @@ impl fmt::Display for XdpMode {
     }
 }
 
-/// Link over AF_XDP.
-///
-/// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
+/// Link over AF_XDP. Opening it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 pub struct XdpLink {
     sockets: Vec<XdpSocket>,
     /// Number of sockets whose queue can also send.
     senders: usize,
-    /// Index of the socket that is currently used for sending. The index of the socket from which
-    /// the next frame is read follows.
+    /// Index of the socket that is currently used for sending.
     sending: usize,
+    /// Index of the socket from which the next frame is read.
     turn: usize,
     /// Link for frames to groups, which receives them while groups are joined. It is opened
-    /// together with the sockets, because the process may have fewer privileges later. The number
-    /// of redirected frames since it was last read follows.
+    /// together with the sockets, because the process may have fewer privileges later.
     groups: PacketLink,
+    /// True while frames to groups are received.
     has_groups: bool,
+    /// Number of redirected frames since `groups` was last read.
     since_groups: u32,
-    /// Epoll set with the descriptors of several sockets.
+    /// Epoll set with the descriptors of the sockets, if there are several.
     set: Option<OwnedFd>,
     /// Keeps the program attached.
     attachment: bpf::Attachment,
@@ -124,7 +124,7 @@ pub struct XdpLink {
     mtu: usize,
     is_virtual: bool,
     looked: Instant,
-    /// Time of the next flush.
+    /// Time of the next flush, if frames are left in a ring.
     again: Option<Instant>,
     failure: Option<LinkLoss>,
     /// Buffer in which frames that are longer than a chunk are built.
@@ -285,12 +285,11 @@ impl XdpLink {
     }
 }
 
-/// Received frame, in the memory that the driver has filled, or copied from several pieces.
-///
-/// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
+/// Frame received by an [`XdpLink`]: in the memory that the driver has filled, copied from several
+/// pieces, or read from the AF_PACKET socket of the groups.
 pub struct XdpFrame(FrameSource);
 
-/// Origin of a frame.
+/// Origin of a received frame.
 enum FrameSource {
     Queue { queue: usize, received: ReceivedFrame },
     Groups(PacketFrame),
@@ -367,7 +366,7 @@ impl Link for XdpLink {
     }
 
     fn stop_groups(&mut self) {
-        // If the kernel refuses this, frames to groups are received and dropped.
+        // If the kernel refuses this, `groups` still receives frames and must still be read.
         self.has_groups = self.groups.take_groups(false).is_err();
     }
 
@@ -410,7 +409,7 @@ impl Link for XdpLink {
     }
 
     fn watch(&self) -> Option<Instant> {
-        // Frames of a detached program go to the kernel, and there is no event.
+        // If the program is detached, frames go to the kernel, and no event reports this.
         self.looked.checked_add(LOOK_IDLE)
     }
 

@@ -58,7 +58,7 @@ pub(super) fn emit_datagram(out: &mut Vec<u8>, from: SocketAddr, to: SocketAddr,
     let addresses = PacketAddresses::new(from, to);
     out.resize(start + addresses.header_len(), 0);
     let udp = out.len();
-    // A datagram has fewer than 65,536 bytes.
+    // A UDP datagram with its header has at most 65,535 bytes.
     let len = (bytes.len() + 8) as u16;
     for number in [from.port(), to.port(), len, 0] {
         out.extend_from_slice(&number.to_be_bytes());
@@ -142,6 +142,7 @@ fn sum(bytes: &[u8]) -> u64 {
     pairs.map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]]))).sum::<u64>() + odd
 }
 
+/// Folds the sum to 16 bits and returns its complement, the Internet checksum.
 fn fold(mut sum: u64) -> u16 {
     while sum > 0xFFFF {
         sum = (sum & 0xFFFF) + (sum >> 16);

@@ -63,8 +63,8 @@ pub(super) fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(ended > 0)
 }
 
-/// Makes the kernel report the socket as readable only when it has received `bytes`, and provide
-/// room for them (SO_RCVLOWAT in tcp(7)).
+/// Sets SO_RCVLOWAT (tcp(7)): the kernel reports the socket as readable only once it has received
+/// `bytes` bytes, and provides room for them.
 pub(super) fn set_low_water_mark(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let (value, len) = ((&raw const bytes).cast(), size_of::<libc::c_int>() as libc::socklen_t);
@@ -84,6 +84,8 @@ fn message(elements: *mut libc::iovec, count: usize) -> libc::msghdr {
     message
 }
 
+/// Repeats `call` while a signal interrupts it (EINTR). A negative result means an error in
+/// `errno`.
 fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
         match call() {
@@ -119,22 +121,22 @@ pub(super) fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     Ok(unsafe { info.assume_init() })
 }
 
-/// `getsockopt` level of MPTCP. The option that returns TCP_INFO of each subflow (linux/mptcp.h)
-/// follows.
+/// `getsockopt` level of MPTCP.
 const SOL_MPTCP: libc::c_int = 284;
+/// Option that returns TCP_INFO of each subflow (linux/mptcp.h).
 const MPTCP_TCPINFO: libc::c_int = 2;
 
-/// Maximum number of subflows that are returned. It exceeds the kernel's limit of 8 in addition to
-/// the first one (MPTCP_SUBFLOWS_MAX).
+/// Maximum number of subflows that are returned. It exceeds the kernel's limit, which is 8 in
+/// addition to the first subflow (MPTCP_SUBFLOWS_MAX).
 const MAX_SUBFLOWS: usize = 16;
 
 /// `struct mptcp_subflow_data`, followed by the data of the subflows.
 #[repr(C, align(8))]
 pub(super) struct Subflows {
     size_header: u32,
-    /// Number of subflows, which the kernel sets. It may exceed the number of `infos`.
+    /// Number of subflows, set by the kernel. It may exceed the number of `infos`.
     count: u32,
-    /// Size that the kernel sets.
+    /// Size of the kernel's `tcp_info` in bytes, set by the kernel.
     size_kernel: u32,
     size_info: u32,
     infos: [libc::tcp_info; MAX_SUBFLOWS],

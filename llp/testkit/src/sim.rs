@@ -1,5 +1,5 @@
-//! Links in one process with a virtual clock: any number of stacks in one thread, and every run
-//! with the same seed and the same calls is the same run.
+//! Simulated links in one process with a virtual clock. Any number of stacks run in one thread, and
+//! runs with the same seed and the same calls are identical.
 //!
 //! ```
 //! use std::{net::Ipv4Addr, time::Duration};
@@ -19,8 +19,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Two ends are connected by two directions, and each direction is a [`Link`] with its own latency
-//! and faults. The clock moves only by [`Network::advance`] and [`Network::step`].
+//! Each of the two directions between two ends is a [`Link`] with its own latency and faults. The
+//! clock moves only by [`Network::advance`] and [`Network::step`].
 
 mod datagram;
 mod link;
@@ -110,7 +110,8 @@ impl Network {
         world.links.insert((from, to), link);
     }
 
-    /// Stops or resumes the transfer of packets from `from` to `to`. Nothing is lost.
+    /// Stops or resumes the transfer of packets from `from` to `to`. Data of streams is held back
+    /// and not lost; datagrams that are sent meanwhile are lost.
     pub fn stall(&self, from: impl Into<IpAddr>, to: impl Into<IpAddr>, on: bool) {
         self.change_link(from, to, |link| link.stalled = on);
     }
@@ -121,7 +122,8 @@ impl Network {
     }
 
     /// Returns the addresses of both ends of each established connection from `a` to `b`, the
-    /// oldest first. They are arguments for [`Network::reset_end`] and [`Network::delay`].
+    /// oldest first. [`Network::reset_end`] and [`Network::delay`] take these addresses as
+    /// arguments.
     pub fn connections(&self, a: impl Into<IpAddr>, b: impl Into<IpAddr>) -> Vec<(SocketAddr, SocketAddr)> {
         self.lock().connections(a.into(), b.into())
     }
@@ -149,7 +151,7 @@ impl fmt::Debug for Network {
     }
 }
 
-/// Host of a [`Network`].
+/// Transport stack of one host in a [`Network`].
 #[derive(Debug)]
 pub struct SimStack {
     network: Network,
@@ -158,18 +160,18 @@ pub struct SimStack {
 }
 
 impl SimStack {
-    /// Returns the network.
+    /// Returns the network to which the stack belongs.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// Returns the address.
+    /// Returns the IP address of the stack.
     pub fn ip(&self) -> IpAddr {
         self.ip
     }
 
-    /// Returns the local address for an address that a program has passed: ours, or the unspecified
-    /// address.
+    /// Resolves a local address that a program has passed. Its IP address must be the stack's own
+    /// or unspecified.
     fn resolve_local(&self, address: SocketAddr) -> io::Result<SocketAddr> {
         if address.ip() == self.ip || address.ip().is_unspecified() {
             Ok(SocketAddr::new(self.ip, address.port()))

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Configuration of TLS stacks, which can be replaced while they work. Clones share the same
+/// Configuration of TLS stacks, which can be replaced while they run. Clones share the same
 /// configuration.
 #[derive(Clone)]
 pub struct Tls(pub(super) Arc<Shared>);
@@ -41,7 +41,8 @@ impl Tls {
     pub fn replace(&self, config: TlsConfig) -> Result<(), KeyError> {
         let snapshot = Arc::new(Snapshot::new(config)?);
         // The lock is held until the wake-ups are written. A shard that sees the new generation
-        // takes the lock before it clears its own wake-up.
+        // takes the lock before it clears its own wake-up, so it clears a wake-up that was already
+        // written.
         let mut wakes = self.0.wakes.lock();
         *self.0.snapshot.write() = snapshot;
         self.0.generation.fetch_add(1, Ordering::Release);
@@ -75,7 +76,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// State and counters of TLS stacks, returned by [`Tls::counts`].
+/// Snapshot of the state and the counters of TLS stacks, returned by [`Tls::counts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TlsCounts {
@@ -83,8 +84,8 @@ pub struct TlsCounts {
     pub connections: usize,
     /// Number of accepted connections in their handshake.
     pub handshakes: usize,
-    /// Size of the connections' buffers in bytes: incomplete records, plaintext that was not taken,
-    /// and records that TCP has not accepted.
+    /// Size of the connections' buffers in bytes: incomplete records, plaintext that the user has
+    /// not read, and records that TCP has not accepted.
     pub buffered: usize,
     /// Number of handshakes that succeeded.
     pub established: u64,
@@ -111,7 +112,7 @@ impl Counts {
 
 pub(super) struct Shared {
     snapshot: RwLock<Arc<Snapshot>>,
-    /// Number that changes with the configuration.
+    /// Number of times that the configuration was replaced.
     generation: AtomicU64,
     pub(super) counts: Counts,
     own: Mutex<InProcessConnections>,
@@ -119,10 +120,10 @@ pub(super) struct Shared {
     pub(super) wakes: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
-/// Protocol that is offered and accepted (RFC 7301).
+/// ALPN protocol that is offered and accepted (RFC 7301).
 pub(super) const ALPN: &[u8] = b"iwarp";
 
-/// A configuration, and the values derived from it.
+/// Configuration, and the values derived from it.
 pub(super) struct Snapshot {
     pub(super) config: TlsConfig,
     pub(super) client: Arc<ClientConfig>,
@@ -159,13 +160,13 @@ impl Shared {
     }
 
     /// Locks the connections of this process to itself. The lock is held while a connection is
-    /// started, so that the acceptor finds it.
+    /// started, so that the acceptor cannot look for its entry before the entry exists.
     pub(super) fn lock_in_process(&self) -> MutexGuard<'_, InProcessConnections> {
         self.own.lock()
     }
 
     /// Returns whether this process has started the accepted connection between these addresses. In
-    /// that case marks the entry for the initiator.
+    /// that case, marks the initiator's entry as accepted.
     pub(super) fn accept_in_process(&self, initiator: SocketAddr, acceptor: SocketAddr) -> bool {
         let found = self.own.lock().0.get(&(initiator, acceptor)).and_then(Weak::upgrade);
         found.is_some_and(|own| !own.accepted.swap(true, Ordering::AcqRel))
@@ -179,6 +180,8 @@ pub(super) struct InProcessConnections(HashMap<(SocketAddr, SocketAddr), Weak<In
 impl InProcessConnections {
     pub(super) fn begin(&mut self, initiator: SocketAddr, acceptor: SocketAddr) -> Arc<InProcessConnection> {
         let own = Arc::new(InProcessConnection::default());
+        // Entries of ended connections are removed only when the number of entries is a power of
+        // two, so that the cost per connection is constant on average.
         if self.0.len() >= 64 && self.0.len().is_power_of_two() {
             self.0.retain(|_, own| own.strong_count() > 0);
         }

@@ -1,11 +1,11 @@
-//! Random indexes that are not reused soon.
+//! Allocator of random indexes that are not reused soon.
 
 use std::collections::VecDeque;
 
 use crate::RegisterError;
 
 /// Number of other indexes that must be released before an index is reused, so that an STag that a
-/// peer still remembers does not refer to other memory at once. (Among 2^24 indexes, a given one is
+/// peer still remembers does not soon refer to other memory. (Among 2^24 indexes, a given one is
 /// drawn again by chance once in 16 million times.)
 const RESTING: usize = 1024;
 
@@ -13,9 +13,12 @@ const RESTING: usize = 1024;
 const POOL: usize = 256;
 
 pub(super) struct Indexes {
+    /// Number of indexes in use.
     given: u32,
     max: u32,
+    /// Indexes that were released recently, oldest first.
     resting: VecDeque<u32>,
+    /// Random bytes, of which the first `used` were drawn and then erased.
     pool: [u8; POOL],
     used: usize,
 }
@@ -30,8 +33,8 @@ impl Indexes {
     }
 
     /// Returns a random index that is neither `in_use` nor was released recently. Index 0 is never
-    /// returned, because many programs take a key of zero for "none". RFC 5040 8.1.1 item 8: "An
-    /// RNIC MUST choose the value of STags in a way difficult to predict. It is RECOMMENDED to
+    /// returned, because many programs interpret a key of zero as "none". RFC 5040 8.1.1 item 8:
+    /// "An RNIC MUST choose the value of STags in a way difficult to predict. It is RECOMMENDED to
     /// sparsely populate them over the full available range."
     pub(super) fn take(&mut self, in_use: impl Fn(u32) -> bool) -> Result<u32, RegisterError> {
         if self.given >= self.max {

@@ -113,7 +113,7 @@ pub(crate) struct Conn {
     pub(crate) half_open: Option<HalfOpenGuard>,
     /// Entry in the device's set of connection addresses, from the time when TCP is connected.
     address_entry: Option<AddressEntry>,
-    /// True if Full Operation has begun.
+    /// True once Full Operation has begun.
     was_open: bool,
     /// Call of the stack that the shard makes after it has served this connection.
     pub(crate) stack_request: StackRequest,
@@ -219,8 +219,8 @@ impl Conn {
 
     /// Returns the time when the first bytes of an incomplete FPDU arrived.
     ///
-    /// Returns `None` if no received bytes are kept, or if the peer is not at fault: a Send waits
-    /// for a receive, or the socket is not read.
+    /// Returns `None` if no received bytes are kept, if the stream is not open, or if the peer is
+    /// not at fault: a Send waits for a receive, or the socket is not read.
     pub(crate) fn partial_since(&self) -> Option<Time> {
         let waits = self.starved.is_none() && !self.stream.is_stalled();
         (self.counted.held > 0 && self.stream.is_open() && waits).then_some(self.partial_since)
@@ -229,8 +229,8 @@ impl Conn {
     /// Returns the time when bytes last arrived of an incomplete message that is longer than its
     /// receive.
     ///
-    /// Returns `None` if there is no such message, or if the peer is not at fault (see
-    /// [`Conn::partial_since`]).
+    /// Returns `None` if there is no such message, if the stream is not open, or if the peer is not
+    /// at fault (see [`Conn::partial_since`]).
     pub(crate) fn silent_in_message(&self) -> Option<Time> {
         let waits = self.starved.is_none() && !self.stream.is_stalled();
         (self.state.has_long_message() && self.stream.is_open() && waits).then_some(self.message_at)
@@ -242,7 +242,7 @@ impl Conn {
         self.stream.is_draining()
     }
 
-    /// Handles the doorbell: requests were posted, or a receive for a stalled stream.
+    /// Handles the doorbell: requests were posted, or a receive was posted for a stalled stream.
     ///
     /// The time in `services` may be that of an earlier round, so this sets no deadline.
     pub(crate) fn on_doorbell(&mut self, services: &mut Services) -> Doorbell {
@@ -269,7 +269,7 @@ impl Conn {
         }
     }
 
-    /// Sends what is due, once start-up is complete.
+    /// Sends everything that is due, once start-up is complete.
     pub(crate) fn serve_sends(&mut self, services: &mut Services) {
         if self.is_established() {
             self.transmit(services);
@@ -296,7 +296,7 @@ impl Conn {
         }
     }
 
-    /// Returns whether the stream closes, so that received bytes are discarded.
+    /// Returns whether the stream is closing, so that received bytes are discarded.
     fn is_closing(&self) -> bool {
         self.is_established() && !self.stream.is_open()
     }
@@ -365,8 +365,8 @@ impl Conn {
     /// Reads when no request was posted and the stack has not reported room to send. Returns
     /// whether bytes were received.
     ///
-    /// Calls [`Conn::transmit`] only if the bytes received, or something that waits, give it
-    /// something to do.
+    /// Calls [`Conn::transmit`] only if there may be something to send, or the interest in events
+    /// must change.
     pub(crate) fn on_poll(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() || self.lost_sending.is_some() {
             return self.on_readable(services);
@@ -402,8 +402,8 @@ impl Conn {
         Ok(())
     }
 
-    /// Removes the socket from the event set. A stack that does not support this has no descriptor
-    /// on which a thread sleeps.
+    /// Removes the socket from the event set. If the stack does not support this, it has no
+    /// descriptor on which a thread sleeps, so a hang-up wakes no thread.
     fn leave_event_set(&mut self) {
         self.out_of_set = self.socket.detach().is_ok();
     }
@@ -529,7 +529,7 @@ impl Conn {
         self.on_readable(services);
     }
 
-    /// Removes the connection from those that wait for a receive.
+    /// Removes this connection from the connections that wait for a receive of its queue.
     fn stop_waiting(&self) {
         match self.qp.as_ref().map(|qp| &qp.rq) {
             Some(RecvSource::Own(rq)) => rq.lock().waiting.retain(|token| *token != self.token),
@@ -554,9 +554,10 @@ impl Conn {
         self.address_entry = None;
     }
 
-    /// Registers the addresses of the connection at the device, after TCP has connected.
+    /// Registers the addresses of the connection with the device, after TCP has connected.
     pub(crate) fn register_addresses(&mut self, shared: &Arc<Shared>) {
-        // Removes the addresses of an earlier TCP connection first: they may be the same.
+        // The entry of an earlier TCP connection is removed first, because its addresses may be the
+        // same.
         self.address_entry = None;
         self.address_entry = AddressEntry::new(shared, self.socket.local_addr(), self.socket.peer_addr());
     }

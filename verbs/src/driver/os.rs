@@ -18,11 +18,11 @@ pub(super) type StackFd = OwnedFd;
 /// Epoll data of a wake descriptor. No token of a stream has all bits set, because its slot would
 /// have the largest possible number.
 const WAKE: u64 = u64::MAX;
-/// Number of events that one wait reads: the wake descriptor, and another one, which shows that the
-/// stack has events.
+/// Number of events that one wait reads: the wake descriptor's event, and one other event, which
+/// shows that the stack has events.
 const EVENTS: usize = 2;
 
-/// An eventfd: readable from a write until it is cleared.
+/// Eventfd that is readable from a write until it is cleared.
 pub(super) struct WakeFd(OwnedFd);
 
 impl WakeFd {
@@ -31,7 +31,7 @@ impl WakeFd {
     }
 
     pub(super) fn write(&self) {
-        // A write fails only if the count is 2^64 - 2.
+        // A write fails only if the count is 2^64 - 2, so the descriptor is readable in any case.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -40,8 +40,9 @@ impl WakeFd {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
-    /// Sleeps in poll(2) until this descriptor is readable, which clears it, until `stack` is
-    /// readable, or until `timeout` has passed. Returns whether `stack` is readable.
+    /// Sleeps in poll(2) until this descriptor or `stack` is readable, a signal arrives, or
+    /// `timeout` has passed. Clears this descriptor if it is readable. Returns whether `stack` is
+    /// readable.
     pub(super) fn sleep(&self, stack: Option<&StackFd>, timeout: Option<Duration>) -> bool {
         let own: BorrowedFd<'_> = self.0.as_fd();
         let other = stack.map_or(own, AsFd::as_fd);
@@ -96,12 +97,12 @@ impl EpollSet {
     }
 }
 
-/// Epoll set that an application waits on in its own poll(2): the descriptor of a completion
-/// channel.
+/// Epoll set that an application waits on with its own poll(2). It is the descriptor of a
+/// completion channel.
 pub(crate) struct ChannelSet(OwnedFd);
 
 impl ChannelSet {
-    /// Creates a set that is readable while `tokens` is.
+    /// Creates a set that is readable while the descriptor `tokens` is.
     pub(crate) fn new(tokens: BorrowedFd<'_>) -> Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&set, tokens, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
@@ -113,8 +114,8 @@ impl ChannelSet {
         Self(map(self.0))
     }
 
-    /// Adds the stack's descriptor without waiting for it yet. It must be an epoll set: of other
-    /// descriptors, epoll reports errors even if no event is requested.
+    /// Adds the stack's descriptor without waiting for it yet. The descriptor must be an epoll set,
+    /// because epoll reports errors of other descriptors even if no event is requested.
     pub(super) fn add(&self, stack: &StackFd) -> Result<()> {
         Ok(epoll::add(&self.0, stack, epoll::EventData::new_u64(0), epoll::EventFlags::empty())?)
     }
@@ -139,24 +140,23 @@ pub(super) fn is_readable(stack: &StackFd) -> bool {
     poll(&mut [PollFd::new(stack, PollFlags::IN)], Some(&at_once)) == Ok(1)
 }
 
-/// Sleeps for `time`.
 pub(super) fn sleep_for(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Returns the number of this thread.
+/// Returns the kernel's id of this thread.
 pub(super) fn thread_id() -> i32 {
     rustix::thread::gettid().as_raw_pid()
 }
 
-/// Returns the processor time that a thread of this process has used; `None` if there is no such
-/// thread, or for 0.
+/// Returns the processor time that a thread of this process has used, or `None` if there is no such
+/// thread or `thread` is 0.
 pub(super) fn thread_time(thread: i32) -> Option<Duration> {
-    /// CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED of the kernel's `posix-timers.h`. They make the
-    /// clock that `pthread_getcpuclockid` returns; that function must not be called for a thread
+    /// CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED of the kernel's `posix-timers.h`. They select the
+    /// clock that `pthread_getcpuclockid` returns. That function must not be called for a thread
     /// that has ended.
     const OF_A_THREAD: libc::clockid_t = 4 | 2;
-    // For the kernel, 0 is the calling thread.
+    // For the kernel, 0 means the calling thread.
     if thread == 0 {
         return None;
     }

@@ -1,4 +1,5 @@
-//! Derives a suspicion from the requests of this end and from the end of the connection.
+//! Derives a suspicion from the options that this end requested and from the way in which the
+//! connection ended.
 
 use super::Suspect;
 use crate::error::Error;
@@ -7,7 +8,7 @@ use std::io;
 use uiw_mpa::startup::{Negotiated, Revision, Rtr, StartupRefusal};
 
 impl Suspect {
-    /// Returns the suspicion about a connection that this end has started with `options` and that
+    /// Returns the suspicion about a connection that this end has initiated with `options` and that
     /// was not established.
     #[must_use]
     pub fn of_connect(options: &ConnConfig, error: &Error) -> Option<Self> {
@@ -25,7 +26,7 @@ impl Suspect {
         }
     }
 
-    /// Returns the suspect if the peer has ended the connection instead of sending its Reply.
+    /// Returns the suspicion if the peer has ended the connection instead of sending its Reply.
     fn of_closed(options: &ConnConfig) -> Option<Self> {
         if options.revision == Revision::One {
             return None;
@@ -48,8 +49,8 @@ impl Suspect {
             // RFC 6581 section 8: the peer has rejected the Reply of this end.
             (2, 0, 6) if !initiator => return Some(Self::Ord),
             (2, 0, 7) if !initiator => return Some(Self::RtrKinds),
-            // RFC 5044 section 8: the CRC or a Marker was wrong, so the bytes were damaged,
-            // whatever they were.
+            // RFC 5044 section 8: the CRC or a Marker was wrong. The bytes were damaged on the
+            // path, so the Terminate says nothing about the options.
             (2, 0, 2 | 3) => return None,
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! Optional abilities, and options that a stack may ignore.
+//! Checks of optional abilities, and of options that a stack may ignore.
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv,
@@ -52,7 +52,7 @@ fn options(s: &mut Session) -> Verdict {
     Ok(())
 }
 
-/// Checks that an option is ignored, or refused with `InvalidInput` that contains an
+/// Checks that an option is ignored, or refused with an `InvalidInput` error that contains an
 /// [`OptionError`].
 fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> {
     match result {
@@ -86,8 +86,9 @@ fn segment_size(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     for _ in 0..40 {
         for stream in [&client, &server] {
-            // Every path carries at least 536 or 1220 bytes (RFC 9293 section 3.7.1 and RFC 8200
-            // section 5), and a packet has at most 65,535.
+            // A path normally carries segments of at least 536 (IPv4) or 1220 bytes (IPv6) (RFC
+            // 9293 section 3.7.1 and RFC 8200 section 5), but Linux accepts an MSS down to 48. A
+            // packet has at most 65,535 bytes.
             let emss = stream.emss();
             ensure!((48..=65_535).contains(&emss), "an EMSS of {emss}");
         }
@@ -137,8 +138,8 @@ fn to_itself(s: &mut Session) -> Verdict {
     s.expect_fin(HERE, &mut *stream)
 }
 
-/// Checks that the socket contains received data that was not read, and transfers later data. If
-/// the stream has no socket, the call must not affect it.
+/// Checks that the socket that `take_socket` returns still contains data that was received but not
+/// read, and carries later data. If the stream has no socket, the call must not affect it.
 fn take_socket(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     let ends = (server.local_addr(), server.peer_addr());
@@ -190,14 +191,15 @@ fn readable(s: &mut Session) -> Verdict {
         let seen = ask(&mut *server, wanted)?;
         ensure!(seen == Readable::Bytes(10), "{seen:?} where 10 bytes wait");
     }
-    // More bytes are wanted than are waiting, so events may be missing before the FIN.
+    // The last query asked for more bytes than have arrived, so an event may be missing until the
+    // FIN arrives.
     client.shutdown().map_err(unexpected("shutdown"))?;
     s.until("the FIN is known", |_| Ok(ask(&mut *server, 100_000)? == Readable::All))?;
     wait_readable(s)?;
     s.expect(THERE, &mut *server, b"0123456789")
 }
 
-/// Number of bytes that exceeds the default receive buffer of a socket.
+/// Number of bytes that is larger than the default receive buffer of a socket.
 const MUCH: usize = 512 << 10;
 
 fn readable_has_room(s: &mut Session) -> Verdict {
@@ -219,7 +221,7 @@ fn readable_has_room(s: &mut Session) -> Verdict {
     s.expect(THERE, &mut *server, &bytes)
 }
 
-/// Result of [`StreamExtensions::peek`].
+/// Result of [`uiw_llp::StreamExtensions::peek`].
 enum PeekOutcome {
     Bytes(Box<dyn RecvBuf>),
     Fin,
@@ -278,7 +280,8 @@ fn peek_and_consume(s: &mut Session) -> Verdict {
     s.wait_idle()?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
-    // Bytes may be changed in place. Bytes that remain in the buffer keep their changed values.
+    // The caller may change bytes in place. Bytes that remain in the buffer keep the changed
+    // values.
     seen.bytes()[4] = b'X';
     seen.consume(4, RemainingBytes::Useful);
     s.poll()?;
@@ -350,8 +353,8 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
         }
         if s.is_readable(SERVER, ACCEPTED) {
             let mut seen = peek_bytes(&mut *server)?;
-            // Pieces of seven bytes are consumed, like messages; an incomplete one remains in the
-            // buffer.
+            // Pieces of seven bytes are consumed, as if they were messages. An incomplete piece
+            // remains in the buffer.
             let len = seen.bytes().len();
             let take = len - len % 7;
             got.extend_from_slice(&seen.bytes()[..take]);

@@ -38,7 +38,7 @@ pub struct Link {
     pub send_split: Split,
     /// Number of bytes that one `recv` returns.
     pub recv_split: Split,
-    /// Holds back all packets without losing any.
+    /// Holds back the packets of streams without losing any. Datagrams sent meanwhile are lost.
     pub stalled: bool,
     /// Number of sent bytes after which the connection is reset at both ends. The receiver gets all
     /// of them before.

@@ -1,5 +1,5 @@
-//! The handshake, which turns a TCP connection into one with an authentic peer, and the
-//! verification of the peer after the configuration has changed.
+//! The TLS handshake, which authenticates the peer of a TCP connection, and the verification of the
+//! peer after the configuration has changed.
 
 use super::incoming::Sink;
 use super::{Conn, ConnState, Failure, Scratch};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uiw_llp::PeerIdentity;
 
-/// First byte that the acceptor sends, instead of its handshake, to an initiator of the same
+/// First byte that the acceptor sends, instead of its handshake, to an initiator in the same
 /// process. It is not the type of a TLS record.
 const SAME_PROCESS: u8 = 0;
 /// Type of a record with handshake messages.
@@ -44,14 +44,15 @@ impl Conn {
                 self.flush();
             }
             Err(error) => {
+                // In any state but `Aborted`, so that the failure is reported to the user.
                 self.state = ConnState::Accepted;
                 self.fail(Failure::Tls(error));
             }
         }
     }
 
-    /// Handles the bytes before a session: a ClientHello, or the marker for the same process.
-    /// Returns true if there is nothing to continue with.
+    /// Handles bytes that precede the session: a ClientHello at an acceptor, or the marker for the
+    /// same process at an initiator. Returns true if the session has nothing to process.
     pub(super) fn begin(&mut self, bytes: &[u8], first_bytes: bool, sink: &mut Sink<'_, '_>) -> bool {
         match &self.state {
             ConnState::Accepted => {
@@ -145,7 +146,7 @@ impl Conn {
         self.update_interest();
     }
 
-    /// Handles that the time limit of the handshake has passed.
+    /// Fails the connection if its handshake is incomplete at the time limit.
     pub(crate) fn on_deadline(&mut self) {
         if !self.is_open() {
             self.fail(Failure::Tls(TlsError::HandshakeTimeout));
@@ -153,7 +154,7 @@ impl Conn {
     }
 }
 
-/// Returns the options of a pinned key.
+/// Returns the options of a pinned key, or an empty string for other identities.
 fn options(identity: &PeerIdentity) -> &str {
     match identity {
         PeerIdentity::PublicKey { options, .. } => options,

@@ -104,13 +104,13 @@ pub(super) struct Conn {
     /// verified.
     snapshot: Arc<Snapshot>,
     state: ConnState,
-    /// Token of the user's stream; `None` before the user has accepted the connection and after it
-    /// has dropped it.
+    /// Token of the user's stream; `None` before the user accepts the connection, and after the
+    /// user drops the stream.
     pub(super) outer: Option<Token>,
     /// Key of the listener that received the connection, during the handshake.
     pub(super) listener: Option<usize>,
     /// Time at which the connection is given up if its handshake is not complete or, after the user
-    /// has dropped it, its output was not sent.
+    /// has dropped it, if its output was not sent.
     pub(super) deadline: Option<Instant>,
     /// Interest that the user has set.
     interest: Interest,
@@ -125,7 +125,7 @@ pub(super) struct Conn {
     out: Vec<u8>,
     out_at: usize,
     fin: FinState,
-    /// True if the peer has closed its direction: close_notify with TLS.
+    /// True if the peer has closed its sending direction (with TLS, by a close_notify alert).
     peer_closed: bool,
     failure: Option<Failure>,
     /// True if the last event of the inner stream was a hang-up: it reported readiness outside the
@@ -133,8 +133,8 @@ pub(super) struct Conn {
     hung_up: bool,
     /// Bytes received during the handshake.
     handshake_bytes: usize,
-    /// Initiator's entry among the connections of this process to itself, until the handshake shows
-    /// whether the acceptor is here, too.
+    /// Entry of an initiator among the connections of this process to itself, until the handshake
+    /// shows whether the acceptor is in this process, too.
     own: Option<Arc<InProcessConnection>>,
     identity: Option<Arc<PeerIdentity>>,
     role: PeerRole,
@@ -211,7 +211,7 @@ impl Conn {
         let own = shared.accept_in_process(inner.peer_addr(), inner.local_addr());
         let state = if own { ConnState::AcceptedSameProcess } else { ConnState::Accepted };
         let mut conn = Self::new(inner, shared, state, Interest::READ, PeerRole::Client);
-        // The user gets no event of the connection before it has accepted the connection.
+        // The user gets no events before it accepts the connection.
         conn.interest = Interest::NONE;
         shared.counts.handshakes.fetch_add(1, Ordering::Relaxed);
         conn
@@ -330,8 +330,8 @@ impl Conn {
                 Ok(sent) => self.out_at += sent,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // The output is discarded, but bytes that the peer sent before remain readable;
-                    // they may include an alert.
+                    // The output is discarded. Bytes that the peer sent before the loss remain
+                    // readable; they may include an alert.
                     (self.out, self.out_at) = (Vec::new(), 0);
                     return self.on_inner_lost(&error);
                 }
@@ -378,8 +378,8 @@ impl Conn {
         self.own = None;
     }
 
-    /// Updates the inner stream's interest and the buffer counts to the current state. Every call
-    /// that may change the state ends with this.
+    /// Updates the inner stream's interest and the buffer counts to the current state. Every
+    /// function that may change the state calls this last.
     fn update_interest(&mut self) {
         self.count_buffers();
         let output = self.has_output() || self.fin == FinState::Pending;
@@ -426,8 +426,8 @@ impl Conn {
         }
     }
 
-    /// Ends the time limit of the handshake, and no longer counts the connection among those in
-    /// their handshake.
+    /// Clears the time limit of the handshake, and no longer counts the connection among those
+    /// whose handshake is in progress.
     pub(super) fn leave_listener(&mut self) {
         if self.listener.take().is_some() {
             self.shared.counts.handshakes.fetch_sub(1, Ordering::Relaxed);
@@ -442,8 +442,8 @@ impl Conn {
         self.update_interest();
     }
 
-    /// Returns whether nothing is left to send for a connection that the user has dropped, so that
-    /// it can be removed.
+    /// Returns whether a connection that the user has dropped has nothing left to send and can be
+    /// removed.
     pub(super) fn is_finished(&self) -> bool {
         !self.has_output() || self.failure.is_some() || self.is_aborted()
     }

@@ -9,7 +9,7 @@ use uiw_llp::{Event, Interest, Token};
 
 /// Delay of a reordered datagram, in addition to twice the latency of the link.
 const REORDER_DELAY: Duration = Duration::from_micros(50);
-/// Faults are specified in parts per million.
+/// Denominator of the fault probabilities, which are in parts per million.
 const MILLION: usize = 1_000_000;
 
 pub(super) struct Socket {
@@ -29,7 +29,7 @@ struct SimDatagram {
 }
 
 impl Socket {
-    /// Returns the earliest arrival time after `now`.
+    /// Returns the earliest arrival time after `now`, if a datagram is still in flight.
     pub(super) fn next_due(&self, now: Time) -> Option<Time> {
         self.inbound.iter().map(|datagram| datagram.due).find(|due| *due > now)
     }
@@ -129,7 +129,8 @@ impl World {
         Some((datagram.from, datagram.bytes))
     }
 
-    /// Returns the smallest capacity in bytes of the links that start at `from`.
+    /// Returns the smallest capacity in bytes of the links that start at `from`, or that of the
+    /// default link.
     fn min_capacity_from(&self, from: IpAddr) -> usize {
         let links = self.links.iter().filter(|((source, _), _)| *source == from);
         links.map(|(_, link)| link.capacity).min().unwrap_or(self.default.capacity)
