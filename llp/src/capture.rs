@@ -111,7 +111,7 @@ impl PcapSink {
     /// Creates the file, or truncates it unless the capture is to be appended.
     ///
     /// # Errors
-    /// Returns errors of the system.
+    /// Returns OS errors.
     pub fn create(file: impl Into<PcapConfig>) -> io::Result<Arc<Self>> {
         let file = file.into();
         let opened =
@@ -146,7 +146,7 @@ impl PcapSink {
     /// Writes everything to the file.
     ///
     /// # Errors
-    /// Returns errors of the system, including those of earlier writes. After an error, streams
+    /// Returns OS errors, including those of earlier writes. After an error, streams
     /// continue without being captured.
     pub fn flush(&self) -> io::Result<()> {
         let mut file = self.file.lock();

@@ -137,7 +137,7 @@ pub trait DatagramSocket: Any + Send {
     /// [`TransportStream::set_interest`](crate::TransportStream::set_interest).
     ///
     /// # Errors
-    /// Returns errors of the system.
+    /// Returns OS errors.
     fn set_interest(&mut self, interest: Interest) -> io::Result<()>;
 
     /// Returns the local address, with the port that the system has chosen.

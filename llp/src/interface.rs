@@ -29,7 +29,7 @@ impl Interface {
     /// Returns all interfaces of this network namespace.
     ///
     /// # Errors
-    /// Returns errors of the system.
+    /// Returns OS errors.
     pub fn all() -> io::Result<Vec<Self>> {
         // SAFETY: the call returns a list that is freed below, or null.
         let list = unsafe { libc::if_nameindex() };
@@ -93,7 +93,7 @@ pub fn index_of(name: &str) -> io::Result<u32> {
 /// The query is made on `socket`.
 ///
 /// # Errors
-/// Returns errors of the system.
+/// Returns OS errors.
 pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
     let mut request = request(name);
     // SAFETY: the request is readable and writable, and its name ends with a zero.
@@ -106,7 +106,7 @@ pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
 /// Creates a socket for queries about interfaces. Any kind of socket is suitable for them.
 ///
 /// # Errors
-/// Returns errors of the system.
+/// Returns OS errors.
 pub fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     let fd = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
@@ -128,7 +128,7 @@ pub fn request(name: &str) -> libc::ifreq {
 /// Converts the result of a system call. If it is negative, the error is in `errno`.
 ///
 /// # Errors
-/// Returns errors of the system.
+/// Returns OS errors.
 pub fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

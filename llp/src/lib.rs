@@ -204,7 +204,7 @@ pub trait TransportStream: StreamExtensions + Any + Send {
     /// Setting the same interest again is cheap: a system call is made only on a change.
     ///
     /// # Errors
-    /// Returns errors of the system.
+    /// Returns OS errors.
     fn set_interest(&mut self, interest: Interest) -> io::Result<()>;
 
     /// Returns `Ok(true)` if the connection attempt has succeeded, and `Ok(false)` while it is in
@@ -263,7 +263,7 @@ pub trait StreamExtensions {
     /// whose stack does not know the amount always returns `Ok(None)`, and `wanted` has no effect.
     ///
     /// # Errors
-    /// Returns errors of the system.
+    /// Returns OS errors.
     fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
         let _ = wanted;
         Ok(None)
@@ -464,7 +464,7 @@ pub trait TransportStack: StackExtensions + Send {
     /// Appends an event to `events` for each stream and listener that is ready now. Never blocks.
     ///
     /// # Errors
-    /// Returns errors of the system.
+    /// Returns OS errors.
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
 
     /// Returns the time at which `poll` must be called even if nothing is ready.
@@ -559,7 +559,7 @@ pub trait StackExtensions {
     /// never.
     ///
     /// # Errors
-    /// Returns errors of the system, for example if the process is out of descriptors.
+    /// Returns OS errors, for example if the process is out of descriptors.
     fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         Ok(None)
     }

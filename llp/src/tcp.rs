@@ -44,7 +44,7 @@ impl TcpStack {
     /// Creates a stack with an empty epoll set.
     ///
     /// # Errors
-    /// Returns errors of the system, for example if the process is out of descriptors.
+    /// Returns OS errors, for example if the process is out of descriptors.
     pub fn new() -> io::Result<Self> {
         Self::with_variant(TcpVariant::Tcp)
     }

@@ -164,7 +164,7 @@ pub fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
 /// every port that the system assigns for port 0 is such a port.
 ///
 /// # Errors
-/// EADDRNOTAVAIL, and the errors of the system.
+/// EADDRNOTAVAIL, and OS errors.
 pub fn free_named(ip: IpAddr) -> Result<u16> {
     let (first, last) = system_ports();
     // The ports that the program can have form a range, so checking both ends is sufficient.

@@ -63,7 +63,7 @@ pub(crate) fn eventfd(flags: c_int) -> Result<OwnedFd> {
 /// Calls ppoll(2).
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn ppoll(
     fds: &mut [libc::pollfd],
     timeout: Option<libc::timespec>,
@@ -82,7 +82,7 @@ pub(crate) fn ppoll(
 /// Waits for events of a set for `timeout` milliseconds, or without limit for -1.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn epoll_wait(set: RawFd, events: &mut [libc::epoll_event], timeout: c_int) -> Result<usize> {
     let most = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
     let (events, mask) = (events.as_mut_ptr(), ptr::null::<libc::sigset_t>());
@@ -94,7 +94,7 @@ pub(crate) fn epoll_wait(set: RawFd, events: &mut [libc::epoll_event], timeout: 
 /// Calls epoll_ctl(2).
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn epoll_ctl(set: RawFd, op: c_int, fd: RawFd, event: Option<libc::epoll_event>) -> Result<()> {
     let mut event = event;
     let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
@@ -125,7 +125,7 @@ pub(crate) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
 /// Makes `number` refer to the file of `fd`. Whether exec(3) closes the number is unchanged.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn replace(number: RawFd, fd: RawFd) -> Result<()> {
     let flags = call(IntegerCall::Fcntl, [number, libc::F_GETFD, 0])?;
     let flags = if flags & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
@@ -184,7 +184,7 @@ fn call_with_address(call: c_long, fd: RawFd, addr: &[u8]) -> Result<()> {
 /// Calls bind(2).
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn bind(fd: RawFd, addr: &[u8]) -> Result<()> {
     call_with_address(libc::SYS_bind, fd, addr)
 }
@@ -192,7 +192,7 @@ pub(crate) fn bind(fd: RawFd, addr: &[u8]) -> Result<()> {
 /// Calls connect(2).
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn connect(fd: RawFd, addr: &[u8]) -> Result<()> {
     call_with_address(libc::SYS_connect, fd, addr)
 }
@@ -200,7 +200,7 @@ pub(crate) fn connect(fd: RawFd, addr: &[u8]) -> Result<()> {
 /// Dissolves the association of a UDP socket with its peer.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn disconnect(fd: RawFd) -> Result<()> {
     // Zeros are an address of the unspecified family.
     connect(fd, &[0; size_of::<libc::sockaddr>()])
@@ -217,7 +217,7 @@ pub(crate) fn udp_socket(domain: c_int) -> Result<OwnedFd> {
 /// Sends the parts as one datagram, without waiting.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn send_message(fd: RawFd, parts: [&[u8]; 2], to: &[u8]) -> Result<()> {
     let mut parts =
         parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
@@ -235,7 +235,7 @@ pub(crate) fn send_message(fd: RawFd, parts: [&[u8]; 2], to: &[u8]) -> Result<()
 /// its sender.
 ///
 /// # Errors
-/// The errors of the system; EINVAL for a sender of another family than IPv4 and IPv6.
+/// OS errors; EINVAL for a sender of another family than IPv4 and IPv6.
 pub(crate) fn receive_from(fd: RawFd, buffer: &mut [u8]) -> Result<(usize, SocketAddr)> {
     let mut from = [0u8; size_of::<libc::sockaddr_storage>()];
     let mut len = from.len() as socklen_t;
@@ -277,7 +277,7 @@ pub(crate) fn int_option(fd: RawFd, level: c_int, name: c_int) -> Option<c_int> 
 /// Reads an option, as many bytes as fit. Returns their number.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn option_bytes(fd: RawFd, level: c_int, name: c_int, to: &mut [u8]) -> Result<usize> {
     let mut len = to.len() as socklen_t;
     // SAFETY: `to` has room for that many bytes.
@@ -288,7 +288,7 @@ pub(crate) fn option_bytes(fd: RawFd, level: c_int, name: c_int, to: &mut [u8]) 
 /// Sets an option to a value of bytes.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn set_option_bytes(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     // SAFETY: `value` has that many bytes.
     result(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), value.len()) })
@@ -304,7 +304,7 @@ pub(crate) fn cookie(fd: RawFd) -> Option<NonZeroU64> {
 /// Sets an integer option.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> Result<()> {
     set_option_bytes(fd, level, name, &value.to_ne_bytes())
 }

@@ -328,7 +328,7 @@ fn drive<T>(
 /// Calls poll(2), and returns the number of ready descriptors.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result<usize> {
     let left = limit.left().map(|left| libc::timespec {
         tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),

@@ -77,7 +77,7 @@ impl Bridge {
     ///
     /// # Errors
     /// `NotFound` if there is no such interface, `PermissionDenied` without CAP_NET_RAW;
-    /// `InvalidInput` that contains a [`uiw_impair::wan::ProfileError`]; errors of the system.
+    /// `InvalidInput` that contains a [`uiw_impair::wan::ProfileError`]; OS errors.
     pub fn open(names: [&str; 2], profile: &Profile, seed: u64) -> io::Result<Self> {
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let port = |name: &str, seed| -> io::Result<BridgePort> {
@@ -103,7 +103,7 @@ impl Bridge {
     ///
     /// # Errors
     /// `NetworkDown` if an interface is gone or down; `PermissionDenied` if [`Self::set_realtime`]
-    /// was used without CAP_SYS_NICE; errors of the system.
+    /// was used without CAP_SYS_NICE; OS errors.
     pub fn run(&mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         if self.realtime {
             schedule::enter_realtime()?;

@@ -108,7 +108,7 @@ pub trait Link: Send {
     /// descriptor each time, or one that [`Link::stop_groups`] closes.
     ///
     /// # Errors
-    /// `Unsupported` if frames to groups cannot be received; errors of the system.
+    /// `Unsupported` if frames to groups cannot be received; OS errors.
     fn start_groups(&mut self) -> io::Result<Option<BorrowedFd<'_>>> {
         Ok(None)
     }

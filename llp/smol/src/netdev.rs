@@ -10,7 +10,7 @@ use uiw_llp::netlink::{self, attribute};
 ///
 /// # Errors
 /// `NotFound` if there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun,
-/// WireGuard, tunnels); errors of the system.
+/// WireGuard, tunnels); OS errors.
 pub(crate) fn ethernet_address(name: &str) -> io::Result<[u8; 6]> {
     if !Interface::find(name)?.is_up {
         return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("interface `{name}` is down")));
@@ -70,7 +70,7 @@ impl Queues {
     /// does not report them, returns the number with which the interface was created.
     ///
     /// # Errors
-    /// Returns errors of the system.
+    /// Returns OS errors.
     pub(crate) fn query(name: &str) -> io::Result<Self> {
         const ETHTOOL_GCHANNELS: u32 = 0x3C;
         let mut channels = EthtoolChannels { command: ETHTOOL_GCHANNELS, ..EthtoolChannels::default() };
@@ -98,7 +98,7 @@ impl Queues {
 /// kind, and no parent device.
 ///
 /// # Errors
-/// Returns errors of the system.
+/// Returns OS errors.
 pub(crate) fn is_virtual(name: &str) -> io::Result<bool> {
     const IFLA_PARENT_DEV_NAME: u16 = 56;
     const IFLA_INFO_KIND: u16 = 1;

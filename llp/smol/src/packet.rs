@@ -70,7 +70,7 @@ impl PacketLink {
     /// # Errors
     /// `PermissionDenied` without CAP_NET_RAW; `NotFound` if there is no such interface,
     /// `NetworkDown`, `Unsupported` if it has no Ethernet frames; `AddrInUse` for addresses of the
-    /// kernel or of another process; errors of the system.
+    /// kernel or of another process; OS errors.
     pub fn open(interface: &str, config: &SmolConfig) -> io::Result<Self> {
         let (socket, mtu) = PacketSocket::open(interface, FrameFilter::For(config.mac))?;
         Self::new(interface, socket, mtu, Some(Claim::new(interface, config)?))
@@ -113,7 +113,7 @@ impl PacketLink {
     /// Checks whether this process may use AF_PACKET.
     ///
     /// # Errors
-    /// `PermissionDenied` without CAP_NET_RAW; errors of the system.
+    /// `PermissionDenied` without CAP_NET_RAW; OS errors.
     pub fn permitted() -> io::Result<()> {
         PacketSocket::closed().map(drop)
     }

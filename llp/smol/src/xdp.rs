@@ -151,7 +151,7 @@ impl XdpLink {
     /// `NetworkDown`, `Unsupported` if it has no Ethernet frames; `AddrInUse` for addresses of the
     /// kernel or of another process; `ResourceBusy` if another program is attached, `InvalidInput`
     /// if the driver lacks the mode, `OutOfMemory` if RLIMIT_MEMLOCK is too small for the frames;
-    /// errors of the system.
+    /// OS errors.
     pub fn open(interface: &str, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let index = index_of(interface)?;
         let modes: &[XdpMode] = match mode {
@@ -236,7 +236,7 @@ impl XdpLink {
     /// without attaching anything.
     ///
     /// # Errors
-    /// `PermissionDenied` without the capabilities; errors of the system.
+    /// `PermissionDenied` without the capabilities; OS errors.
     pub fn permitted() -> io::Result<()> {
         socket::socket()?;
         let map = bpf::XskMap::create(1)?;
@@ -248,7 +248,7 @@ impl XdpLink {
     /// CAP_IPC_LOCK this memory counts against the limit of locked memory.
     ///
     /// # Errors
-    /// `NotFound` if there is no such interface; errors of the system.
+    /// `NotFound` if there is no such interface; OS errors.
     pub fn frame_memory(interface: &str) -> io::Result<usize> {
         let layout = umem::Layout::for_frames(mtu_of(interface)? + ETHERNET_HEADER);
         Ok(layout.chunk * umem::CHUNKS as usize * Queues::query(interface)?.rx as usize)

@@ -30,7 +30,7 @@ impl InterfaceAddresses {
     /// Returns all interfaces of this network namespace that have an address.
     ///
     /// # Errors
-    /// Returns errors of the system if neither netlink nor ioctl(2) is available.
+    /// Returns OS errors if neither netlink nor ioctl(2) is available.
     pub fn all() -> io::Result<Vec<Self>> {
         match Self::by_netlink() {
             Ok(all) => Ok(all),

@@ -78,7 +78,7 @@ impl InterfaceMonitor {
     /// Subscribes to changes. Every later change is reported.
     ///
     /// # Errors
-    /// Returns errors of the system: there is no netlink, or a sandbox refuses it.
+    /// Returns OS errors: there is no netlink, or a sandbox refuses it.
     pub fn new() -> io::Result<Self> {
         // The protocol NETLINK_ROUTE has the number 0, which is the default.
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
@@ -100,7 +100,7 @@ impl InterfaceMonitor {
     /// interface.
     ///
     /// # Errors
-    /// Returns errors of the system.
+    /// Returns OS errors.
     pub fn wait(&mut self) -> io::Result<Vec<(String, InterfaceChange)>> {
         let mut changes = Vec::new();
         while changes.is_empty() {

@@ -63,7 +63,7 @@ impl TlsStack {
     /// Creates a stack that encrypts the streams of `inner` and of its shards.
     ///
     /// # Errors
-    /// Returns errors of the system, for example if the process is out of descriptors.
+    /// Returns OS errors, for example if the process is out of descriptors.
     pub fn new(inner: Box<dyn TransportStack>, tls: &Tls) -> io::Result<Self> {
         Self::with(inner, Arc::clone(&tls.0))
     }

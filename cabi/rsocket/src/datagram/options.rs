@@ -23,7 +23,7 @@ fn int(bytes: &[u8]) -> Result<c_int> {
 ///
 /// # Errors
 /// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that is set too late; the
-/// errors of the system.
+/// OS errors.
 pub(crate) fn set_option(
     socket: &Datagram,
     level: c_int,
@@ -75,7 +75,7 @@ pub(crate) fn set_option(
 /// written.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub(crate) fn option(socket: &Datagram, level: c_int, name: c_int, to: &mut [u8]) -> Result<usize> {
     let mut state = socket.lock();
     let udp = state.udp()?;

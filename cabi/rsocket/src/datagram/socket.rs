@@ -306,7 +306,7 @@ impl Datagram {
     /// Binds the socket to an address with the program's port number (`rbind`).
     ///
     /// # Errors
-    /// The errors of the system; EADDRNOTAVAIL if the port offset leads to an invalid port.
+    /// OS errors; EADDRNOTAVAIL if the port offset leads to an invalid port.
     pub(crate) fn bind(&self, to: SocketAddr) -> Result<()> {
         let mut state = self.lock();
         let mut real = address::to_real(to)?;
@@ -323,7 +323,7 @@ impl Datagram {
     /// if there is no address (`rconnect`).
     ///
     /// # Errors
-    /// The errors of the system, and those of creating a queue pair.
+    /// OS errors, and those of creating a queue pair.
     pub(crate) fn connect(&self, to: Option<SocketAddr>) -> Result<()> {
         let mut state = self.lock();
         let udp = state.udp()?;
@@ -344,7 +344,7 @@ impl Datagram {
     /// Returns the route to a peer.
     ///
     /// # Errors
-    /// The errors of the system if there is no route, and those of creating a queue pair.
+    /// OS errors if there is no route, and those of creating a queue pair.
     pub(super) fn route(&self, state: &mut State, peer: SocketAddr) -> Result<PeerRoute> {
         if let Some(route) = state.peers.get(peer) {
             return Ok(route);

@@ -49,7 +49,7 @@ impl Datagram {
     ///
     /// # Errors
     /// EDESTADDRREQ without a destination, EMSGSIZE, EPIPE after writing was shut down, EAGAIN,
-    /// EOPNOTSUPP for MSG_OOB; the errors of the system.
+    /// EOPNOTSUPP for MSG_OOB; OS errors.
     pub(crate) fn send<'a>(
         &self,
         parts: impl Iterator<Item = &'a [u8]>,
@@ -139,7 +139,7 @@ impl Datagram {
     /// Sends a message over UDP, after a header with the number of the queue pair.
     ///
     /// # Errors
-    /// EAGAIN if the system's send buffer is full; the other errors of the system.
+    /// EAGAIN if the system's send buffer is full; the other OS errors.
     pub(super) fn send_over_udp(
         &self,
         state: &State,

@@ -133,7 +133,7 @@ pub(crate) fn on_rsockets(addr: SocketAddr) -> Result<Option<SocketAddr>> {
 /// to bind it, because it stays on TCP.
 ///
 /// # Errors
-/// The errors of the system and of [`on_rsockets`].
+/// OS errors and of [`on_rsockets`].
 pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
     let Some(mut real) = on_rsockets(addr)? else {
         table::release(fd);

@@ -127,7 +127,7 @@ pub fn write_text<const N: usize>(to: &mut [c_char; N], text: &str) {
 /// Returns all current devices.
 ///
 /// # Errors
-/// EINVAL if an environment variable has an invalid value, and the errors of the system.
+/// EINVAL if an environment variable has an invalid value, and OS errors.
 pub fn list() -> Result<Vec<&'static Device>> {
     let persona = Settings::get()?.persona;
     let netdevs = netdev::all()?;

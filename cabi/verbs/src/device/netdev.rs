@@ -74,7 +74,7 @@ pub fn all() -> io::Result<Vec<NetDev>> {
 /// runs in this process, returns only its interface.
 ///
 /// # Errors
-/// The errors of the system.
+/// OS errors.
 pub fn all_on(llp: &uiw_smol::Spec) -> io::Result<Vec<NetDev>> {
     if let Some((name, config)) = llp.own() {
         return in_process_netdev(name, config).map(|netdev| vec![netdev]);
