@@ -189,7 +189,7 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
         spawn_thread("uiw-resolver", answer)?;
         Ok(())
     });
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 

@@ -47,8 +47,11 @@ impl AddrinfoResult {
 pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
     let mut next = list.as_ptr();
     while !next.is_null() {
-        // SAFETY: `rdma_getaddrinfo` created the list, and the program does not use it any more.
-        // Each part is NULL or memory of C's heap, even if the program has freed or replaced it.
+        // SAFETY: this library allocated every element of the list on C's heap, so it can be read
+        // here and is freed once: the program does not use it any more, as the type requires. Its
+        // parts are NULL or blocks of C's heap that nothing else frees: `AddressQuery::convert`
+        // allocated them, and a program that frees or replaces a part itself stores NULL or another
+        // such block in its place.
         unsafe {
             let one = ptr::read(next);
             let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];

@@ -78,7 +78,7 @@ pub extern "C-unwind" fn rdma_connect(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, r
         let id = id.get()?;
         if id.is_ud() { sidr::connect(&id, &param) } else { connect(&id, &param) }
     });
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -175,7 +175,7 @@ pub extern "C-unwind" fn rdma_accept(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rd
     if !event_follows {
         return result;
     }
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -309,7 +309,7 @@ pub extern "C-unwind" fn rdma_disconnect(id: AnyPtr<rdma_cm_id>) -> c_int {
     if !event_follows {
         return result;
     }
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 

@@ -29,9 +29,12 @@ struct SharedContext {
     domain: *mut ibv_pd,
 }
 
-// SAFETY: the objects may be used by any thread, and are never closed.
+// SAFETY: a value contains only two addresses. Threads turn them into references with
+// `Object::get`, which they may do because an `OpenContext` and a `Pd` are `Send` and `Sync`, and
+// because this module never frees the objects of a value in `OPENED`.
 unsafe impl Send for SharedContext {}
-// SAFETY: the objects may be used by any thread, and are never closed.
+// SAFETY: a shared reference only permits copying the two addresses, which never change. Copies may
+// be sent to any thread, as explained for `Send`.
 unsafe impl Sync for SharedContext {}
 
 /// Open devices by the name of their network device.
@@ -71,7 +74,9 @@ fn shared_context(device: &'static Device) -> Result<SharedContext> {
 
 /// Closes a context that nothing else uses.
 fn close(context: *mut ibv_context) {
-    // SAFETY: the caller has just opened the context, and has passed it to no other thread.
+    // SAFETY: `shared_context` is the only caller. It has opened this context itself, has not
+    // stored it in `OPENED` and has not passed it to C, so no other thread uses it, as the type
+    // requires.
     let context: OwnedHandle<'_, OpenContext> = unsafe { argument(context) };
     open::ibv_close_device(context);
 }

@@ -48,7 +48,7 @@ pub extern "C-unwind" fn rdma_get_cm_event(
         errno.set();
         return -1;
     }
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     match unsafe { wait(channel) } {
         Some(next) => boundary::minus_one(|| event.write(next.event)),
         None => -1,
@@ -59,8 +59,8 @@ pub extern "C-unwind" fn rdma_get_cm_event(
 /// non-blocking.
 ///
 /// # Safety
-/// No caller on the stack up to C holds a value with a destructor, because the thread may be
-/// cancelled while it sleeps here.
+/// The requirements are those of [`read_token`], because the thread may be cancelled while it
+/// sleeps here.
 #[inline]
 pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<DeliveredEvent> {
     let mut has_token = false;
@@ -68,16 +68,16 @@ pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Deliver
         match next(channel, has_token) {
             TakeOutcome::Event(event) => return Some(event),
             TakeOutcome::Failed => return None,
-            // SAFETY: this frame holds nothing with a destructor, and neither do its callers, as
-            // they ensure.
+            // SAFETY: this frame holds only plain values, and is inlined or may unwind. The callers
+            // ensure the same for every frame between this one and C.
             TakeOutcome::Sleep(fd) => match unsafe { read_token(fd) } {
                 true => has_token = true,
                 false if is_gone(channel) => has_token = false,
                 false => return None,
             },
             TakeOutcome::SleepForever => {
-                // SAFETY: this frame holds nothing with a destructor, and neither do its callers,
-                // as they ensure.
+                // SAFETY: this frame holds only plain values, and is inlined or may unwind. The
+                // callers ensure the same for every frame between this one and C.
                 unsafe { orphaned::sleep() };
                 return None;
             }

@@ -135,7 +135,8 @@ pub(crate) struct EndpointAttributes {
     pub(crate) attr: ibv_qp_init_attr,
 }
 
-// SAFETY: the pointers belong to C, and are looked up before they are used.
+// SAFETY: a value only stores the pointers, which any thread may do. Only `qp::create_for_request`
+// uses them, as arguments whose objects are looked up with `Object::get`.
 unsafe impl Send for EndpointAttributes {}
 
 impl Id {
@@ -233,8 +234,10 @@ impl Id {
 
     /// Returns the queue pair that `rdma_create_qp` created.
     pub(crate) fn own_qp(&self) -> Option<&Object<Qp>> {
-        // SAFETY: the program destroys the queue pair of an id with `rdma_destroy_qp`, which clears
-        // the field, and only while no other call on the id is in progress (rdma_destroy_qp(3)).
+        // SAFETY: `Object::get` looks up the pointer. The object is not freed while `self` is
+        // borrowed: `OwnedHandle`, the argument type of `ibv_destroy_qp`, requires that no other
+        // thread of the program uses the queue pair, and a call on the id uses it, as does a call
+        // that delivers an event of the id.
         unsafe { Object::get(self.abi.get(|id| &id.qp)) }.ok()
     }
 
@@ -250,8 +253,10 @@ impl Id {
     /// # Errors
     /// EINVAL if there is no such queue pair.
     pub(crate) fn queue_pair(&self, number: u32) -> Result<&Object<Qp>> {
-        // SAFETY: the program does not destroy a queue pair during a call on the id to which it
-        // belongs or by which it is connected (rdma_destroy_qp(3), rdma_connect(3)).
+        // SAFETY: `Object::get` looks up the pointer in both cases. The object is not freed while
+        // `self` is borrowed: `OwnedHandle`, the argument type of `ibv_destroy_qp`, requires that
+        // no other thread of the program uses the queue pair, and a call on the id to which it
+        // belongs, or that connects it by its number, uses it.
         unsafe {
             match self.abi.get(|id| &id.qp) {
                 own if own.is_null() => Qp::with_number(self.verbs()?, number),

@@ -28,7 +28,7 @@ pub extern "C-unwind" fn rdma_join_multicast(
     context: *mut c_void,
 ) -> c_int {
     let result = boundary::minus_one(|| join(&*id.get()?, &addr, context, FULL_MEMBER));
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -44,12 +44,13 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
             return Err(Errno::INVAL.because("the attributes of the join are not valid"));
         }
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
-        // SAFETY: the address in the attributes satisfies the requirements of `rdma_join_multicast`
-        // (rdma_join_multicast_ex(3)).
+        // SAFETY: `comp_mask` contains `WITH_ADDRESS`, as checked above, so `addr` satisfies its
+        // manual page, as the type of `attr` requires: it is NULL or points to a socket address of
+        // the size of its family (rdma_join_multicast_ex(3)), which is read only in this call.
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
         join(&*id.get()?, &addr, context, flags)
     });
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 

@@ -87,7 +87,10 @@ pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<
             return Err(Errno::INVAL.because("private data is NULL, and its length is not 0"));
         }
         let len = given.private_data_len.into();
-        // SAFETY: the program does not change its private data during the call (rdma_connect(3)).
+        // SAFETY: `private_data` is not NULL, as checked above, so it points to `private_data_len`
+        // bytes (rdma_connect(3), rdma_accept(3)), as `InPtr` requires of the pointers in its
+        // structure. The manual pages say that the call copies them, so the program does not change
+        // them before it returns.
         private_data.extend_from_slice(unsafe { slice::from_raw_parts(given.private_data.cast(), len) });
     }
     Ok(ConnParams {

@@ -46,8 +46,9 @@ pub(crate) fn create(
     let mut long = given.extended();
     long.comp_mask = IBV_QP_INIT_ATTR_PD;
     long.pd = pd.as_ptr();
-    // SAFETY: nothing else uses the copy, and the program does not destroy the objects to which it
-    // refers during the call (rdma_create_qp(3)).
+    // SAFETY: the copy is a variable of this function, and nothing else uses it until the call
+    // returns. Its objects are those of `attr` and `pd`, whose types require that the program does
+    // not destroy them during the call.
     create_extended(id, unsafe { argument(&raw mut long) })?;
     given.cap = long.cap;
     (given.send_cq, given.recv_cq, given.srq) = (long.send_cq, long.recv_cq, long.srq);
@@ -67,8 +68,10 @@ pub extern "C" fn rdma_create_qp_ex(
 /// # Errors
 /// EINVAL for a domain of another context than the id's.
 fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'a Object<Pd>> {
-    // SAFETY: the domain of an id is that of its device, which is never deallocated, or one that
-    // the program deallocates only after the id's objects (rdma_create_qp(3)).
+    // SAFETY: `Object::get` looks up the pointer. The domain of an id is that of its device, which
+    // `devices` never deallocates, or one that the program has passed for an object of the id. The
+    // latter is not freed during the call: `OwnedHandle`, the argument type of `ibv_dealloc_pd`,
+    // requires that no other thread of the program uses the domain, and this call uses it.
     let domain = given.unwrap_or_else(|| unsafe { Object::get(id.abi.get(|id| &id.pd)) });
     let verbs = id.abi.get(|id| &id.verbs);
     domain.ok().filter(|domain| domain.abi.get(|pd| &pd.context) == verbs).ok_or_else(|| {
@@ -98,9 +101,10 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     if attr.srq.is_null() {
         attr.srq = id.abi.get(|id| &id.srq);
     }
-    // SAFETY: nothing else uses the attributes. The program does not destroy the objects that it
-    // has passed during the call, and destroys those of the id only with calls on the id
-    // (rdma_create_qp(3)).
+    // SAFETY: `attr` is a mutable reference that is not used after this, so nothing else uses the
+    // attributes. The program does not destroy the objects that it has passed during the call, as
+    // the type of the argument requires. Those that `create_queues` has added are destroyed only by
+    // `destroy_queues`, which this thread calls only after `qp::create_extended` has returned.
     let extended = unsafe { argument(ptr::from_mut(attr)) };
     let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
     prepare_receive(new)?;
@@ -112,7 +116,9 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
 /// Moves a new queue pair so that it accepts receives immediately, regardless of its initial state.
 /// A UD queue pair can then send and receive.
 fn prepare_receive(new: *mut ibv_qp) -> Result<()> {
-    // SAFETY: the queue pair was just created, and the program does not know it yet.
+    // SAFETY: `create_extended`, the only caller, has just created the queue pair and has not
+    // stored it in the id yet, so the program does not know the pointer and cannot destroy the
+    // object.
     let qp = unsafe { Object::<Qp>::get(new) }?;
     let engine = qp.engine();
     if engine.state() == QpState::Reset {
@@ -170,12 +176,15 @@ fn destroy_queues(id: &Id) {
         if !channel.is_null() {
             let queue = id.abi.replace(queue, ptr::null_mut());
             if !queue.is_null() {
-                // SAFETY: the queue belongs to the id, and the program does not use the queues of
-                // an id during and after `rdma_destroy_qp`.
+                // SAFETY: `create_queue` created the queue, and no other thread uses it: the
+                // program has called `rdma_destroy_qp` or `rdma_destroy_ep`, after which it uses
+                // none of the id's queues, or its call that would have created the queue pair has
+                // failed.
                 cq::ibv_destroy_cq(unsafe { argument(queue) });
             }
-            // SAFETY: the channel belongs to the id, and the program does not use the queues of an
-            // id during and after `rdma_destroy_qp`.
+            // SAFETY: `create_queue` created the channel, and no other thread uses it: the program
+            // has called `rdma_destroy_qp` or `rdma_destroy_ep`, after which it uses none of the
+            // id's channels, or its call that would have created the queue pair has failed.
             channel::ibv_destroy_comp_channel(unsafe { argument(channel) });
         }
     }
@@ -193,8 +202,9 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy(id: &Id) {
     let old = id.abi.replace(|id| &id.qp, ptr::null_mut());
     if !old.is_null() {
-        // SAFETY: the program does not use the queue pair of an id during and after
-        // `rdma_destroy_qp` (rdma_destroy_qp(3)).
+        // SAFETY: the program has called `rdma_destroy_qp` or `rdma_destroy_ep`, which destroy the
+        // queue pair (rdma_destroy_qp(3), rdma_destroy_ep(3)), so no other thread of the program
+        // uses it any more. The field is NULL from here on, so this library does not use it either.
         qp::ibv_destroy_qp(unsafe { argument(old) });
     }
     destroy_queues(id);
@@ -271,8 +281,9 @@ pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy_srq(id: &Id) {
     let old = id.abi.replace(|id| &id.srq, ptr::null_mut());
     if !old.is_null() {
-        // SAFETY: the program does not use the queue of an id during and after `rdma_destroy_srq`
-        // (rdma_destroy_srq(3)).
+        // SAFETY: the program has called `rdma_destroy_srq` or `rdma_destroy_ep`, which destroy the
+        // queue (rdma_destroy_srq(3), rdma_destroy_ep(3)), so no other thread of the program uses
+        // it any more. The field is NULL from here on, so this library does not use it either.
         srq::ibv_destroy_srq(unsafe { argument(old) });
     }
 }

@@ -21,8 +21,8 @@ pub(crate) unsafe fn complete(id: AnyPtr<rdma_cm_id>, result: c_int) -> c_int {
         return result;
     }
     let Some(own) = own_channel(id) else { return 0 };
-    // SAFETY: this frame holds nothing with a destructor, and neither do its callers, as they
-    // ensure.
+    // SAFETY: this frame holds only plain values, and is inlined or may unwind. The callers ensure
+    // the same for every frame between this one and C.
     match unsafe { event_channel::wait(own) } {
         Some(event) => boundary::minus_one(|| show_event(id, event)),
         None => -1,
@@ -66,7 +66,7 @@ pub extern "C-unwind" fn rdma_get_request(
         Errno::INVAL.null_argument().set();
         return -1;
     };
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     let Some(DeliveredEvent { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
         return -1;
     };

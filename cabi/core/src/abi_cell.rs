@@ -12,8 +12,9 @@ use std::ptr;
 #[repr(transparent)]
 pub struct AbiCell<T>(UnsafeCell<T>);
 
-// SAFETY: the pointers in a structure belong to C. This library only copies them, and looks them
-// up before it uses them.
+// SAFETY: `new` is the only way to create a cell, so `T` is a `PlainAbi` structure. It owns nothing
+// that is tied to a thread: its pointers belong to C, and a cell only copies them. Code that
+// follows a copied pointer states at that place why the object is alive.
 unsafe impl<T> Send for AbiCell<T> {}
 // SAFETY: fields are copied by volatile accesses, never borrowed.
 unsafe impl<T> Sync for AbiCell<T> {}
@@ -41,16 +42,20 @@ impl<T: PlainAbi> AbiCell<T> {
     /// Copies the field that `field` selects.
     #[inline]
     pub fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
-        // SAFETY: `pointer` returns the address of an `F` inside the structure, which `self` keeps
-        // alive.
+        // SAFETY: `pointer` returns the address of a field of type `F` inside the structure,
+        // aligned because `field` borrows it. The structure is alive, because `self` is borrowed.
+        // Zeros and all values that C stores are valid for the fields of a `PlainAbi`. The program
+        // orders the calls that access a field, as the documentation of the type says.
         unsafe { self.pointer(field).read_volatile() }
     }
 
     /// Changes the field that `field` selects.
     #[inline]
     pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
-        // SAFETY: `pointer` returns the address of an `F` inside the structure, which `self` keeps
-        // alive.
+        // SAFETY: `pointer` returns the address of a field of type `F` inside the structure,
+        // aligned because `field` borrows it. The structure is alive, because `self` is borrowed.
+        // The `UnsafeCell` permits the write, because no reference to the structure exists. The
+        // program orders the calls that access a field, as the documentation of the type says.
         unsafe { self.pointer(field).write_volatile(value) };
     }
 

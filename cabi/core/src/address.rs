@@ -30,7 +30,9 @@ impl AddressPtr<'_> {
         if self.0.is_null() {
             return Ok(None);
         }
-        // SAFETY: every socket address begins with its family.
+        // SAFETY: the pointer is not NULL, as checked above, so it points to a socket address, as
+        // the type requires. Every socket address contains `sa_family`, whose place is the same in
+        // all of them, and `read_unaligned` reads it at any alignment.
         let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
         let len =
             family_len(family).ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;

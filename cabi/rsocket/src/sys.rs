@@ -73,8 +73,10 @@ pub(crate) fn ppoll(
     let mut timeout = timeout;
     let timeout = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: the list has that many structures; the time-out and the mask, if any, outlive the
-    // call.
+    // SAFETY: the pointer and the number of structures are those of `fds`, which is borrowed
+    // mutably, because the kernel writes `revents`. The time-out is NULL or this function's own
+    // copy, which the kernel may write, too. The mask is NULL or borrowed during the call, and a
+    // `sigset_t` has at least the `SIGNALS` bytes that the kernel reads.
     result(unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, SIGNALS) })
         .map(|ready| ready as usize)
 }

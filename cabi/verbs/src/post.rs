@@ -200,7 +200,8 @@ struct RequestChain<W> {
 /// Returns the next request of a chain.
 ///
 /// # Safety
-/// The rest of the chain can be read during `'a`, and `chain` lives during `'a`.
+/// The rest of the chain and the lists of elements of its requests can be read during `'a`, and no
+/// thread frees the objects to which its requests refer. `chain` lives during `'a`.
 #[inline]
 unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>> {
     if chain.next.is_null() {
@@ -208,8 +209,8 @@ unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>>
     }
     chain.last = chain.next;
     if !chain.next.is_aligned() {
-        // SAFETY: the rest of the chain can be read during `'a`, and `chain` lives during `'a`, as
-        // the caller ensures.
+        // SAFETY: the rest of the chain, its lists of elements and its objects are valid during
+        // `'a`, and `chain` lives during `'a`, as the caller ensures.
         return unsafe { step_unaligned(chain) };
     }
     // SAFETY: the caller ensures that there is a request and that the objects it refers to remain
@@ -240,8 +241,9 @@ unsafe fn step_unaligned<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<
 /// The requirements are those of [`step`]; `wr` is the request at `chain.next`, or a copy of it.
 #[inline]
 unsafe fn convert<'a, W: Chained>(chain: &mut RequestChain<W>, wr: &W) -> Option<W::Wr<'a>> {
-    // SAFETY: the caller ensures that the elements and objects of the chain, and `chain.copies`,
-    // remain valid during `'a`.
+    // SAFETY: `wr` is a request of the chain or a copy of it. The caller ensures, as `step`
+    // requires, that the elements and objects to which it refers remain valid during `'a`, and that
+    // `chain` lives during `'a`, and with it `chain.copies`.
     match unsafe { wr.convert(chain.ud, &mut chain.copies) } {
         Ok(converted) => {
             chain.next = wr.next();

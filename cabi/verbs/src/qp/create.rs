@@ -16,8 +16,9 @@ pub extern "C" fn ibv_create_qp(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_qp_in
         let init = init.get()?;
         let mut long = init.extended();
         let domain = pd.get()?;
-        // SAFETY: nothing else uses the copy, and the program does not destroy the queues to which
-        // it refers during the call (ibv_create_qp(3)).
+        // SAFETY: the copy is a variable of this function, and nothing else uses it until the call
+        // returns. The queues to which it refers are those of `init`, whose type requires that the
+        // program does not destroy them during the call.
         let qp = create_qp(domain, unsafe { argument(&raw mut long) }, None);
         init.cap = long.cap;
         qp

@@ -114,8 +114,10 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
         };
         SendWr { wr_id: wr.wr_id, op: wr.op, sges, flags: wr.flags | flags }
     });
-    // SAFETY: the program does not access the memory to which its requests refer until they
-    // complete (ibv_wr_complete(3)). Inline data is copied from the batch during the call.
+    // SAFETY: the program keeps the memory to which its requests refer, and its registration, until
+    // they complete, and until then neither writes the sources nor accesses the targets, because
+    // buffers may be reused only after the completion (ibv_post_send(3)). Inline data is in
+    // `batch`, which is borrowed during the call. There are no requests that register memory.
     let posted = unsafe { object.engine.post_send_all(wrs) }.map_err(|refused| refused.error.into());
     object.note_post();
     posted
