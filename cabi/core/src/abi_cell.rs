@@ -35,7 +35,8 @@ impl<T: PlainAbi> AbiCell<T> {
     fn pointer<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> *mut F {
         let like: T = zeroed();
         let offset = ptr::from_ref(field(&like)).addr().wrapping_sub(ptr::from_ref(&like).addr());
-        assert!(offset <= size_of::<T>() - size_of::<F>(), "the closure selects a field");
+        let end = offset.checked_add(size_of::<F>());
+        assert!(end.is_some_and(|end| end <= size_of::<T>()), "the closure selects a field");
         self.0.get().wrapping_byte_add(offset).cast()
     }
 
@@ -86,5 +87,12 @@ mod tests {
     fn place_outside_refused() {
         static OTHER: u64 = 1;
         AbiCell::new(zeroed::<ibv_qp_ex>()).set(|_| &OTHER, 2);
+    }
+
+    #[test]
+    #[should_panic = "the closure selects a field"]
+    fn larger_place_outside_refused() {
+        static OTHER: [u64; 100] = [1; 100];
+        AbiCell::new(zeroed::<ibv_qp_ex>()).get(|_| &OTHER);
     }
 }

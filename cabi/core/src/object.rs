@@ -48,8 +48,8 @@ pub fn is_known(address: usize) -> bool {
     OBJECTS.shard(address as u64).read().0.contains_key(&address)
 }
 
-/// Rust value that belongs to a structure of C.
-pub trait Body {
+/// Rust value that belongs to a structure of C. Any thread of the program may use it.
+pub trait Body: Send + Sync {
     /// The whole structure of C.
     type Abi: PlainAbi;
     /// Structure to which C has pointers: `Abi`, or a part of it.

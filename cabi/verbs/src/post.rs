@@ -25,7 +25,7 @@ const _: () = {
 /// Aligned copies of element lists. Programs that keep requests in packed structures may post
 /// unaligned lists.
 #[derive(Default)]
-pub(crate) struct AlignedLists(Vec<Box<[Sge]>>);
+pub(crate) struct AlignedLists(Vec<Vec<Sge>>);
 
 impl AlignedLists {
     /// Copies a list.
@@ -36,10 +36,10 @@ impl AlignedLists {
     unsafe fn add<'a>(&mut self, list: *const Sge, count: usize) -> &'a [Sge] {
         // SAFETY: the caller ensures that there are `count` elements, and `read_unaligned` reads
         // from any address.
-        let copy = (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Box<[Sge]>>();
+        let copy = (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Vec<Sge>>();
         let (at, len) = (copy.as_ptr(), copy.len());
         self.0.push(copy);
-        // SAFETY: the box neither moves nor changes while `self` lives, which the caller ensures
+        // SAFETY: the elements neither move nor change while `self` lives, which the caller ensures
         // for `'a`.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
