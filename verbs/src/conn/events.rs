@@ -390,8 +390,7 @@ impl Conn {
         );
     }
 
-    /// Completes the failed request and flushes all others, in order. Has no effect when called
-    /// again.
+    /// Completes the failed request and flushes all others, in order.
     fn complete_all(&mut self, ended: &StreamEnd, reason: Option<WireReason>, services: &mut Services) {
         self.state.forget_reads();
         let Some(qp) = &self.qp else { return };

@@ -304,9 +304,9 @@ impl<'a> QpHost<'a> {
         qp.retire(queue, self.wakes)
     }
 
-    /// Leaves the completion of the done requests at the front of the send queue until the queue is
-    /// unlocked. With injected faults they are completed at once, because the stream must not
-    /// continue after a fault.
+    /// Counts a done request. The done requests at the front of the send queue are completed when
+    /// the queue is unlocked, after [`MAX_LOCKED_MESSAGES`] at the latest. With injected faults they
+    /// are completed at once, because the stream must not continue after a fault.
     #[inline(always)]
     fn note_done(&mut self) -> Result<(), LocalError> {
         self.done_count += 1;

@@ -141,8 +141,8 @@ pub(crate) struct SendQueue {
     reported: u64,
     /// True if the doorbell was rung, and the stream has not read the queue since.
     pub(crate) rung: bool,
-    /// Approximate number of bytes posted since the stream last read the queue or a post last rang
-    /// the doorbell for a full batch.
+    /// Approximate number of bytes posted since the stream last read the queue, or since a post was
+    /// last served at once.
     pub(crate) unread_bytes: u64,
 }
 
