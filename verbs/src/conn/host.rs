@@ -35,8 +35,8 @@ pub(crate) struct HostState {
     receive: RecvWqe,
     /// True while a message is being received.
     receiving: bool,
-    /// Counters of the stream. They may be those that several connections share; a connection in
-    /// Full Operation has its own if there are enough.
+    /// Counters of the stream. A connection in Full Operation has a block of its own if one was
+    /// available; all other connections of a shard share a block.
     pub(crate) counters: ConnCounters,
     /// Data received so far of a message that is longer than its receive.
     long: Vec<u8>,
@@ -305,8 +305,8 @@ impl<'a> QpHost<'a> {
     }
 
     /// Counts a done request. The done requests at the front of the send queue are completed when
-    /// the queue is unlocked, after [`MAX_LOCKED_MESSAGES`] at the latest. With injected faults they
-    /// are completed at once, because the stream must not continue after a fault.
+    /// the queue is unlocked, after [`MAX_LOCKED_MESSAGES`] of them at the latest. With injected
+    /// faults they are completed at once, because the stream must not continue after a fault.
     #[inline(always)]
     fn note_done(&mut self) -> Result<(), LocalError> {
         self.done_count += 1;

@@ -30,8 +30,8 @@ pub(crate) struct Trim {
 }
 
 impl Trim {
-    /// Trims the memory because many connections have closed and few remain: at once, or by a thread
-    /// that trims later if `waits` is true.
+    /// Trims the memory because many connections have closed and few remain. If `waits` is true, a
+    /// thread trims later; otherwise this call trims.
     pub(crate) fn bulk_disconnect(self: &Arc<Self>, waits: bool) {
         if !waits {
             return uiw_mem::give_back_free_pages();

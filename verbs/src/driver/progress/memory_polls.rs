@@ -21,7 +21,7 @@ pub(super) const UNSERVED: Duration = Duration::from_micros(150);
 /// Number of pauses of a check. After them the check ends, because the thread that polled last is
 /// not running.
 pub(super) const SLEEPS: usize = 8;
-/// Duration of each of these pauses.
+/// Duration of each pause of a check.
 pub(super) const SLEEP: Duration = Duration::from_micros(20);
 /// Time without arrivals for the background thread after which polls are assumed to serve them.
 const SERVED_BY_POLLS: Duration = Duration::from_millis(10);
@@ -35,7 +35,7 @@ const ARRIVALS_PER_CHECK: u32 = 512;
 /// Like [`ARRIVALS_PER_CHECK`], but the initial number for other programs that polled without
 /// making a round. It doubles with each check that finds no unserved arrival.
 const OTHERS_PER_CHECK: u32 = 16;
-/// Limit of that doubling.
+/// Maximum to which [`OTHERS_PER_CHECK`] doubles.
 const MAX_OTHERS_PER_CHECK: u32 = 1 << 14;
 
 /// Observations of the background thread about the programs of its shard.

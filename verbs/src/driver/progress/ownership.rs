@@ -265,7 +265,7 @@ impl Ownership {
 
     /// Records that the program of `watch` woke up for an arrival that completed nothing for it.
     /// Has no effect if the program is not the owner, because another thread has woken it then.
-    /// Counting such wake-ups would extend the pause of a program that sleeps often without end.
+    /// If such wake-ups were counted, a program that sleeps often would never leave the pause.
     pub(super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos) {
         let mut inner = self.inner.lock();
         if inner.is_watched_by(watch) {
