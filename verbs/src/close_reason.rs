@@ -43,7 +43,7 @@ impl CloseReason {
     }
 }
 
-/// Returns a description of the cause.
+/// Formats a description of the cause.
 impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.reason, self.silent_for) {

@@ -80,8 +80,9 @@ pub struct Cq {
     contention: PollContention,
     /// Bit mask of the shards that have connections which complete here.
     shards: AtomicU64,
-    /// True if, when the queue was last armed, its channel had a descriptor that becomes readable
-    /// when something arrives on one of these shards, by a watch or by the background thread.
+    /// True if, when the queue was last armed, an arrival on any of these shards makes the
+    /// descriptor of its channel readable: because of a watch, or because the background thread
+    /// then drives.
     watched: AtomicBool,
     /// True if the next poll that finds no completion makes no progress on the shards. Relaxed,
     /// because it does no harm if a poll makes progress once more or once less.
@@ -205,11 +206,12 @@ impl Cq {
 
     /// Changes the depth. Queued completions stay.
     ///
-    /// If the new depth is smaller, posted requests are served first, because their completions
-    /// count.
+    /// If the new depth is smaller, posted requests are served first, because their completions may
+    /// fill the queue.
     ///
     /// # Errors
-    /// [`Error::Limit`] if more completions are queued than `depth`; [`Error::Zero`].
+    /// Returns [`Error::Zero`] if `depth` is zero, and [`Error::Limit`] if it exceeds the limit of
+    /// the device or if more completions than `depth` are queued.
     pub fn resize(&self, depth: u32) -> Result<()> {
         self.driver().limits().check(
             "completion queue depth",
@@ -238,8 +240,9 @@ impl Cq {
     /// complete here, until a completion is queued (`verbs/src/driver/progress`).
     ///
     /// A program that sleeps in poll(2) on the channel's descriptor is woken when a socket is
-    /// readable, and polls until the queue is empty before it sleeps again. So the first empty poll
-    /// after a completion, or after [`Cq::arm`], makes progress only if requests wait to be sent.
+    /// readable, and polls until the queue is empty before it sleeps again. So for such a program,
+    /// the first empty poll after a completion, or after [`Cq::arm`], makes progress only if
+    /// requests wait to be sent.
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
         self.poll_into(max, &mut |max| self.pop(max, &mut each))
     }
@@ -434,8 +437,8 @@ impl Cq {
         self.appender(wakes).push(&cqe)
     }
 
-    /// Adds completions in order, and returns how many of them: all, or as many as the queue has
-    /// room for. If it has overflowed, the caller's queue pair enters the error state.
+    /// Adds completions in order until the queue is full, and returns the number of completions
+    /// that were added. If some were not, the caller's queue pair enters the error state.
     pub(crate) fn push_all(&self, cqes: impl IntoIterator<Item = Cqe>, wakes: &mut Wakes) -> usize {
         let mut appender = self.appender(wakes);
         cqes.into_iter().take_while(|cqe| appender.push(cqe).is_some()).count()
@@ -547,7 +550,8 @@ impl Device {
     /// Creates a completion queue of `depth` entries.
     ///
     /// # Errors
-    /// [`Error::Zero`], [`Error::Limit`].
+    /// Returns [`Error::Zero`] if `depth` is zero, and [`Error::Limit`] if `depth`,
+    /// [`CqConfig::shard`] or the number of completion queues exceeds the limit of the device.
     pub fn create_cq(&self, depth: u32, options: CqConfig) -> Result<Arc<Cq>> {
         self.create_cq_with(depth, options, None)
     }

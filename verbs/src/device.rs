@@ -23,8 +23,9 @@ use uiw_llp::capture::{CaptureStack, PcapConfig, PcapSink};
 
 /// Software iWARP device that runs in this process.
 ///
-/// Each opened device has its own driver and, by default, its own background thread. Clones are
-/// handles of the same device.
+/// Each opened device has its own driver and, by default, its own background threads: one per
+/// shard, which starts with the first listener or connection of the shard. Clones are handles of
+/// the same device.
 ///
 /// ```
 /// # mod uiw { pub use uiw_verbs as raw; }

@@ -20,7 +20,7 @@ pub enum Error {
     Io {
         /// Attempted operation.
         what: &'static str,
-        /// Error of the system.
+        /// OS error.
         source: io::Error,
     },
     /// A limit of the device would be exceeded.
@@ -170,7 +170,7 @@ pub enum Error {
     Lost {
         /// Address of the peer.
         peer: SocketAddr,
-        /// Error of the system.
+        /// OS error.
         source: io::Error,
     },
     /// The peer has closed the connection during setup.

@@ -1,10 +1,10 @@
-//! Asynchronous events: what happened to an object outside of any request.
+//! Asynchronous events, which report changes of an object outside of any request.
 
 use crate::notify::{EventQueue, Wakes};
 use crate::wc::WireReason;
 use uiw_datagram::Qpn;
 
-/// Something that happened to an object of the device.
+/// Asynchronous event about an object of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
     /// The port no longer works. The C libraries raise this event and the next three when a network
@@ -19,7 +19,7 @@ pub enum AsyncEvent {
     /// The completion queue has overflowed. Completions were lost, and its queue pairs are in the
     /// error state.
     CqError {
-        /// Number.
+        /// Number of the completion queue.
         cq: u32,
     },
     /// A connection has failed. `reason` has the codes of the Terminate, if there was one.
@@ -48,15 +48,15 @@ pub enum AsyncEvent {
         /// Queue pair number.
         qp_num: u32,
     },
-    /// The last receive that a failed queue pair had taken from a shared receive queue was
-    /// returned.
+    /// The last receive that a failed queue pair had taken from a shared receive queue has
+    /// completed.
     LastWqeReached {
         /// Queue pair number.
         qp_num: u32,
     },
     /// The number of receives in the shared receive queue fell below its limit.
     SrqLimitReached {
-        /// Number.
+        /// Number of the shared receive queue.
         srq: u32,
     },
 }
@@ -104,7 +104,7 @@ impl EventQueue<AsyncEvent> {
         self.push(event, wakes);
     }
 
-    /// Events of a destroyed queue pair that were not taken are removed with it.
+    /// Removes the events of a destroyed queue pair that were not taken.
     pub(crate) fn forget_qp(&self, gone: u32) {
         self.remove_if(|event| event.qp_num() == Some(gone));
     }

@@ -35,8 +35,8 @@
 //! queue and so its consumer for longer. Objects of a device do not keep its handles: a layer keeps
 //! the handle ([`device_of`]) that it drives the device with. On a device with
 //! [`Progress::Manual`](crate::Progress::Manual) nobody drives a connection after the last handle
-//! is dropped, so that a connection that keeps itself until its requests have completed registers
-//! for that moment ([`end_with_last_handle`]).
+//! is dropped. Therefore a connection that keeps itself alive until its requests have completed
+//! registers for that moment ([`end_with_last_handle`]).
 //!
 //! # Configuration
 //! [`connection_options`] gives a configuration type of the layer the setters of
@@ -80,7 +80,8 @@ pub fn create_consumed_cq(
     device.create_consumed_cq(depth, consumer)
 }
 
-/// Lets messages be longer than their receives, up to `bytes`: see [`take_long_message`].
+/// Allows messages of up to `bytes` bytes that are longer than their receives (see
+/// [`take_long_message`]).
 #[must_use]
 pub fn with_long_messages(init: QpInit, bytes: u32) -> QpInit {
     init.max_message(bytes)
@@ -94,15 +95,16 @@ pub fn take_long_message(qp: &Qp, wr_id: u64) -> Option<Vec<u8>> {
     qp.0.long.as_ref()?.take(wr_id)
 }
 
-/// Makes room for the next message: one of `len` bytes from [`take_long_message`] was dropped. The
-/// caller then posts the receive again, which wakes a stream that waits for this room.
+/// Makes room for further messages, after the caller has dropped a message of `len` bytes from
+/// [`take_long_message`]. The caller then posts the receive again, which wakes a stream that waits
+/// for this room.
 pub fn release_long_message(qp: &Qp, len: usize) {
     if let Some(messages) = &qp.0.long {
         messages.release(len);
     }
 }
 
-/// Queues a send request, which is not served before [`ring`].
+/// Queues a send request, which [`ring`] then has served.
 ///
 /// # Safety
 /// The contract is that of [`Qp::post_send`].
@@ -114,8 +116,8 @@ pub unsafe fn queue_send(qp: &Qp, wr: SendWr<'_>) -> (Result<()>, Doorbell) {
     (posted.map_err(|refused| refused.error), doorbell)
 }
 
-/// Serves the requests that were queued when `doorbell` was returned. It may run wakers: the caller
-/// holds no lock that they take.
+/// Serves the requests that were queued when `doorbell` was returned. It may run wakers, so the
+/// caller must hold no lock that they take.
 pub fn ring(qp: &Qp, doorbell: Doorbell) {
     doorbell.ring(&qp.0);
 }
@@ -138,14 +140,14 @@ pub fn local_error(qp: &Qp) -> Option<Arc<str>> {
     qp.0.local_error()
 }
 
-/// Aborts the connection of `qp` unless it has ended within `timeout`. Returns whether there is a
+/// Aborts the connection of `qp` unless it ends within `timeout`. Returns whether there is a
 /// connection.
 pub fn limit_lifetime(qp: &Qp, timeout: Duration) -> bool {
     crate::qp::limit_lifetime(&qp.0, timeout)
 }
 
 /// Registers a connection whose [`Linger::end_lingering`] is called when the last handle of
-/// `device` is dropped. Does nothing on a device that other threads drive.
+/// `device` is dropped. Has an effect only with [`Progress::Manual`](crate::Progress::Manual).
 pub fn end_with_last_handle(device: &Device, connection: Weak<dyn Linger>) {
     if let Some(lingering) = device.lingering() {
         lingering.add(connection);
@@ -184,20 +186,20 @@ impl ShardTask {
         self.active.set()
     }
 
-    /// Returns the time at which [`ShardTask::try_pump`] is due though nothing arrives.
+    /// Returns the time at which [`ShardTask::try_pump`] is due even if nothing arrives.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.active.timer()
     }
 
     /// Makes one round that polls the stack, after its descriptor was readable. Returns whether the
-    /// stack may have more events; `None` while another thread drives.
+    /// stack may have more events, or `None` if another thread drives.
     #[must_use]
     pub fn pump_events(&self) -> Option<bool> {
         self.shard.pump_events()
     }
 
-    /// Makes one round, unless another thread drives. Returns how much was done.
+    /// Makes one round, unless another thread drives. Returns the amount of work done.
     pub fn try_pump(&self) -> usize {
         self.shard.try_pump()
     }

@@ -7,9 +7,9 @@
 //!   poll_cq    ◄─ cq ◄─ mem ◄─── conn ◄─ stream::Receiver: rdmap ◄─ ddp ◄─ mpa ◄─ llp
 //! ```
 //!
-//! The types at this level are the *raw layer*: one to one with verbs, with the memory rules in the
-//! hands of the caller ([`Qp::post_send`] is `unsafe`). No extra thread is needed: the caller's
-//! drives while it polls, posts or waits, a background thread when it does not.
+//! The types at this level are the *raw layer*. They correspond one to one to verbs, and the caller
+//! is responsible for the memory rules ([`Qp::post_send`] is `unsafe`). The caller's thread drives
+//! a device while it polls, posts or waits; otherwise a background thread does.
 
 #![warn(missing_debug_implementations)]
 

@@ -18,12 +18,12 @@ pub struct RemoteMr {
     pub addr: u64,
     /// STag.
     pub rkey: STag,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
 impl RemoteMr {
-    /// Bytes of [`RemoteMr::to_bytes`].
+    /// Length in bytes of the encoding that [`RemoteMr::to_bytes`] returns.
     pub const LEN: usize = 20;
 
     /// Encodes the address, length and key for a message, all big-endian.
@@ -36,11 +36,11 @@ impl RemoteMr {
         out
     }
 
-    /// Reads what [`RemoteMr::to_bytes`] wrote.
+    /// Decodes bytes that [`RemoteMr::to_bytes`] has returned.
     ///
     /// # Errors
-    /// [`Error::RemoteAddress`] unless there are exactly 20 bytes; [`Error::Limit`] for more memory
-    /// than this machine can address.
+    /// [`Error::RemoteAddress`] if the number of bytes is not [`RemoteMr::LEN`]; [`Error::Limit`]
+    /// if the memory is longer than this machine can address.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() != Self::LEN {
             return Err(Error::RemoteAddress { given: bytes.len() });
@@ -53,10 +53,10 @@ impl RemoteMr {
         Ok(Self { addr: number(0..8), len, rkey: STag(number(16..20) as u32) })
     }
 
-    /// Returns a part of it.
+    /// Returns the part of this memory in `range`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`].
+    /// [`Error::OutOfRange`] if `range` exceeds the memory.
     pub fn slice(self, range: Range<usize>) -> Result<Self> {
         let Some(len) = range.end.checked_sub(range.start).filter(|_| range.end <= self.len) else {
             let (offset, end, len) = (range.start as u64, range.end as u64, self.len as u64);
@@ -130,7 +130,7 @@ impl RawMr {
         self.region.len()
     }
 
-    /// Returns whether it has no bytes.
+    /// Returns whether the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -144,7 +144,7 @@ impl RawMr {
     /// change with the memory.
     ///
     /// # Errors
-    /// A [`uiw_mem::ReregError`]; the region is then unchanged.
+    /// A [`uiw_mem::ReregError`] if the change is refused; the region is then unchanged.
     pub fn rereg(
         &mut self,
         pd: Option<&Pd>,

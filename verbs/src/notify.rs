@@ -275,8 +275,8 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Sets the waker that every event wakes from now on; events that are already queued do not. It
-    /// replaces the previous one.
+    /// Sets the waker that every event wakes from now on. Events that are already queued do not
+    /// wake it. It replaces the previous waker.
     ///
     /// It is meant for programs that look for events often and mostly find none, and would
     /// otherwise register a waker each time.

@@ -143,7 +143,7 @@ impl ConnConfig {
     /// connection is ended. Idle connections send probes. A busy peer that acknowledges but
     /// receives nothing is not dead.
     ///
-    /// Default: 15 minutes; `None` uses the time of the system. On the kernel's TCP, a longer time
+    /// Default: 15 minutes; `None` uses the time-out of the OS. On the kernel's TCP, a longer time
     /// than the kernel's own (`tcp_retries2`, about 15 minutes) has no effect while bytes wait for
     /// an acknowledgement.
     #[must_use]
@@ -195,12 +195,13 @@ pub enum Progress {
     Manual,
 }
 
-/// Functions that are called before and after a thread drives the device, in whichever call. For
-/// programs that must change a property of the thread meanwhile; the C libraries change its
-/// cancellation state.
+/// Functions that are called around the work of a thread that drives the device, in whichever call.
+/// They are for programs that must change a property of the thread during that time; the C
+/// libraries change its cancellation state.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressHooks {
-    /// Called after the thread has locked the device.
+    /// Called before the thread works on the device: after it has locked the device, or before it
+    /// waits for the lock.
     pub enter: fn() -> i32,
     /// Called with the result of `enter`, after the thread has unlocked the device and done all
     /// remaining work.

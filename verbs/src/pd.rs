@@ -42,13 +42,13 @@ impl Pd {
         &self.0.device
     }
 
-    /// Returns the number on the device.
+    /// Returns the number of the domain, which is unique on the device.
     #[must_use]
     pub fn num(&self) -> u32 {
         self.0.id.0
     }
 
-    /// Returns the number of objects that keep the domain alive, not counting this handle.
+    /// Returns the number of other handles and objects that keep the domain alive.
     #[must_use]
     pub fn users(&self) -> usize {
         Arc::strong_count(&self.0) - 1
@@ -59,7 +59,7 @@ impl Device {
     /// Creates a protection domain.
     ///
     /// # Errors
-    /// [`crate::Error::Limit`].
+    /// [`crate::Error::Limit`] if the device has its maximum number of protection domains.
     pub fn alloc_pd(&self) -> Result<Pd> {
         self.driver().shared.call(Call::AllocPd)?;
         self.driver().shared.counts.take_pd(self.driver().limits())?;

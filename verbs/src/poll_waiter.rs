@@ -91,7 +91,7 @@ pub struct PollWaiter {
     armed: ShardSet,
 }
 
-/// Flag and descriptor that the wakers of the thread set.
+/// Flag that the wakers of the thread set, and descriptor that they write while the thread sleeps.
 struct WakeupFd {
     fd: OwnedFd,
     notified: AtomicBool,
@@ -214,8 +214,8 @@ impl PollWaiter {
         sleeps
     }
 
-    /// Ends the sleep. If the waiter's descriptor was `readable`, the thread drives the shards
-    /// whose arrivals may have ended it.
+    /// Ends the sleep. If the waiter's descriptor was `readable`, the thread drives the armed
+    /// shards, because an arrival on one of them may have ended the sleep.
     pub fn end_sleep(&self, readable: bool) {
         self.wakeup.asleep.store(false, Ordering::SeqCst);
         if !readable {
@@ -249,8 +249,8 @@ fn move_descriptor(fd: OwnedFd, least: RawFd) -> OwnedFd {
 }
 
 impl AsFd for PollWaiter {
-    /// Readable when a waker was called during the sleep, or something has arrived on an armed
-    /// shard.
+    /// Returns a descriptor that is readable when a waker was called during the sleep, or something
+    /// has arrived on an armed shard.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
     }

@@ -93,7 +93,7 @@ fn change(change: impl FnOnce(&mut libc::sched_attr)) {
         && attributes.sched_policy == libc::SCHED_OTHER as u32
     {
         change(&mut attributes);
-        // SAFETY: the calling thread's own attributes, in a structure that begins with its size.
+        // SAFETY: the call changes the calling thread only, and the structure begins with its size.
         unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
     }
 }

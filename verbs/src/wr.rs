@@ -24,8 +24,8 @@ pub struct Sge {
 /// Elements of a request. Most requests have one element, which needs no allocation.
 pub(crate) type Sges = SmallVec<[Sge; 1]>;
 
-/// Returns the element of a request that has only one, unless the allocation of an earlier request
-/// holds it.
+/// Returns the element of a request that has exactly one element with bytes. Returns `None` for
+/// other requests, and also if the element is stored in the allocation of an earlier request.
 #[inline(always)]
 pub(crate) fn single(stored: &Sges) -> Option<&Sge> {
     if stored.spilled() { None } else { stored.first() }
@@ -65,7 +65,7 @@ bitflags! {
 /// Operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
-    /// RDMA Write (RFC 5040 section 4.4).
+    /// RDMA Write (RFC 5040 section 4.3).
     Write {
         /// Destination in the peer's memory.
         remote: Remote,
@@ -83,7 +83,7 @@ pub enum SendOp {
         /// Destination: eight aligned bytes in the peer's memory.
         remote: Remote,
     },
-    /// Send (RFC 5040 section 4.3).
+    /// Send (RFC 5040 section 4.6).
     Send,
     /// Datagram, on a UD queue pair.
     Datagram {
@@ -115,7 +115,8 @@ pub enum SendOp {
         remote: Remote,
         /// Addend.
         add: u64,
-        /// Bit set of the top bits of fields, whose carry is dropped. 0 selects one 64-bit field.
+        /// Bit mask of the most significant bit of each field; a carry out of a field is dropped. 0
+        /// selects one field of 64 bits.
         mask: u64,
     },
     /// CmpSwap (RFC 7306 section 5.3). The local element receives the old value.

@@ -61,8 +61,8 @@ impl Drop for AwaitedRequest {
 /// ```
 ///
 /// # Errors
-/// [`Error::Limit`]; [`Error::Io`] if the device does not use the kernel's TCP, or for an error of
-/// the system.
+/// [`Error::Limit`] or [`Error::Zero`] if an option is out of range; [`Error::Io`] if the device
+/// does not use the kernel's TCP, or for an OS error.
 pub fn accept_open(
     device: &crate::Device,
     socket: OwnedFd,

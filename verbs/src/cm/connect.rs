@@ -179,8 +179,9 @@ fn connect_by(
     })
 }
 
-/// Connects `qp` to itself, by a stream from `local` (port 0: any) to the same address: it receives
-/// what it sends, and reads and writes memory of its own domain.
+/// Connects `qp` to itself, by a stream from `local` to the same address; port 0 selects a free
+/// port. The queue pair receives what it sends, and reads and writes memory of its own protection
+/// domain.
 ///
 /// Nothing is negotiated. Both directions use `options`, and the smaller one of IRD and ORD applies
 /// to both. The outcome is an event on `channel`, as for [`connect`]. A violation that the stream

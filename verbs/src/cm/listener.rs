@@ -14,8 +14,8 @@ use uiw_counters::Refusal;
 use uiw_llp::{ListenConfig, Token};
 use uiw_stream::RdmapStream;
 
-/// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is left to
-/// the configuration of the network).
+/// Logs once per process, for the first address that is not a loopback address, that the traffic is
+/// not encrypted (RFC 5042 section 5.4: IPsec is left to the configuration of the network).
 fn warn_of_cleartext(local: SocketAddr) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !local.ip().is_loopback() && !SAID.swap(true, Ordering::Relaxed) {
@@ -31,7 +31,7 @@ pub(crate) struct ListenerSlot {
     /// Number of connections in setup.
     half_open: Arc<AtomicU32>,
     /// Connections that had not sent a complete Request at the last check, oldest first. The list
-    /// may contain others.
+    /// may also contain connections that have sent one since, or have ended.
     without_request: VecDeque<Token>,
 }
 
@@ -54,8 +54,8 @@ impl Listener {
     /// no others.
     ///
     /// # Errors
-    /// [`Error::Io`] if the address is not available; [`Error::Limit`].
-    /// [`Error::Io`] when the address cannot be had, [`Error::Limit`].
+    /// [`Error::Io`] if the address is not available; [`Error::Limit`] or [`Error::Zero`] if an
+    /// option is out of range.
     pub fn bind(
         device: &crate::Device,
         local: SocketAddr,
@@ -112,7 +112,8 @@ impl Listener {
         drop(before);
     }
 
-    /// Returns the channels that may no longer be needed.
+    /// Performs [`Listener::migrate`] on the shard. Returns the previous channels, for the caller
+    /// to drop.
     fn migrate_on(
         core: &mut Core,
         listener: Token,
@@ -156,7 +157,8 @@ impl Drop for Listener {
             }
             slot
         });
-        // Dropping a request makes a call to its shard.
+        // The events are removed after the call, because dropping a request makes another call to
+        // its shard.
         if let Some(Slot::Listener(slot)) = slot {
             drop(slot.channel.remove_if(|event| match &event.kind {
                 CmEventKind::ConnectRequest(request) => request.listener == Some(token),
@@ -211,10 +213,11 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                 }
                 let is_first = oldest_without_request(core, token).is_none();
                 remember_without_request(core, token, conn, limit as usize);
-                // Requests of a peer are reported in the order of its connections. If the Request
-                // of an earlier connection has arrived after that connection was read, it is read
-                // at its event. So this connection is read at its event as well, because events are
-                // in the order of arrival.
+                // Requests of a peer are reported in the order of its connections. The Request of
+                // an earlier connection may have arrived after that connection was read, and is
+                // then read at the event of that connection. So this connection is also left to its
+                // event unless it is the first one without a Request, because events are in the
+                // order of arrival.
                 if is_first {
                     core.with_conn(conn, Conn::on_readable);
                 }

@@ -74,7 +74,7 @@ pub enum CmEventKind {
     /// The connection is established.
     Established(ConnInfo),
     /// The connection could not be set up: it was refused or rejected, timed out, or the peer does
-    /// not use MPA. Also reported for a request for a UD queue pair.
+    /// not use MPA. A failed request for a UD queue pair is reported by this event as well.
     Failed(Error),
     /// The connection has ended.
     Disconnected(CloseReason),

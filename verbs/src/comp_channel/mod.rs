@@ -25,7 +25,7 @@ pub struct CompChannel {
     /// Created by the first call of [`CompChannel::fd`].
     set: OnceLock<Arc<ChannelSet>>,
     armed: Mutex<ArmedQueues>,
-    /// See [`CompChannel::set_direct`].
+    /// True if only completions raise events (see [`CompChannel::set_direct`]).
     indirect: AtomicBool,
 }
 
@@ -75,7 +75,6 @@ impl CompChannel {
     ///
     /// # Errors
     /// [`Error::Io`] if the process has no free descriptor.
-    /// [`Error::Io`] when the process has no descriptor left.
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
         if let Some(set) = self.set.get() {
             return Ok(set.as_fd());
@@ -142,9 +141,9 @@ impl CompChannel {
         self.len() == 0
     }
 
-    /// Returns whether an arrival may end a sleep on [`CompChannel::fd`] directly, which is the
-    /// default. Then an event may refer to an empty queue that was not polled. Otherwise only
-    /// completions raise events.
+    /// Sets whether an arrival may end a sleep on [`CompChannel::fd`] directly, which is the
+    /// default. In that case an event may refer to an empty queue that was not polled. Otherwise
+    /// only completions raise events.
     pub fn set_direct(&self, direct: bool) {
         self.indirect.store(!direct, Ordering::Relaxed);
     }
@@ -216,7 +215,7 @@ impl CompChannel {
     }
 
     /// Makes progress on the watched shards. If the descriptor may have been readable, returns an
-    /// event, of an empty queue if need be.
+    /// event even if nothing has completed; its queue may be empty.
     fn drive(&self) -> Option<Weak<Cq>> {
         let watches = Arc::clone(&self.armed.lock().watches);
         if watches.is_empty() {
@@ -226,7 +225,8 @@ impl CompChannel {
         let event = self.events.pop_found(|| {
             let found = watches.iter().filter_map(ShardWatch::get);
             let found = found.filter(|(driver, shard, watch)| driver.answer_armed(*shard, watch));
-            // All of them, even if there are several devices.
+            // Progress is made on all shards, even if `readable` has no room for the watches of
+            // several devices.
             found.for_each(|watch| drop(readable.try_push(watch)));
         });
         if event.is_some() || readable.is_empty() {

@@ -58,8 +58,9 @@ impl WithheldToken {
         }
     }
 
-    /// Handles the token of a new event after a post. It is withheld if `may_withhold` returns
-    /// true; that call arranges its release.
+    /// Handles the token of a new event after a post. It is withheld if enough events of earlier
+    /// posts were polled before they were taken, and if `may_withhold` returns true; that call
+    /// arranges the release.
     pub(crate) fn give_after_post(self: &Arc<Self>, may_withhold: impl FnOnce(&Arc<Self>) -> bool) {
         self.by_post.store(true, Ordering::Relaxed);
         if self.polled.load(Ordering::Relaxed) < self.needed.load(Ordering::Relaxed) {
@@ -93,8 +94,8 @@ impl WithheldToken {
         any
     }
 
-    /// Records that an event was taken whose token was written. `is_empty` tells whether its queue
-    /// was.
+    /// Records that an event was taken whose token was written. `is_empty` returns whether the
+    /// queue of the event is empty.
     pub(super) fn observe(&self, is_empty: impl FnOnce() -> bool) {
         if !self.by_post.load(Ordering::Relaxed) {
             return;

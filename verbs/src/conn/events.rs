@@ -159,7 +159,8 @@ impl Conn {
             self.cm.failed(error, &mut services.wakes);
         } else {
             tracing::warn!(parent: &self.span, %error, "start-up failed");
-            // No listener has accepted it: `accept_open` reports every outcome as an event.
+            // Without `half_open`, the connection comes from `accept_open` and not from a listener.
+            // `accept_open` reports every outcome as an event.
             if self.half_open.is_none() {
                 self.cm.failed(error, &mut services.wakes);
             }
@@ -271,7 +272,8 @@ impl Conn {
         }
     }
 
-    /// Describes the request or receive that ends the stream: its value and the limit.
+    /// Describes the request or receive that ends the stream, with the offending value and the
+    /// limit.
     fn end_detail(&mut self, ended: &StreamEnd, services: &Services) -> Option<LocalDetail> {
         if let Some(detail) = self.state.detail.take() {
             return Some(detail);
@@ -331,7 +333,7 @@ impl Conn {
     /// Returns whether the queue pair continues without this connection and waits for another one.
     /// Requests that were posted before stay in its queues.
     ///
-    /// This is so if the peer has closed the connection while nothing was in progress, if the
+    /// This is the case if the peer has closed the connection while nothing was in progress, if the
     /// peer's queue pair has entered the error state, or if the peer has gone after the Reply of
     /// this end and before its own first FPDU.
     fn may_leave(&self, error: &ConnError) -> bool {
@@ -347,8 +349,9 @@ impl Conn {
             })
     }
 
-    /// Returns whether the queue pair is an unreliable one, which is not affected by its peer or by
-    /// the loss of the connection.
+    /// Returns whether the queue pair continues without this connection because it is unreliable:
+    /// it is then affected only by errors of this end, and not by its peer or the loss of the
+    /// connection.
     fn may_lose(&self, error: &ConnError) -> bool {
         let own = match error {
             ConnError::Local { .. } | ConnError::Aborted | ConnError::SourceGone => true,
@@ -387,8 +390,7 @@ impl Conn {
         );
     }
 
-    /// Completes the failed request and flushes all others, in order. Has no effect when called
-    /// again.
+    /// Completes the failed request and flushes all others, in order.
     fn complete_all(&mut self, ended: &StreamEnd, reason: Option<WireReason>, services: &mut Services) {
         self.state.forget_reads();
         let Some(qp) = &self.qp else { return };

@@ -29,8 +29,9 @@ impl Conn {
     fn report_held_acknowledged(&mut self, services: &mut Services) {
         // A stalled stream does not read until the program posts a receive, for which it may need
         // these completions. If the peer is in the same state, neither end reads, and neither
-        // acknowledgement leaves. A peer that does not read delays the receives of one time-out
-        // only, which may be those of a shared receive queue.
+        // acknowledgement leaves. After a time-out, receives are reported at once until the
+        // acknowledgement was sent. So a peer that does not read delays only the receives of one
+        // time-out, which may be those of a shared receive queue.
         self.ack_overdue &= self.stream.owes_acknowledgement();
         if self.stream.is_stalled() || self.lost_sending.is_some() || self.ack_overdue {
             return self.report_all_receives(services);

@@ -1,5 +1,5 @@
-//! Implements [`uiw_stream::StreamHost`] by the queue pair of a connection and the memory of the
-//! device.
+//! Implementation of [`uiw_stream::StreamHost`] for the queue pair of a connection and the memory
+//! of its device.
 
 use super::held_receives;
 use crate::cq::Cqe;
@@ -24,29 +24,32 @@ use uiw_stream::{
     ResponsePart, SourceGone,
 };
 
-/// State of the engine for one stream, between calls of the stream.
+/// State that [`QpHost`] keeps for one stream between calls of the stream.
 pub(crate) struct HostState {
     token: Token,
     /// Stream id for STags that are bound to this stream.
     pub(crate) stream: StreamId,
-    /// Memory regions that were used last.
+    /// Cache of the memory regions that were used most recently.
     cache: MrCache,
     /// The receive that is being filled.
     receive: RecvWqe,
     /// True while a message is being received.
     receiving: bool,
-    /// Counters of the stream, of its own in Full Operation.
+    /// Counters of the stream. A connection in Full Operation has a block of its own if one was
+    /// available; all other connections of a shard share a block.
     pub(crate) counters: ConnCounters,
-    /// Data of a message that is longer than its receive, so far.
+    /// Data received so far of a message that is longer than its receive.
     long: Vec<u8>,
     /// Completions of receives whose message the stream has not acknowledged yet.
     pub(super) held: VecDeque<Cqe>,
+    /// Charge of `long` against the device's limit for incomplete messages.
     charge: Option<MessageCharge>,
     /// Elements of the Reads and atomics that wait for responses, in order.
     sinks: VecDeque<Sges>,
-    /// The local error that ends the stream, for the log.
+    /// Local error that ends the stream, for the log.
     pub(super) detail: Option<LocalDetail>,
-    /// Error of a completion that was reported when the stream could not be told.
+    /// Error of completions that were reported at a time when it could not be returned to the
+    /// stream. The next call or round reports it.
     pub(super) failure: Option<LocalError>,
 }
 
@@ -92,8 +95,8 @@ impl HostState {
         self.charge.is_some()
     }
 
-    /// Records the current length of that message. Returns whether it has made progress (see
-    /// [`MessageCharge::note_progress`]).
+    /// Records the current length of the long message that is being received. Returns whether it
+    /// has made progress (see [`MessageCharge::note_progress`]).
     pub(crate) fn note_message_progress(&mut self) -> bool {
         self.charge.as_mut().is_some_and(|charge| charge.note_progress(self.long.len()))
     }
@@ -137,7 +140,8 @@ impl HostState {
 
 /// Maximum number of bytes that are copied while a queue is locked.
 const MAX_LOCKED_COPY: usize = 4096;
-/// Maximum number of messages for which a queue stays locked and their completions are collected.
+/// Maximum number of short messages for which a queue stays locked while their completions are
+/// collected.
 const MAX_LOCKED_MESSAGES: usize = 16;
 
 /// View of a queue pair and of the device's memory during one call of the stream. Dropping it
@@ -153,11 +157,13 @@ pub(crate) struct QpHost<'a> {
     wakes: &'a mut Wakes,
     /// The send queue, while it is locked. Never locked together with `receives`.
     queue: Option<MutexGuard<'a, SendQueue>>,
-    /// Number of requests of the locked send queue that were done and have not completed yet.
+    /// Number of requests that were done while the send queue was locked, and whose completions
+    /// were not added yet.
     done_count: usize,
     /// The queue pair's own receive queue, while it is locked.
     receives: Option<MutexGuard<'a, RecvQueue>>,
-    /// True if the completion of the next receive is collected, because another message came before.
+    /// True if the completion of the next message is collected in `received`, because it is not the
+    /// first message since this view was created.
     collects: bool,
     /// Completions of the receives that were filled while the receive queue was locked.
     received: &'a mut Vec<Cqe>,
@@ -273,7 +279,7 @@ impl<'a> QpHost<'a> {
         self.received.clear();
     }
 
-    /// Returns the error of the completions that were reported last.
+    /// Takes the error of the completions that were reported last, if there was one.
     #[inline(always)]
     fn take_failure(&mut self) -> Result<(), LocalError> {
         self.state.failure.take().map_or(Ok(()), Err)
@@ -298,8 +304,9 @@ impl<'a> QpHost<'a> {
         qp.retire(queue, self.wakes)
     }
 
-    /// Completes the done requests at the front of the send queue when it is unlocked. With
-    /// injected faults this is now, because the stream must not go on after a fault.
+    /// Counts a done request. The done requests at the front of the send queue are completed when
+    /// the queue is unlocked, after [`MAX_LOCKED_MESSAGES`] of them at the latest. With injected
+    /// faults they are completed at once, because the stream must not continue after a fault.
     #[inline(always)]
     fn note_done(&mut self) -> Result<(), LocalError> {
         self.done_count += 1;
@@ -469,7 +476,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             return Ok(());
         }
         let cqe = completion(qp, wr_id, &message);
-        // Often there is only one message.
+        // The first completion is reported at once, because often there is only one message.
         if !std::mem::replace(&mut self.collects, self.receives.is_some()) {
             return qp.recv_cq.push(cqe, self.wakes).map(drop).ok_or(LocalError::CqOverflow);
         }

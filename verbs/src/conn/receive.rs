@@ -19,15 +19,16 @@ const STARTUP_BYTES: usize = 4096;
 /// Number of bytes at the beginning of an FPDU that are kept even if the receive memory budget is
 /// exhausted. They contain its length.
 const FRONT: usize = 512;
-/// Maximum length, in bytes, of an FPDU with Markers, and of the bytes that are read after it.
+/// Upper bound, in bytes, for an FPDU with Markers together with the bytes that are read after it.
 const WHOLE: usize = 128 << 10;
 /// Receive buffer, in bytes, that a socket needs for the longest FPDU: the kernel charges up to
 /// four times the length of a segment.
 const SOCKET_ROOM: usize = 512 << 10;
 /// Number of reads of whole FPDUs that count as one read of the whole staging buffer.
 const WHOLE_READS: usize = 4;
-/// Limits of the pause before a socket that is not read is tried again.
+/// Initial pause before a socket that is not read is tried again.
 const STARVED_PAUSE: Duration = Duration::from_millis(1);
+/// Maximum pause before a socket that is not read is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
 /// State of a socket that is not read because the receive memory budget is exhausted.
@@ -52,7 +53,7 @@ impl UnreadSocket {
 enum ReadAmount {
     /// All bytes that the socket has.
     All,
-    /// Only FPDUs that have arrived completely, so that less than two [`FRONT`]s are kept.
+    /// Only FPDUs that have arrived completely, so that less than twice [`FRONT`] bytes are kept.
     Whole,
 }
 
@@ -61,9 +62,9 @@ enum PeekResult {
     /// The stack does not support this. The socket is read into the staging buffer.
     Elsewhere,
     /// The FPDU is incomplete, or its beginning is in the staging buffer. Its remaining bytes are
-    /// read there, up to this length.
+    /// read into the staging buffer, up to this length.
     Staged { until: usize },
-    /// FPDUs were handled. `more`: there may be more.
+    /// FPDUs were handled. `more` is true if there may be more.
     Used { more: bool },
     /// No bytes have arrived.
     Nothing,
@@ -142,9 +143,9 @@ impl Conn {
         self.state.counters.wait(uiw_counters::WaitReason::Memory);
     }
 
-    /// Returns the length up to which the staging buffer may be filled, if it has `have` bytes of
-    /// an FPDU, so that less than two [`FRONT`]s are left after the stream has taken its bytes.
-    /// Returns `None` to wait until more bytes have arrived.
+    /// Returns the length up to which the staging buffer, which has `have` bytes of an FPDU, may be
+    /// filled, so that less than twice [`FRONT`] bytes are left after the stream has taken its
+    /// bytes. Returns `None` to wait until more bytes have arrived.
     fn whole_fill_limit(&mut self, have: usize) -> io::Result<Option<usize>> {
         let needed = self.stream.needed().max(have + 1);
         let available = match self.socket.readable(needed - have)? {

@@ -29,7 +29,7 @@ enum TransmitStep {
     Idle,
     /// The stream has sent everything, and TCP's FIN is due.
     Fin,
-    /// A batch was given to the socket. `more`: the stream has more to send after it.
+    /// A batch was given to the socket. `more` is true if the stream has more to send after it.
     Sent { outcome: SendOutcome, more: bool },
 }
 
@@ -172,8 +172,8 @@ enum BatchElement<'a> {
 /// Sends up to [`MAX_PIECES`] pieces of `batch`, after the first `skip`, with one system call.
 ///
 /// Returns the number of bytes that the socket accepted and the number offered, or `None` if the
-/// memory of a piece is gone. After an EFAULT it tries once more, with copies of the pieces that
-/// the program has protected.
+/// memory of a piece is gone. After an EFAULT it tries again, with copies of the pieces that the
+/// program has protected, unless the failed attempt had as many copies already.
 fn send_pieces(
     socket: &mut dyn uiw_llp::TransportStream,
     batch: &Batch<'_, Span>,

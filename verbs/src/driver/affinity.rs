@@ -30,7 +30,7 @@ pub(super) struct Affinity {
     /// Id of the device in this process.
     device: u64,
     next_queue: AtomicUsize,
-    /// Number of threads that have each shard as their home.
+    /// Number of times that each shard was assigned as a home.
     homes: Box<[AtomicU32]>,
 }
 
@@ -55,8 +55,8 @@ impl Affinity {
         self.next_queue.fetch_add(1, Ordering::Relaxed) % self.homes.len()
     }
 
-    /// Returns the home shard of the calling thread. If it has none, assigns the shard that is the
-    /// home of the fewest threads.
+    /// Returns the home shard of the calling thread. If it has none, assigns the shard that was
+    /// assigned least often.
     pub(super) fn home(&self) -> usize {
         let last = self.thread_shards();
         if let Some(home) = last.and_then(|last| last.home) {

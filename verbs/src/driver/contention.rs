@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// One in so many polls that find no completion is observed: the id of a thread costs as much as
-/// the rest of such a poll. A power of two.
+/// Number of polls that find no completion, of which one is observed: the id of a thread costs as
+/// much as the rest of such a poll. A power of two.
 const SAMPLE: u32 = 8;
 /// Number of contended polls, among the observed ones, after which the connections of a queue move,
 /// multiplied by the number of times that the polling thread of the queue has changed (the first

@@ -29,10 +29,11 @@ const TURN: usize = 1;
 /// Approximate number of bytes after which a round ends, so that the application can run.
 const ROUND_BYTES: usize = 2 << 20;
 
-/// Time for which a peer may be silent inside an FPDU while the receive memory budget is short.
+/// Time for which a peer may be silent inside an FPDU or a long message while the receive memory is
+/// short.
 const PARTIAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Minimum time between two searches for connections that hold memory of the budget. A search
-/// visits every connection.
+/// Minimum time between two searches for connections that hold memory of the receive budget. A
+/// search visits every connection.
 const RELIEF_PAUSE: Duration = Duration::from_millis(100);
 
 /// Minimum number of removed slots that count as a bulk disconnect, whether they were removed at
@@ -84,7 +85,8 @@ pub(crate) struct Core {
     polled: Vec<Event>,
     /// Connections and UD queue pairs whose doorbell was rung and not served yet.
     pub(super) ready: VecDeque<Token>,
-    /// Time when connections may be ended next to relieve the receive memory budget.
+    /// Earliest time of the next search for connections to end in order to relieve the receive
+    /// memory budget.
     next_relief: Time,
     /// Index in `established` of the connection that the next round reads first.
     next_direct: usize,
@@ -524,8 +526,9 @@ impl Core {
         }
     }
 
-    /// Ends the connections whose peers have been silent in the middle of an FPDU for the longest
-    /// time, until the receive memory budget has room again.
+    /// Ends connections whose peers have been silent for at least [`PARTIAL_TIMEOUT`] in the middle
+    /// of a long message or an FPDU, those that were silent longest first, until the receive memory
+    /// budget has room again.
     ///
     /// Without this, peers that open many connections and send only the beginning of an FPDU on
     /// each could prevent reads of other connections.
@@ -546,8 +549,9 @@ impl Core {
         }
     }
 
-    /// Ends the connections whose peers have been silent in the middle of a long message for the
-    /// longest time, until other connections can receive long messages again.
+    /// Ends connections whose peers have been silent for at least [`PARTIAL_TIMEOUT`] in the middle
+    /// of a long message, those that were silent longest first, until other connections can receive
+    /// long messages again.
     fn relieve_messages(&mut self) {
         let now = self.services.now;
         let silent = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
@@ -564,8 +568,8 @@ impl Core {
         }
     }
 
-    /// Reads all established connections and datagram sockets directly, without polling the stack
-    /// first.
+    /// Reads the established connections directly, without polling the stack first, and then the
+    /// datagram sockets, until the round ends.
     fn poll_all(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         let mut work = 0;
         for _ in 0..self.established.len() {
@@ -584,7 +588,7 @@ impl Core {
         work + self.poll_datagrams(shard, enough)
     }
 
-    /// Reads all datagram sockets directly.
+    /// Reads the datagram sockets directly until the round ends.
     fn poll_datagrams(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         let mut work = 0;
         let mut next = 0;
@@ -604,8 +608,8 @@ impl Core {
     /// Polls the stack, unless events of an earlier poll are still queued. Returns the number of
     /// queued events.
     ///
-    /// A second poll would report the queued events again: the duplicate would be stale by the time
-    /// it is served.
+    /// A second poll would report the queued events again, and the duplicates would be stale by the
+    /// time they are served.
     pub(crate) fn poll_stack(&mut self) -> usize {
         if !self.events.is_empty() {
             return self.events.len();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Sleeping place for one thread at a time.
+/// Epoll set in which one thread at a time can sleep.
 pub(super) struct EpollWaiter {
     set: EpollSet,
     wake_fd: WakeFd,
@@ -41,8 +41,8 @@ impl EpollWaiter {
         self.wake_fd.write();
     }
 
-    /// Clears the wake descriptor once no thread can write it any more. While it is readable, no
-    /// thread can sleep in the set.
+    /// Clears the wake descriptor. The caller makes sure that no thread can write it any more.
+    /// While the descriptor is readable, no thread can sleep in the set.
     pub(super) fn clear(&self) {
         if self.written.swap(false, Ordering::SeqCst) {
             self.wake_fd.clear();

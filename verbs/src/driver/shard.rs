@@ -161,8 +161,8 @@ impl Shard {
         self.coalesce_timer();
     }
 
-    /// Drops connections, listeners and the stack, when the device is dropped. Waits until a
-    /// background thread that drives has unlocked the core.
+    /// Drops connections, listeners and the stack, when the device is dropped. Waits for at most
+    /// [`CLOSE_LOCK_TIMEOUT`] until a background thread that drives has unlocked the core.
     pub(super) fn close(&self) {
         // A round takes much less time than this timeout. So locking fails only if this thread
         // holds the lock itself, because the last handle was dropped within a round.
@@ -178,7 +178,7 @@ impl Shard {
     }
 
     /// Serves only the connections whose doorbell was rung, without reading from the network. This
-    /// is what a post does.
+    /// is what a post does. Returns false if another thread drives.
     pub(crate) fn try_flush(self: &Arc<Self>) -> bool {
         let Some(mut busy) = self.try_lock() else { return false };
         busy.flush();

@@ -8,11 +8,11 @@
 //! used, connections that keep no more than the first bytes of an FPDU are read by whole FPDUs
 //! only: the first 512 bytes tell the length, and the stack reports when the FPDU is complete
 //! (`StreamExtensions::readable`; SO_RCVLOWAT for kernel TCP). An eighth of the budget is reserved
-//! for Sends among them that wait for a receive. Connections whose peers have been silent inside an
-//! FPDU for at least a second are ended, longest first, on every shard, until there is room. So
-//! peers that each send the beginning of an FPDU do not block others, and each of them keeps at
-//! most 1 KiB beyond the budget. Streams over TLS, whose stack cannot report what has arrived, wait
-//! until there is room.
+//! for those Sends on such connections that wait for a receive. Connections whose peers have been
+//! silent inside an FPDU for at least a second are ended, longest first, on every shard, until
+//! there is room. So peers that each send the beginning of an FPDU do not block others, and each of
+//! them keeps at most 1 KiB beyond the budget. Streams over TLS, whose stack cannot report what has
+//! arrived, wait until there is room.
 
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
@@ -66,7 +66,7 @@ impl Limits {
     /// Checks a quantity against its limit.
     ///
     /// # Errors
-    /// [`Error::Zero`], [`Error::Limit`].
+    /// [`Error::Zero`] if the quantity is zero; [`Error::Limit`] if it exceeds the limit.
     pub fn check(&self, what: &'static str, asked: u64, limit: u64) -> Result<()> {
         if asked == 0 {
             return Err(Error::Zero { what });
@@ -98,7 +98,7 @@ pub(crate) struct Budget {
 pub(crate) struct MessageCharge {
     shared: Arc<Shared>,
     bytes: usize,
-    /// Length of the message at which it has made progress.
+    /// Length of the message at which it counts as having made progress again.
     next_step: usize,
 }
 
@@ -274,7 +274,7 @@ impl Shared {
     /// Applies injected faults to a call of the application.
     ///
     /// # Errors
-    /// [`Error::Injected`].
+    /// [`Error::Injected`] if the plan makes the call fail.
     pub(crate) fn call(&self, call: Call) -> Result<()> {
         self.faults.as_ref().map_or(Ok(()), |faults| faults.call(call))
     }

@@ -1,5 +1,5 @@
-//! Deadlines of connections: a heap without removal. The connection has the deadline that is valid;
-//! other entries are stale.
+//! Deadlines of connections: a heap from which entries are not removed when they become stale. Only
+//! the entry for the deadline that the connection itself has is valid.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,5 +1,4 @@
-//! The memory trim: memory of many connections is returned to the system when most of them have
-//! closed.
+//! The memory trim: memory of many connections is returned to the OS when most of them have closed.
 //!
 //! glibc keeps what a burst of connections has freed, some 20 KiB of each in every thread's arena.
 //! Returning it walks all arenas, so a burst is followed by as many trims as there are
@@ -32,7 +31,7 @@ pub(crate) struct Trim {
 
 impl Trim {
     /// Trims the memory because many connections have closed and few remain. If `waits` is true, a
-    /// thread may be started that trims later.
+    /// thread trims later; otherwise this call trims.
     pub(crate) fn bulk_disconnect(self: &Arc<Self>, waits: bool) {
         if !waits {
             return uiw_mem::give_back_free_pages();
@@ -49,7 +48,7 @@ impl Trim {
         }
     }
 
-    /// Trims after each of [`TRIM_DELAYS`]; another bulk disconnect begins them anew.
+    /// Trims after each of [`TRIM_DELAYS`]; another bulk disconnect restarts the delays.
     fn run(&self) {
         loop {
             let seen = self.due.load(Ordering::Acquire);
@@ -63,7 +62,7 @@ impl Trim {
                 }
                 is_quiet
             });
-            // A bulk disconnect during the last trim begins them anew as well.
+            // A bulk disconnect during the last trim restarts the delays as well.
             if is_over && self.due.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 return;
             }

@@ -42,7 +42,6 @@ impl Faults {
     ///
     /// # Errors
     /// [`Error::Io`] if the thread for events cannot be started.
-    /// [`Error::Io`]: no thread for events.
     pub(crate) fn start(plan: FaultPlan) -> Result<Option<Arc<Self>>> {
         if plan.rules.is_empty() {
             return Ok(None);
@@ -66,7 +65,7 @@ impl Faults {
         queues.push(Arc::downgrade(queue));
     }
 
-    /// Applies the plan to a call: sleeps if that is planned.
+    /// Applies the plan to a call: delays it if that is planned.
     ///
     /// # Errors
     /// [`Error::Injected`] if the plan makes the call fail.
@@ -97,7 +96,8 @@ impl Faults {
         }
     }
 
-    /// Returns the status with which a successful request ends instead.
+    /// Returns the status that replaces success for a request with this operation, if a rule is
+    /// due.
     #[cold]
     pub(crate) fn completion(&self, opcode: WcOpcode) -> Option<WcStatus> {
         self.due(|fault| match fault {
@@ -128,7 +128,7 @@ impl Faults {
         first
     }
 
-    /// Returns whether a rule is due at the present call.
+    /// Counts a call for a rule, and returns whether the rule is due at this call.
     fn counts(&self, counted: &CountedRule) -> bool {
         let number = counted.calls.fetch_add(1, Ordering::Relaxed) + 1;
         match counted.rule.when {

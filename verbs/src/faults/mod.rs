@@ -1,8 +1,8 @@
 //! Faults of the verbs: calls that fail, completions with an error status, asynchronous events and
-//! slow calls, for tests of a program's own handling of errors. A plan says which; its rules are
-//! counted for each device.
+//! slow calls, for tests of a program's own handling of errors. A plan contains the rules for these
+//! faults. The calls that match a rule are counted for each device.
 //!
-//! Faults of the byte stream below are those of `uiw_impair::fault`.
+//! Faults of the byte stream are those of `uiw_impair::fault`.
 
 mod active;
 mod text;
@@ -25,9 +25,9 @@ use std::time::Duration;
 /// | `call:CALL@WHEN=ERRNO` | the call is refused with that error number; nothing else happens |
 /// | `wc:OPERATION@WHEN=STATUS` | the request ends with that status, its queue pair in the error state |
 /// | `event:EVENT@TIME` | the asynchronous event is raised on every handle of the device |
-/// | `cm:CALL@WHEN=OUTCOME` | the call succeeds, and the outcome is what its event says |
+/// | `cm:CALL@WHEN=OUTCOME` | the call succeeds, and its event reports the outcome |
 /// | `slow:CALL@WHEN=TIME` | the calling thread sleeps before the call |
-/// | `seed=N` | where chances begin; the same seed gives the same choices. Default: 0 |
+/// | `seed=N` | seed of the chances; the same seed gives the same choices. Default: 0 |
 ///
 /// `WHEN`: see [`FaultTrigger`]; without `@WHEN` the rule is for every call. `TIME`: `250us`,
 /// `5ms`, `2s`, `1m`.
@@ -35,7 +35,7 @@ use std::time::Duration;
 /// Calls of `call` and `slow`: those of [`Call`]; `slow` has `poll_cq` as well. Calls of `cm`:
 /// `connect`, `resolve_addr`, `resolve_route`. Operations: `send`, `write`, `read`, `atomic`,
 /// `recv`, `any`. Statuses, events and error numbers have their names in C without `IBV_WC_` and
-/// `IBV_EVENT_`. Of several rules for one call the first one that is due counts.
+/// `IBV_EVENT_`. If several rules for one call are due, the first one applies.
 ///
 /// ```
 /// # mod uiw { pub use uiw_verbs as raw; }
@@ -84,7 +84,7 @@ pub enum Call {
     CreateQp,
     /// [`Pd::create_srq`](crate::Pd::create_srq), `ibv_create_srq`.
     CreateSrq,
-    /// `ibv_modify_qp`, and nothing in Rust.
+    /// `ibv_modify_qp`. No call of the Rust API is affected.
     ModifyQp,
     /// A chain of requests to a send queue.
     PostSend,
@@ -169,7 +169,7 @@ impl CmFault {
         }
     }
 
-    /// Returns whether `call` can end so.
+    /// Returns whether `call` can have this outcome.
     const fn is_of(self, call: CmCall) -> bool {
         match self {
             Self::Rejected | Self::Refused | Self::Unreachable | Self::ConnectError => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Selects the matching calls to which a rule applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultTrigger {
-    /// All calls; has no text form.
+    /// All calls. It has no text form: it is the trigger of rules without `@WHEN`.
     Always,
     /// One call, counted from 1: `3`.
     Nth(u64),

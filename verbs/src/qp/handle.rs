@@ -20,7 +20,8 @@ use uiw_mem::Access;
 /// Largest queue pair number (24 bits).
 const MAX_NUM: u32 = 0x00FF_FFFF;
 
-/// Queue pair. Dropping it aborts its connection and discards the posted requests.
+/// Queue pair. Dropping it closes its connection and discards the posted requests. The connection
+/// is closed in order if no request is in progress, and with a Terminate otherwise.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -117,7 +118,8 @@ impl Qp {
         Ok(Self(inner))
     }
 
-    /// Returns the number, which has 24 bits, is random, and is unique on the device.
+    /// Returns the number, which has 24 bits and is unique on the device. It is random unless
+    /// [`QpInit::num`] has set it.
     #[must_use]
     pub fn num(&self) -> u32 {
         self.0.num
@@ -187,7 +189,8 @@ impl Qp {
         self.0.post_recv(wrs)
     }
 
-    /// Returns the attributes that were set, and the current state.
+    /// Returns the current state and attributes. IRD and ORD are the negotiated ones once a
+    /// connection was established.
     #[must_use]
     pub fn query(&self) -> QpAttr {
         let ord = self.0.sq.lock().ord;
@@ -213,7 +216,9 @@ impl Qp {
     /// * RESET discards all requests, as if the queue pair were new.
     ///
     /// # Errors
-    /// [`Error::Transition`]; [`Error::NotConnected`] for RTS while the connection is being closed.
+    /// [`Error::Transition`] if the verbs state diagram has no such transition;
+    /// [`Error::NotConnected`] for a state that requires a connection, such as SQD, if there is
+    /// none, and for RTS while the connection is being closed.
     pub fn modify(&self, to: QpState) -> Result<()> {
         crate::qp::control::modify(&self.0, to)
     }
@@ -223,7 +228,6 @@ impl Qp {
     ///
     /// # Errors
     /// [`Error::NotConnected`] if there is no connection.
-    /// [`Error::NotConnected`].
     pub fn disconnect(&self) -> Result<()> {
         crate::qp::control::disconnect(&self.0)
     }
@@ -254,7 +258,6 @@ impl Qp {
     ///
     /// # Errors
     /// [`Error::NotConnected`] if there is no connection.
-    /// [`Error::NotConnected`].
     pub fn set_no_receive_timeout(&self, timeout: Duration) -> Result<()> {
         self.with_conn(move |conn, services| conn.set_no_receive_timeout(timeout, services))
             .ok_or(Error::NotConnected)

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Between two lines of one queue pair about one cause.
+/// Minimum time between two log lines of one queue pair about the same cause.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Cause of a local error.
@@ -46,7 +46,7 @@ impl LogLimit {
     }
 }
 
-/// A local error: what failed, its value, and the limit.
+/// Description of a local error: the request or receive, its value, and the limit.
 #[derive(Debug)]
 pub(crate) struct LocalDetail {
     pub(crate) cause: LocalCause,

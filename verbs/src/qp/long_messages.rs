@@ -19,8 +19,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Long messages of a queue pair that were received. The next message begins only if those that
-/// were not released take at most [`LongMessages::max_len`] bytes together. It may have that length
-/// again.
+/// were not released take less than [`LongMessages::max_len`] bytes together. It may itself be as
+/// long as that.
 pub(crate) struct LongMessages {
     /// Maximum length of a message.
     max_len: u32,

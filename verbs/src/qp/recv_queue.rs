@@ -18,8 +18,8 @@ pub(crate) struct RecvQueue {
     ring: Ring<RecvWqe>,
     depth: u32,
     max_sge: u32,
-    /// True if messages take the receive that was posted last. If all receives are alike, its
-    /// memory is in the cache, and only as much memory is touched as messages are in use at a time.
+    /// True if messages take the receive that was posted last. The memory of this receive is likely
+    /// to be in the cache, and only as much memory is touched as messages are in use at a time.
     newest_first: bool,
     /// True if posting is an error (RESET).
     pub(crate) closed: bool,

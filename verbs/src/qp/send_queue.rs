@@ -28,8 +28,8 @@ pub(crate) enum SqMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WqeState {
     Posted,
-    /// All bytes were added to the stream's transmit queue. For a Read or an atomic, the request
-    /// was.
+    /// All bytes of the message were added to the stream's transmit queue. For a Read or an atomic,
+    /// these are the bytes of the request message.
     Built,
     Done,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Wqe {
     pub(crate) inline: Vec<u8>,
     /// Length of the message in bytes.
     pub(crate) len: u32,
-    /// MSN of the request's untagged message, once the message was begun.
+    /// MSN of the request's untagged message, once the stream has begun the message.
     msn: u32,
     pub(crate) state: WqeState,
     pub(crate) status: WcStatus,
@@ -135,13 +135,14 @@ pub(crate) struct SendQueue {
     /// Sequence number of the first request that must not be passed to the stream (SQD).
     stop: Option<u32>,
     qp_num: u32,
-    /// Number of this queue's last completion in its completion queue, plus one. The application
-    /// has polled it once the completion queue has given out this many completions.
+    /// One more than the number that this queue's last completion has in its completion queue. The
+    /// application has polled this completion once that many completions have left the completion
+    /// queue.
     reported: u64,
     /// True if the doorbell was rung, and the stream has not read the queue since.
     pub(crate) rung: bool,
-    /// Approximate number of bytes posted since the stream read the queue last, or since a post has
-    /// completed a batch.
+    /// Approximate number of bytes posted since the stream last read the queue, or since a post was
+    /// last served at once.
     pub(crate) unread_bytes: u64,
 }
 
@@ -271,8 +272,8 @@ impl SendQueue {
         self.stop.get_or_insert(self.front.wrapping_add(u32::try_from(self.ring.len()).unwrap_or(u32::MAX)));
     }
 
-    /// Makes the next request wait as well, or only those after it if `begun` is true because it is
-    /// partly sent.
+    /// Makes the next request and all later ones wait. If `begun` is true, the next request is
+    /// partly sent and is still completed.
     pub(crate) fn stop_after(&mut self, begun: bool) {
         self.stop = Some(self.next_seq().wrapping_add(u32::from(begun)));
     }
@@ -281,7 +282,7 @@ impl SendQueue {
         self.stop = None;
     }
 
-    /// Marks the next request as passed to the stream. Its last message has this MSN.
+    /// Marks the next request as passed to the stream. `msn` is the MSN of its last message.
     #[inline]
     pub(crate) fn built(&mut self, msn: u32) {
         if let Some(wqe) = self.ring.get_mut(self.next) {
@@ -412,14 +413,15 @@ impl SendQueue {
         injected
     }
 
-    /// Completes all requests that were built, or all requests if `all` is set, with success.
+    /// Marks all requests that were built, or all requests if `all` is set, as done with success.
     pub(crate) fn complete_built(&mut self, all: bool) {
         if all {
             self.next = self.ring.len();
         }
         for at in 0..self.next {
             let Some(wqe) = self.ring.get_mut(at) else { break };
-            // Requests that are done already keep their status.
+            // Requests that are done already keep their status; the others still have the initial
+            // status, which is success.
             wqe.state = WqeState::Done;
         }
     }
@@ -491,9 +493,10 @@ impl SendQueue {
         let mut failed = false;
         for at in 0..self.ring.len() {
             let Some(wqe) = self.ring.get_mut(at) else { break };
-            // A Write after a failed Read may have been sent. It was not reported, and no request
-            // succeeds after one that has failed. The failure that a Terminate names keeps its
-            // status wherever it is.
+            // A request after one that has failed must not succeed, for example a Write that was
+            // sent after a Read that has failed. Its success was not reported yet, so it is
+            // flushed. A request that has already failed, such as the one that a Terminate names,
+            // keeps its status wherever it is in the queue.
             let open = wqe.state != WqeState::Done;
             if open || failed && wqe.status == WcStatus::Success {
                 wqe.state = WqeState::Done;

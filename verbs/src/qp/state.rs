@@ -6,17 +6,18 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum QpState {
-    /// Just made by a caller that asked for it, or reset: nothing may be posted.
+    /// The queue pair was reset, or is a new UD queue pair. Nothing may be posted.
     Reset = 0,
-    /// Receives may be posted. An iWARP queue pair starts here.
+    /// Receives may be posted. A new queue pair for connections is in this state.
     Init = 1,
-    /// Ready to receive: waits for its connection.
+    /// Ready to receive. The queue pair waits for its connection.
     Rtr = 2,
-    /// Connected.
+    /// Ready to send. If the connection is not established yet, requests wait for it.
     Rts = 3,
-    /// Send queue drained or draining: posted sends wait. Also an orderly close under way.
+    /// The send queue is drained or being drained, and requests posted later wait. Also the state
+    /// during an orderly close.
     Sqd = 4,
-    /// Send queue error. A reliable connection never enters it; leaving it for RTS is legal.
+    /// Send queue error. Only UD queue pairs enter it; they can return to RTS.
     Sqe = 5,
     /// Error: everything posted is flushed.
     Err = 6,
@@ -35,7 +36,7 @@ impl QpState {
         }
     }
 
-    /// Returns whether an application may ask for the transition to `to`: the verbs state diagram.
+    /// Returns whether an application may request the transition to `to` (verbs state diagram).
     #[must_use]
     pub const fn may_become(self, to: Self) -> bool {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};

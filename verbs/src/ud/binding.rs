@@ -10,7 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_llp::{DatagramConfig, Interest, Token};
 
-/// Binds a port at all addresses, with the same port number if the first address has port 0.
+/// Binds a port at all addresses. An address with port 0 gets the port number of the address before
+/// it, and the OS chooses the number if it is the first one.
 pub(super) fn bind(
     core: &mut Core,
     addresses: &[SocketAddr],

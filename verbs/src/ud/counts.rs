@@ -26,8 +26,8 @@ pub struct DatagramCounts {
     pub bad_qkey: u64,
     /// Dropped: no receive was posted.
     pub no_receive: u64,
-    /// Datagrams not placed because the receive was too short or its memory not valid, which ends
-    /// the queue pair.
+    /// Datagrams not placed because the receive was too short or its memory not valid, which puts
+    /// the queue pair into the error state.
     pub bad_receive: u64,
 }
 

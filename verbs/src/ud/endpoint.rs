@@ -18,18 +18,19 @@ pub(crate) struct Endpoint {
     pub(super) index: u8,
     /// MSN of the last datagram that was built.
     pub(super) msn: u32,
-    /// Random number, drawn at each transition to RTS.
+    /// Random number, drawn at each transition from RTR to RTS.
     pub(super) epoch: u32,
-    /// Memory regions that were used last.
+    /// Cache of the memory regions that were used most recently.
     pub(super) cache: MrCache,
     pub(super) counters: DatagramCounters,
     pub(super) last_peer: LastPeer,
     /// Route of the last datagram that was built.
     pub(super) route: Option<SendRoute>,
-    /// Receives in which messages were placed and whose completions are pending, the common part of
-    /// these completions, and the counts of the current run of datagrams.
+    /// Receives in which messages were placed and whose completions are pending, by `wr_id`.
     pub(super) placed: Vec<u64>,
+    /// Common part of the pending completions.
     pub(super) message: Message,
+    /// Counts of the current run of datagrams.
     pub(super) received: ReceivedCount,
     /// Route header that was written last. Messages of one sender have equal route headers if they
     /// have equal lengths.
@@ -70,7 +71,7 @@ impl Message {
     }
 }
 
-/// Numbers of messages in one run of datagrams, which have the same sender.
+/// Numbers of messages and bytes in one run of datagrams, which have the same sender.
 #[derive(Default)]
 pub(super) struct ReceivedCount {
     pub(super) all: Count,

@@ -47,8 +47,7 @@ impl std::fmt::Debug for DatagramPort {
 }
 
 impl DatagramPort {
-    /// Binds a port at `addresses`; if they have port 0, the system chooses one port for all of
-    /// them.
+    /// Binds a port at `addresses`. If they have port 0, the OS chooses one port for all of them.
     ///
     /// The port belongs to `shard`, less than [`Device::shards`], on which the receives of its
     /// queue pairs must complete ([`crate::Cq::shard`]). `max_payload` is the length of the longest
@@ -56,7 +55,8 @@ impl DatagramPort {
     ///
     /// # Errors
     /// [`Error::Io`] if a port cannot be bound or the stack does not support datagrams;
-    /// [`Error::Zero`] without an address; [`Error::Limit`].
+    /// [`Error::Zero`] without an address; [`Error::Limit`] if `shard` or `max_payload` is too
+    /// large.
     pub fn bind(
         device: &Device,
         addresses: &[SocketAddr],
@@ -100,7 +100,8 @@ impl DatagramPort {
         self.counts.get()
     }
 
-    /// Binds the port at another address as well, which the network device has got in the meantime.
+    /// Binds the port at another address as well, for example one that was added to the network
+    /// device later. Has no effect if the port is bound at this address already.
     ///
     /// # Errors
     /// [`Error::Io`] if the address cannot be bound.
@@ -132,8 +133,9 @@ impl Pd {
     ///
     /// # Errors
     /// The errors of [`Pd::create_qp`]; [`Error::QpNumber`] for a number of another port and for
-    /// 0xFFFFFF; [`Error::Foreign`] if its receives complete on another shard than that of the
-    /// port.
+    /// 0xFFFFFF; [`Error::QpNumberTaken`] if the number, or every number of the port, is taken;
+    /// [`Error::Foreign`] if the port belongs to another device, or the receives complete on
+    /// another shard than that of the port.
     pub fn create_ud_qp(&self, init: QpInit, port: &Arc<DatagramPort>) -> Result<Qp> {
         if !Arc::ptr_eq(self.driver(), &port.driver) {
             return Err(Error::Foreign { what: "datagram port", of: "device" });
@@ -218,7 +220,8 @@ impl Qp {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if this is not a UD queue pair; [`Error::Misuse`] if the address is
-    /// not that of a group; [`Error::Io`] if the group cannot be joined; [`Error::Limit`].
+    /// not that of a group; [`Error::Io`] if the group cannot be joined; [`Error::Limit`] if the
+    /// port has joined too many groups.
     pub fn attach_multicast(&self, group: IpAddr, member: IpAddr, interface: u32) -> Result<()> {
         let port = &self.ud()?.port;
         let (token, index) = (port.token, Qpn::from_raw(self.num()).index());

@@ -48,7 +48,8 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
         if !is_filled {
             break;
         }
-        // A call with few buffers was filled, so it is followed by one with more buffers.
+        // A call with few buffers that was filled does not count, because the next call has more
+        // buffers.
         turn -= usize::from(takes_many);
     }
     core.services.datagrams = Some(staging);
@@ -221,7 +222,7 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
         // The datagram belongs to another run, or is invalid.
         let Some(arrived) = staging.arrived() else { break };
         match CheckedDatagram::new(slot, &services.counters, peer, arrived.first(), false) {
-            // The next run begins with it.
+            // The next run begins with this datagram.
             Some(checked) if checked.header.destination != to => break,
             Some(checked) => {
                 endpoint.set_grh(checked.payload(), peer, local);
@@ -294,8 +295,8 @@ impl Endpoint {
     }
 
     /// Takes the first `count` received datagrams, which have the same `header` except for the MSN,
-    /// or counts them as dropped. `receives` gives access to the receives of `qp`, its own queue
-    /// pair, once one is needed.
+    /// or counts them as dropped. `qp` is the queue pair of this endpoint. `receives` is filled
+    /// with access to its receives when one is needed.
     fn deliver<'a>(
         &mut self,
         qp: &'a QpInner,
@@ -342,7 +343,8 @@ impl Endpoint {
         services: &mut Services,
     ) {
         let has_room = self.push_received(services);
-        // Both flush the queue, after the completion of this receive.
+        // `fail` and `lost_completion` flush the queue. `fail` first completes the receive that has
+        // failed.
         if let Some((wr_id, status)) = failed {
             self.fail(wr_id, status, services);
         }

@@ -15,15 +15,16 @@ const FEW_BUFFERS: usize = 2;
 /// Space before the first datagram: a Global Route Header, which is longer than the header of a
 /// datagram, replaces it.
 pub(super) const HEADROOM: usize = Grh::LEN - Header::LEN;
-/// Maximum number of bytes, and of datagrams, of one send call.
+/// Maximum number of bytes of one send call.
 const SEND_BYTES: usize = 256 << 10;
+/// Maximum number of datagrams of one send call.
 const SEND_DATAGRAMS: usize = 256;
 
 /// Consecutive datagrams of one sender.
 pub(super) struct ReceivedRun<'a> {
     pub(super) peer: SocketAddr,
-    /// Their bytes, after [`HEADROOM`]. The space for the route header of a datagram overlaps the
-    /// end of the previous one, which is placed earlier.
+    /// Bytes of the datagrams, after [`HEADROOM`]. The space for the route header of a datagram
+    /// overlaps the end of the previous one, which is placed earlier.
     bytes: &'a mut [u8],
     /// Length of each datagram except the last one, which may be shorter.
     len: usize,
@@ -91,7 +92,7 @@ pub(crate) struct Staging {
     next: (usize, usize),
     /// Buffer for datagrams that are being built; [`SEND_BYTES`] long once it is used.
     out: Vec<u8>,
-    /// Length of the datagrams that were built.
+    /// Length in bytes of all datagrams that were built.
     filled: usize,
     /// Items to send. Consecutive datagrams with the same length and destination are one item.
     outgoing: Vec<Outgoing>,

@@ -42,7 +42,7 @@ impl RequestShape {
     /// Flags that affect the datagram.
     const FLAGS: SendFlags = SendFlags::SOLICITED.union(SendFlags::INLINE);
 
-    /// Returns the kind of a request, or `None` if it has another destination.
+    /// Returns the shape of a request, or `None` if it has another destination.
     fn of(wqe: &Wqe, to: &Destination) -> Option<Self> {
         let flags = wqe.flags & Self::FLAGS;
         let lkey =
@@ -70,7 +70,7 @@ impl RequestShape {
     }
 }
 
-/// Requests of one kind, and the memory for their datagrams.
+/// Requests of the same shape, and the memory for their datagrams.
 struct TransmitBatch<'a> {
     wqes: &'a mut [Wqe],
     /// Memory for consecutive datagrams.
@@ -85,8 +85,9 @@ struct TransmitBatch<'a> {
 }
 
 impl TransmitBatch<'_> {
-    /// Builds datagrams with payloads of `payload` bytes. `write` writes a payload, or returns
-    /// false. Returns the number of datagrams that were built, and the error of the next one.
+    /// Builds datagrams with payloads of `payload` bytes. `write` writes the payload of a request,
+    /// and returns false if it cannot. Returns the number of datagrams that were built, and the
+    /// error of the next one.
     #[inline(always)]
     fn build(
         self,
@@ -423,9 +424,9 @@ struct SendOutcome {
     done: usize,
     /// True if the socket has no room for the next datagram.
     is_blocked: bool,
-    /// Number of datagrams that were sent, and how many of them went to queue pairs of the same
-    /// device or to groups.
+    /// Datagrams that were sent.
     all: Count,
+    /// Datagrams among them that went to queue pairs of the same device or to groups.
     same_device: Count,
     /// Number of datagrams that UDP has refused.
     unsent: u64,

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use uiw_datagram::sidr::Request;
 use uiw_llp::Token;
 
-/// Request that is repeated until its reply arrives. Dropping it stops the repetition.
+/// Request that is repeated until its reply arrives or it times out. Dropping it stops the
+/// repetition.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -46,13 +47,13 @@ impl std::fmt::Debug for SidrHandle {
 }
 
 impl SidrHandle {
-    /// Asks the listener at `peer` for its queue pair, from `local`.
-    /// [`SidrResolved`](crate::cm::CmEventKind::SidrResolved) or
-    /// [`Failed`](crate::cm::CmEventKind::Failed) come on `channel`.
+    /// Asks the listener at `peer` for its queue pair, from `local`. The outcome is an event on
+    /// `channel`: [`SidrResolved`](crate::cm::CmEventKind::SidrResolved) or
+    /// [`Failed`](crate::cm::CmEventKind::Failed).
     ///
     /// # Errors
-    /// [`Error::Io`] when the address cannot be had or the stack has no datagrams, [`Error::Limit`]
-    /// for too much private data.
+    /// [`Error::Io`] if the address is not available or the stack does not support datagrams;
+    /// [`Error::Limit`] if the private data is too long.
     pub fn request(
         device: &Device,
         local: SocketAddr,

@@ -28,12 +28,12 @@ impl std::fmt::Debug for SidrListener {
 
 impl SidrListener {
     /// Listens on UDP at `addresses`. If they have port 0, a free port is chosen for all of them.
-    /// If there are several, addresses that the system does not have are skipped. Requests are
+    /// If there are several, addresses that the host does not have are skipped. Requests are
     /// reported on `channel` as [`CmEventKind::SidrRequest`].
     ///
     /// # Errors
-    /// [`Error::Io`] when an address cannot be had or the stack has no datagrams, [`Error::Zero`]
-    /// without an address.
+    /// [`Error::Io`] if an address is not available or the stack does not support datagrams;
+    /// [`Error::Zero`] if no address is left.
     pub fn bind(device: &Device, addresses: &[SocketAddr], channel: &Arc<CmChannel>) -> Result<Self> {
         let driver = Arc::clone(device.driver());
         let shard = driver.shard_for_listener();
@@ -89,7 +89,8 @@ impl Drop for SidrListener {
     fn drop(&mut self) {
         let (token, id) = (self.token, self.id());
         let slot = self.driver.shard(token).call(move |core| core.remove(token));
-        // Dropping a request makes a call to its shard.
+        // The events are removed after the call, because dropping a request makes another call to
+        // its shard.
         if let Some(Slot::Sidr(slot)) = slot {
             drop(slot.channel.remove_if(|event| is_for(event, id)));
         }

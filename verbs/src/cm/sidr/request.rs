@@ -35,13 +35,13 @@ impl SidrRequest {
         self.id
     }
 
-    /// Returns the listener that has received it.
+    /// Returns the listener that has received the request.
     #[must_use]
     pub fn listener(&self) -> ListenerId {
         ListenerId(self.listener.0)
     }
 
-    /// Returns the local address that it was sent to.
+    /// Returns the local address to which the request was sent.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local

@@ -8,10 +8,11 @@ use std::time::Duration;
 use uiw_datagram::sidr::{LEN, Reply, Status};
 use uiw_stream::Time;
 
-/// Requests of one transaction, with the time until the first repetition. The time doubles with
-/// each one, up to a maximum.
+/// Number of requests of one transaction.
 const REQUESTS: u32 = 8;
+/// Time until the first repetition. It doubles with each repetition.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(250);
+/// Maximum time between two repetitions.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(4);
 
 pub(super) struct Requester {
@@ -81,8 +82,8 @@ impl Requester {
                 return None;
             }
         };
-        // A datagram of another sender, or a late one. Only address and port are compared, because
-        // the program's address may have a flow label or no scope.
+        // Datagrams of other senders and late replies are ignored. Only address and port are
+        // compared, because the program's address may have a flow label or no scope.
         let is_peer = (from.ip(), from.port()) == (self.peer.ip(), self.peer.port());
         if !is_peer || reply.transaction != self.number || self.over {
             return None;

@@ -11,12 +11,14 @@ use uiw_datagram::sidr::{LEN, Request};
 use uiw_llp::Token;
 use uiw_stream::Time;
 
-/// Time for which a responder remembers a reply, and maximum number of replies. If there are more,
-/// the oldest is forgotten, and a repetition of its request counts as a new request.
+/// Time for which a responder remembers a reply.
 const REMEMBERED: Duration = Duration::from_secs(30);
+/// Maximum number of remembered replies. If there are more, the oldest is forgotten, and a
+/// repetition of its request counts as a new request.
 const MAX_REPLIES: usize = 1024;
-/// Maximum number of undecided requests, and maximum number of them per host.
+/// Maximum number of undecided requests.
 const MAX_PENDING: usize = 1024;
+/// Maximum number of undecided requests per host.
 const MAX_PENDING_OF_HOST: usize = 128;
 
 pub(super) struct Responder {

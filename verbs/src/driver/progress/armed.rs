@@ -35,7 +35,7 @@ impl State {
     }
 
     /// Lets a post withhold the token of the channel whose `WithheldToken` is at the given address,
-    /// if the program of the channel is armed. Returns whether it is.
+    /// if the program of the channel is armed. Returns whether the token is withheld.
     pub(in super::super) fn withhold(&self, withheld: *const ()) -> bool {
         self.ownership.withhold(withheld)
     }

@@ -14,16 +14,17 @@ use std::time::Duration;
 const TIMER: Duration = Duration::from_micros(200);
 /// Limit up to which the timer doubles while polling continues.
 const MAX_TIMER: Duration = Duration::from_millis(1);
-/// Divisor of the duration of continuous polling that gives the timer. A turn takes some processor
-/// time of the poller, so turns must be rare compared with round trips.
+/// Divisor for the timer during continuous polling: the timer is the time for which polling has
+/// continued, divided by this number. A turn takes some processor time of the poller, so turns must
+/// be rare compared with round trips.
 const TIMER_PART: u32 = 16;
-/// Maximum of that timer.
+/// Maximum timer during continuous polling.
 const MAX_LONG_TIMER: Duration = Duration::from_millis(4);
 
 /// Pause of the background thread while a program that polls memory holds the core.
 const CALL: Duration = Duration::from_micros(10);
 
-/// Runs the background thread of `drive` until that is dropped.
+/// Runs the background thread of the shard `drive` until the shard is dropped.
 pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
     let mut background = BackgroundThread {
         state,
@@ -54,8 +55,8 @@ struct BackgroundThread<'a, D> {
 #[derive(Default)]
 struct StandbyState {
     seen: TurnObservations,
-    /// Number of rounds at the last turn, or after the last round of its own, which must not count
-    /// as another thread's.
+    /// Number of rounds at the last turn, or after the last round that this thread has made itself.
+    /// That one must not count as a round of another thread.
     rounds: u32,
     /// True if rounds were made between the last two turns.
     driven: bool,
@@ -109,9 +110,10 @@ impl<D: Drive> BackgroundThread<'_, D> {
         }
     }
 
-    /// Drives if no other thread does: beside an active poller that is awake but runs other code,
-    /// after a post of a program that has stopped polling, and at a deadline of an armed program,
-    /// which a deadline does not wake. Does nothing if rounds were made since the last turn.
+    /// Drives if no other thread does: if an active poller is awake but runs other code, if a post
+    /// of a program that has stopped polling is pending, or if a deadline has passed while an armed
+    /// program, which a deadline does not wake, is the owner. Does nothing if rounds were made
+    /// since the last turn.
     fn help(&mut self) {
         let due = || self.state.deadline().is_some_and(|at| at <= Instant::now());
         let seen = &self.standby.seen;
@@ -252,7 +254,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
 }
 
 impl StandbyState {
-    /// Returns the end of a standby that begins now. `owned`: there is an active poller.
+    /// Returns the end of a standby that begins now. `owned` is true if there is an active poller.
     fn next_timer(&mut self, owned: bool) -> Instant {
         let now = Instant::now();
         let most = if owned {

@@ -18,9 +18,10 @@ use std::time::Duration;
 /// even if it handles a request in between. Wall-clock time does not count, because the thread may
 /// have been preempted.
 pub(super) const UNSERVED: Duration = Duration::from_micros(150);
-/// Number and duration of the pauses of a check. After them the check ends, because the thread that
-/// polled last is not running.
+/// Number of pauses of a check. After them the check ends, because the thread that polled last is
+/// not running.
 pub(super) const SLEEPS: usize = 8;
+/// Duration of each pause of a check.
 pub(super) const SLEEP: Duration = Duration::from_micros(20);
 /// Time without arrivals for the background thread after which polls are assumed to serve them.
 const SERVED_BY_POLLS: Duration = Duration::from_millis(10);
@@ -28,11 +29,13 @@ const SERVED_BY_POLLS: Duration = Duration::from_millis(10);
 /// Number of consecutive checks with an unserved arrival after which the program is assumed to poll
 /// memory.
 const ENOUGH: u8 = 2;
-/// Number of arrivals of which the background thread, as the owner, checks one, which delays that
-/// arrival. The first number is for programs that are assumed to poll memory, the second for other
-/// programs that polled without a round; it doubles with each check that finds no unserved arrival.
+/// Number of arrivals of which the background thread, as the owner, checks one if the programs are
+/// assumed to poll memory. A check delays its arrival.
 const ARRIVALS_PER_CHECK: u32 = 512;
+/// Like [`ARRIVALS_PER_CHECK`], but the initial number for other programs that polled without
+/// making a round. It doubles with each check that finds no unserved arrival.
 const OTHERS_PER_CHECK: u32 = 16;
+/// Maximum to which [`OTHERS_PER_CHECK`] doubles.
 const MAX_OTHERS_PER_CHECK: u32 = 1 << 14;
 
 /// Observations of the background thread about the programs of its shard.
@@ -81,7 +84,7 @@ impl MemoryPolls {
     }
 
     /// Counts an arrival for the background thread as the owner. Returns whether to check it.
-    /// `polled`: the program has polled, but made no round.
+    /// `polled` is true if the program has polled without making a round.
     pub(super) fn is_to_be_checked(&mut self, polled: bool) -> bool {
         if !polled && !self.are_likely() {
             return false;

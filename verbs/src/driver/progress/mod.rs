@@ -123,7 +123,7 @@ type Nanos = u64;
 /// Value for "no time".
 const NEVER: Nanos = Nanos::MAX;
 
-/// Interface of a shard for this module.
+/// Interface through which this module uses a shard.
 pub(super) trait Drive: Send + Sync + 'static {
     /// Returns the state of this module for the shard.
     fn progress(&self) -> &State;
@@ -156,7 +156,8 @@ pub(super) struct State {
     poll_hint: AtomicBool,
     /// Thread that has set the poll hint last; 0 if it was set at the end of a wait.
     poller: AtomicI32,
-    /// Poll hint at the background thread's last turn; false if no rounds were made.
+    /// Poll hint at the background thread's last turn; false if no rounds were made, or if the
+    /// polling program is assumed to poll memory ([`memory_polls`]).
     poll_hint_held: AtomicBool,
     /// Time when the last thread slept in one of the engine's waits; [`NEVER`] before the first
     /// one.

@@ -8,15 +8,15 @@ use super::Nanos;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// Number of turns, with the same active poller asleep, for which the background thread keeps its
-/// timer. Then it parks.
+/// Number of consecutive turns with the same active poller asleep during which the background
+/// thread keeps its timer. After more turns it parks.
 pub(super) const STANDBY_TURNS: u32 = if MODEL { 0 } else { 10 };
 
-/// Turn at which the background thread takes over if the same program is armed and no round was
-/// made.
+/// Number of consecutive turns after which the background thread takes over from an armed program
+/// if the program was not armed again and no round was made.
 pub(super) const ARMED_TURNS: u32 = if MODEL { 1 } else { 11 };
 
-/// The thread or program that sleeps in the stack's descriptor, or is about to.
+/// Owner of a shard: the thread or program that sleeps in the stack's descriptor, or is about to.
 #[derive(Default)]
 enum ShardOwner {
     #[default]
@@ -34,8 +34,8 @@ enum ShardOwner {
     Served(Arc<Watch>),
 }
 
-/// Pause during which no armed program becomes the owner, after one did not drive in time or had a
-/// spurious wake-up, or two programs were armed.
+/// Pause during which no armed program becomes the owner. It begins when an armed program did not
+/// drive in time or had a spurious wake-up, or when two programs were armed.
 #[derive(Default)]
 struct ArmBackoff {
     until: Nanos,
@@ -95,13 +95,14 @@ pub(super) struct TurnObservations {
     same_owner: u32,
     /// True if an armed program was the owner at the last turn.
     pub(super) armed: bool,
-    /// Number of turns with the same armed program between which no rounds were made.
+    /// Number of consecutive turns with the same armed program and without rounds.
     armed_idle: u32,
-    /// True if the stack had events at the last of them.
+    /// True if the stack had unserved events at the last turn with an armed program.
     unserved: bool,
     /// True if the active poller was awake at the last turn.
     awake: bool,
-    /// True if it was awake at the last two turns, so that it may be running other code.
+    /// True if the active poller was awake at the last two turns, so that it may be running other
+    /// code.
     pub(super) stays_awake: bool,
 }
 
@@ -165,8 +166,8 @@ impl Ownership {
         };
     }
 
-    /// Records that the active poller is about to drive, and then to run other code. The background
-    /// thread checks it with a timer again.
+    /// Records that the active poller is about to drive, and then to run other code. Wakes the
+    /// background thread if it is parked, so that it checks the poller with a timer again.
     pub(super) fn wake_up(&self) {
         let mut inner = self.inner.lock();
         inner.owner = match std::mem::take(&mut inner.owner) {
@@ -189,7 +190,8 @@ impl Ownership {
 
     /// Makes the program of `watch`, which has armed a queue, the owner, unless there is an active
     /// poller, another armed program, or a pause (`ArmBackoff`). Returns whether it is the owner.
-    /// `begin` is called before its descriptor can become readable.
+    /// `begin` is called before the program's descriptor can become readable, unless the program
+    /// was armed already.
     pub(super) fn arm(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos, begin: impl FnOnce()) -> bool {
         let mut inner = self.inner.lock();
         // Usually there is no pause, and the clock is not read.
@@ -247,7 +249,7 @@ impl Ownership {
     }
 
     /// Withholds the token of the channel whose `WithheldToken` is at the given address, if the
-    /// program of the channel is the owner. Returns whether it does.
+    /// program of the channel is the owner and armed. Returns whether the token is withheld.
     pub(super) fn withhold(&self, withheld: *const ()) -> bool {
         match &self.inner.lock().owner {
             ShardOwner::Armed(watch) if watch.releases(withheld) => watch.withhold(),
@@ -262,8 +264,8 @@ impl Ownership {
     }
 
     /// Records that the program of `watch` woke up for an arrival that completed nothing for it.
-    /// Has no effect if it is not the owner: then another thread has woken it, and a program that
-    /// sleeps often would never get out of the pause.
+    /// Has no effect if the program is not the owner, because another thread has woken it then.
+    /// If such wake-ups were counted, a program that sleeps often would never leave the pause.
     pub(super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos) {
         let mut inner = self.inner.lock();
         if inner.is_watched_by(watch) {

@@ -107,7 +107,8 @@ fn poll_on<D: Drive, T>(
     }
 }
 
-/// Sleeps. Returns true without sleeping if a post or a command is waiting.
+/// Sleeps. Returns true without sleeping if a post or a command is waiting. On a device that the
+/// program drives itself, only yields the processor.
 fn sleep<'a, D: Drive>(
     drive: &'a Arc<D>,
     parker: &Arc<Parker>,
@@ -171,7 +172,7 @@ pub(super) fn keep_polling<D: Drive>(drive: &Arc<D>, stop: impl Fn() -> bool) {
     }
 }
 
-/// Guard that notifies the parker of the thread itself when the wait ends for any reason.
+/// Guard that notifies the parker of its own thread when the wait ends for any reason.
 struct NotifyOnDrop<'a>(&'a Parker);
 
 impl Drop for NotifyOnDrop<'_> {
