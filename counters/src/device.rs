@@ -39,7 +39,7 @@ impl DeviceCounters {
     /// process.
     ///
     /// # Errors
-    /// Returns an error if the system has no memory.
+    /// Returns an error if there is not enough memory.
     pub fn new(shards: usize, publish: Option<&Publish>) -> io::Result<Self> {
         let shards = shards.clamp(1, MAX_SHARDS);
         let published = publish.and_then(|publish| {

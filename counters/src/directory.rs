@@ -114,8 +114,8 @@ impl Directory {
     /// created: if the directory of the user does not exist, checks whether it could be created.
     ///
     /// # Errors
-    /// Returns the error of the system, or `PermissionDenied` if other users may write to the
-    /// directory of the user.
+    /// Returns the OS error, or `PermissionDenied` if the directory of the user does not belong to
+    /// this user alone.
     pub fn check(&self) -> io::Result<()> {
         let writable = Access::WRITE_OK | Access::EXEC_OK;
         match self.open(OFlags::PATH) {
@@ -145,8 +145,8 @@ impl Directory {
     /// its name and the error. If the directory of the user does not exist, there are no files.
     ///
     /// # Errors
-    /// Returns the error of the system, or `PermissionDenied` if other users may write to the
-    /// directory of the user.
+    /// Returns the OS error, or `PermissionDenied` if the directory of the user does not belong to
+    /// this user alone.
     pub fn files(&self) -> io::Result<Vec<Result<CounterFile, (String, FileError)>>> {
         let directory = match self.open(OFlags::RDONLY) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.kind == DirectoryKind::User => {
@@ -190,7 +190,7 @@ impl Directory {
     /// Links `other` here as `run-NAME`, so that readers find it.
     ///
     /// # Errors
-    /// Returns the error of the system.
+    /// Returns the OS error.
     pub fn link(&self, other: &Self, name: &str) -> io::Result<()> {
         Ok(rustix::fs::symlinkat(&other.path, self.create()?, format!("run-{name}"))?)
     }
@@ -198,13 +198,13 @@ impl Directory {
     /// Removes the link `run-NAME`.
     ///
     /// # Errors
-    /// Returns the error of the system.
+    /// Returns the OS error.
     pub fn unlink(&self, name: &str) -> io::Result<()> {
         Ok(unlinkat(self.create()?, format!("run-{name}"), AtFlags::empty())?)
     }
 
-    /// Removes the files of all ended processes, for the program that has created the directory.
-    /// Returns true if no counter file is left.
+    /// Removes the files of all ended processes, and files that cannot be read, for the program
+    /// that has created the directory. Returns true if no counter file is left.
     ///
     /// # Errors
     /// Same as for [`Directory::files`].
@@ -260,7 +260,7 @@ impl CounterFile {
     /// Removes the file from `directory`. Returns false if another program has already removed it.
     ///
     /// # Errors
-    /// Returns the error of the system.
+    /// Returns the OS error.
     pub fn remove(&self, directory: &Directory) -> io::Result<bool> {
         match unlinkat(directory.create()?, self.name(), AtFlags::empty()) {
             Ok(()) => Ok(true),

@@ -14,7 +14,7 @@ use uiw_mem::{BLOCK_BYTES, BLOCK_WORDS};
 /// Reason why a counter file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system returned an error.
+    /// OS error.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The file is not a regular file.
@@ -108,7 +108,7 @@ impl CounterFile {
     /// other user can hold on a file of mode 0600.
     ///
     /// # Errors
-    /// Returns the error of the system.
+    /// Returns the OS error.
     pub fn owner(&self) -> io::Result<Owner> {
         let lock = fcntl_getlk(&self.file, &Flock::from(FlockType::WriteLock))?;
         Ok(match lock {
@@ -121,7 +121,7 @@ impl CounterFile {
     /// Returns the user that owns the file.
     ///
     /// # Errors
-    /// Returns the error of the system.
+    /// Returns the OS error.
     pub fn user(&self) -> io::Result<u32> {
         Ok(fstat(&self.file)?.st_uid)
     }

@@ -102,8 +102,9 @@ pub(crate) mod shard {
     pub(crate) const REFUSED: usize = 5;
     pub(crate) const REFUSALS: usize = 4;
     pub(crate) const CRC_ERRORS: usize = 9;
-    /// Number of Terminates whose code has no entry in [`TERMINATES`].
+    /// Number of sent Terminates whose code has no entry in [`TERMINATES`].
     pub(crate) const OTHER_TERMINATES_SENT: usize = 10;
+    /// Number of received Terminates whose code has no entry in [`TERMINATES`].
     pub(crate) const OTHER_TERMINATES_RECEIVED: usize = 11;
     /// Traffic of earlier connections within the device whose blocks have been reassigned, in the
     /// order of [`super::conn::TRAFFIC`].
@@ -136,8 +137,9 @@ pub(crate) mod conn {
     pub(crate) const FLAG_DATAGRAMS: u64 = 8;
     /// Time when the connection began, in nanoseconds since 1970.
     pub(crate) const BEGAN: usize = 4;
-    /// Addresses of three words each (see `address.rs`).
+    /// Local address, three words (see `address.rs`).
     pub(crate) const LOCAL: usize = 5;
+    /// Address of the peer, three words.
     pub(crate) const PEER: usize = 8;
     /// Bytes held for the connection out of the receive memory budget.
     pub(crate) const HELD: usize = 11;
@@ -147,13 +149,15 @@ pub(crate) mod conn {
     /// One word for each [`crate::WaitReason`].
     pub(crate) const WAITS: usize = TRAFFIC + TRAFFIC_WORDS;
     pub(crate) const WAITS_WORDS: usize = 3;
-    /// Messages and bytes of datagrams, sent and received; then the same for datagrams within the
-    /// device; then one word for each [`crate::DropReason`].
+    /// Messages and bytes of datagrams, sent and received.
     pub(crate) const DATAGRAMS: usize = 36;
+    /// The part of [`DATAGRAMS`] that stayed within the device, in the same order.
     pub(crate) const DATAGRAMS_SAME_DEVICE: usize = DATAGRAMS + 4;
+    /// One word for each [`crate::DropReason`].
     pub(crate) const UNSENT: usize = DATAGRAMS_SAME_DEVICE + 4;
-    /// Number of words with counts that only grow.
+    /// Number of words from [`TRAFFIC`] on with counts that only grow.
     pub(crate) const COUNTS: usize = 32;
+    /// Copy of these counts, made when the current connection began.
     pub(crate) const BASE: usize = 64;
 }
 

@@ -11,8 +11,9 @@
 //!   is therefore a load, an addition and a store, without a locked instruction or a system call.
 //! * The counters outlive the process, even if it crashes, because their pages belong to the file.
 //!   [`CounterFile::owner`] tells whether the process is alive.
-//! * Readers read the file into a buffer, and take no lock of the process. They check the contents,
-//!   because another program may have written them.
+//! * Readers read the file into a buffer, because another program of the user may truncate it, and
+//!   a mapping would then end the reader with SIGBUS. They take no lock of the process, and check
+//!   the contents, because another program may have written them.
 //! * Retransmissions and round trips are not counted here: readers query the kernel with the
 //!   addresses of a connection.
 //!
@@ -34,9 +35,6 @@
 //! * The file has mode 0600, gets its final random name when it is complete, and is locked by the
 //!   process (`fcntl`). A forked child inherits neither the lock nor the pages, and F_GETLK
 //!   translates the process number of the owner into the reader's PID namespace.
-//! * Readers copy the file and check it: other programs of the user may have truncated it, and a
-//!   mapping would end the reader with SIGBUS. Round trips and retransmissions are queried from the
-//!   kernel when a reader asks.
 //! * The C libraries and the program `uiw` publish their counters by default, Rust programs only if
 //!   configured. A process with more rights than its user publishes nothing. `uiw stat` reports and
 //!   removes the files of ended processes; a process that finds more than 128 files removes the

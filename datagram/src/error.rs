@@ -28,7 +28,7 @@ pub enum DatagramError {
     Kind {
         /// Kind of the datagram.
         kind: u8,
-        /// Kind that this port accepts.
+        /// Kind that was expected.
         expected: u8,
     },
     /// The CRC does not match.
@@ -65,7 +65,7 @@ pub enum DatagramError {
     /// The DDP header is tagged.
     #[error("tagged DDP segment")]
     Tagged,
-    /// L is not set: a message is one segment.
+    /// L is not set, although every message is a single segment.
     #[error("DDP segment without L")]
     NotLast,
     /// QN is not 0.

@@ -114,8 +114,8 @@ impl Header {
     /// # Errors
     /// Returns the first violation. The rule about the sender is checked by
     /// [`Header::check_source`].
-    // Inlined always, because a header that is returned through memory would be read before its
-    // stores are complete.
+    // Inlined always, because reading a header that is returned through memory has to wait for its
+    // stores.
     #[inline(always)]
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), DatagramError> {
         if datagram.len() < Self::LEN + CRC_LEN {

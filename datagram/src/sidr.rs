@@ -50,9 +50,9 @@ pub struct Request<'a> {
 pub struct Reply<'a> {
     /// Transaction number of the request.
     pub transaction: u64,
-    /// Result, with the queue pair if there is one.
+    /// Result of the request.
     pub status: Status,
-    /// The queue pair.
+    /// Number of the queue pair, if the status is [`Status::Valid`].
     pub qpn: Qpn,
     /// Q_Key of the queue pair.
     pub qkey: u32,

@@ -32,8 +32,8 @@ impl Access {
         self.intersects(Self::REMOTE.union(Self::MW_BIND))
     }
 
-    /// Rights that let a peer modify memory. Verbs grant them only together with
-    /// [`Access::LOCAL_WRITE`].
+    /// Returns whether these rights let a peer modify memory. Verbs grant such rights only together
+    /// with [`Access::LOCAL_WRITE`].
     pub(crate) const fn changes_memory(self) -> bool {
         self.intersects(Self::REMOTE_WRITE.union(Self::REMOTE_ATOMIC))
     }
@@ -78,7 +78,7 @@ pub enum Right {
 }
 
 impl Right {
-    /// Returns the access flag that grants it.
+    /// Returns the access flag that grants the operation.
     pub const fn flag(self) -> Access {
         match self {
             Self::Write => Access::REMOTE_WRITE,

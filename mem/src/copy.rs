@@ -84,7 +84,7 @@ const SMALL: usize = 256;
 /// Stores one aligned piece of 1, 2, 4 or 8 bytes.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `size` bytes, `dst` is a multiple of `size`, and all
+/// `src` is readable and `dst` writable for `size` bytes, `dst` is aligned to `size` bytes, and all
 /// concurrent accesses to `dst` are atomic.
 #[inline(always)]
 unsafe fn store_piece(dst: *mut u8, src: *const u8, size: usize, order: Ordering) {
@@ -110,7 +110,7 @@ unsafe fn store_piece(dst: *mut u8, src: *const u8, size: usize, order: Ordering
 /// Loads one aligned piece of 1, 2, 4 or 8 bytes.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `size` bytes, `src` is a multiple of `size`, and all
+/// `src` is readable and `dst` writable for `size` bytes, `src` is aligned to `size` bytes, and all
 /// concurrent writes to `src` are atomic.
 #[inline(always)]
 unsafe fn load_piece(dst: *mut u8, src: *const u8, size: usize) {
@@ -165,6 +165,8 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
+/// Form of [`store`] for any alignment and length.
+///
 /// # Safety
 /// The requirements of [`store`] apply.
 #[inline]
@@ -216,6 +218,8 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
+/// Form of [`load`] for any alignment and length.
+///
 /// # Safety
 /// The requirements of [`load`] apply.
 #[inline]
@@ -323,7 +327,7 @@ unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
 /// volume 1, 7.3.9.3).
 ///
 /// # Safety
-/// The requirements of [`store`] apply or [`load`].
+/// The requirements of [`store`] or [`load`] apply, depending on which side is shared.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 unsafe fn string_move(dst: *mut u8, src: *const u8, len: usize) {

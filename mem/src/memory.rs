@@ -24,21 +24,21 @@ pub struct Memory {
     _keep: MemoryOwner,
 }
 
-/// Guarantee that the bytes stay mapped while a region covers them.
+/// Degree to which the bytes are guaranteed to stay mapped while a region covers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// Rust's ownership, or the caller of an `unsafe` function, guarantees it.
     Guaranteed,
     /// A program may unmap them. Pages that were given to [`crate::Table::discard`] stay
-    /// inaccessible, because pages that are mapped at the same address later are other ones than
-    /// those that an adapter would have pinned.
+    /// inaccessible, because an adapter would have pinned the old pages, not those that are mapped
+    /// at the same address later.
     Foreign,
     /// Like `Foreign`, but each access uses the pages that are mapped at that time (on-demand
     /// paging).
     OnDemand,
 }
 
-/// Owner of the bytes, which is only dropped.
+/// Owner of the bytes, kept only to be dropped with them.
 enum MemoryOwner {
     Owned(#[expect(dead_code, reason = "kept for its drop")] AnonymousPages),
     Borrowed,
@@ -56,7 +56,7 @@ impl Memory {
     /// Allocates `len` zeroed bytes on pages of their own.
     ///
     /// # Errors
-    /// The error of the system if there is not enough memory.
+    /// The OS error if there is not enough memory.
     pub fn owned(len: usize) -> io::Result<Self> {
         let pages = AnonymousPages::map(len)?;
         Ok(Self {
@@ -190,7 +190,7 @@ impl Memory {
 }
 
 impl From<Vec<u8>> for Memory {
-    /// Registers the bytes of the vector, without its spare capacity.
+    /// Takes the bytes of the vector, without its spare capacity.
     fn from(mut bytes: Vec<u8>) -> Self {
         let (at, len) = (bytes.as_mut_ptr(), bytes.len());
         // SAFETY: a vector's bytes stay where they are when the vector is moved, and it has no

@@ -9,21 +9,26 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Low 32 bits: number of pins. Next 31 bits: number of bound windows. Top bit: revoked. They share
-/// one word, so that all changes have a single order, and "no pin after revocation" and "no window
-/// bound during deregistration" need no lock.
+/// One pin in the state of a [`PinCount`]. The low 32 bits are the number of pins.
 const PIN: u64 = 1;
+/// Mask of the number of pins.
 const PINS: u64 = WINDOW - 1;
+/// One bound window. The 31 bits above the pins are the number of bound windows.
 const WINDOW: u64 = 1 << 32;
+/// Flag of a region that was revoked.
 const REVOKED: u64 = 1 << 63;
 
-/// Time for which [`PinCount::drain`] spins before it yields, and before it parks. A pin lasts for
-/// one copy or one non-blocking system call, so the first few microseconds nearly always suffice.
+/// Number of times that [`PinCount::drain`] spins before it yields. A pin lasts for one copy or one
+/// non-blocking system call, so the first few microseconds nearly always suffice.
 const SPINS: u32 = 200;
+/// Number of times that [`PinCount::drain`] yields before it parks.
 const YIELDS: u32 = 50;
 
 #[derive(Debug, Default)]
 pub(crate) struct PinCount {
+    /// Number of pins, number of bound windows, and the flag for revocation. They share one word,
+    /// so that all changes have a single order, and "no pin after revocation" and "no window bound
+    /// during deregistration" need no lock.
     state: AtomicU64,
     parked: Mutex<()>,
     drained: Condvar,

@@ -72,7 +72,7 @@ pub(crate) unsafe fn store(
     })
 }
 
-/// Copies page by page of the registered memory until a copy fails. Returns whether all have
+/// Copies the registered memory page by page until a copy fails. Returns whether all have
 /// succeeded. `by_file` copies pages that the program has protected, with the process's memory
 /// file.
 fn copy(

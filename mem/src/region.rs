@@ -18,7 +18,7 @@ pub struct Region {
     stag: STag,
     pd: PdId,
     access: Access,
-    /// The only stream that may use it; `None` allows all streams of the protection domain.
+    /// The only stream that may use the region; `None` allows all streams of the protection domain.
     stream: Option<StreamId>,
     /// Base that was requested, before ZERO_BASED replaced it by 0.
     origin: u64,
@@ -28,11 +28,12 @@ pub struct Region {
     len: usize,
     shared: bool,
     presence: Presence,
-    /// Page state of the memory, also for a window and after a re-registration.
+    /// Page state of the memory. Windows onto the region and re-registrations of the memory share
+    /// it.
     page_state: Option<Arc<PageState>>,
     /// `None` once the region has ended for good, so that remaining handles keep no memory.
     memory: Mutex<Option<Arc<Memory>>>,
-    /// Region to which a window is bound.
+    /// Region to which a window is bound; `None` if this is no window.
     parent: Option<Arc<Self>>,
     pin_count: PinCount,
 }
@@ -114,7 +115,8 @@ impl Region {
         self.access
     }
 
-    /// Returns the only stream that may use it; `None` allows all streams of the protection domain.
+    /// Returns the only stream that may use the region; `None` allows all streams of the protection
+    /// domain.
     pub fn stream(&self) -> Option<StreamId> {
         self.stream
     }
@@ -246,8 +248,8 @@ impl Region {
         })
     }
 
-    /// Releases the memory. The pin count is revoked and drained, and the STag will not be valid
-    /// again.
+    /// Releases the memory. The pin count must be revoked and drained, and the STag will not be
+    /// valid again.
     pub(crate) fn give_back(&self) {
         debug_assert!(!self.is_live(), "only what was revoked is given back");
         drop(self.memory.lock().take());

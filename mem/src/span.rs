@@ -19,7 +19,8 @@ use crate::{
 /// checksum does not matter, and small enough to stay in the first-level cache.
 const FOLD_BLOCK: usize = 4096;
 
-/// Range of a region that has passed all checks. It has no address; a [`PinnedSpan`] has.
+/// Range of a region that has passed all checks. Its bytes are accessible only through a
+/// [`PinnedSpan`].
 #[derive(Clone)]
 pub struct Span {
     region: Arc<Region>,
@@ -73,7 +74,7 @@ impl Span {
     /// non-blocking system call, and revoke nothing on the same thread meanwhile.
     ///
     /// # Errors
-    /// [`MemoryGone`] if the region has ended.
+    /// [`MemoryGone`] if the region has ended, or some of the bytes were discarded.
     pub fn pin(&self) -> Result<PinnedSpan<'_>, MemoryGone> {
         PinnedSpan::new(&self.region, self.offset, self.len).ok_or(MemoryGone { stag: self.stag() })
     }
@@ -84,7 +85,7 @@ impl Region {
     /// itself.
     ///
     /// # Errors
-    /// [`LocalError::OutOfRange`].
+    /// [`LocalError::OutOfRange`] if the range exceeds the region.
     pub fn span(self: &Arc<Self>, offset: usize, len: usize) -> Result<Span, LocalError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len() => Ok(Span::new(self.clone(), offset, len)),
@@ -111,7 +112,8 @@ pub struct PinnedSpan<'a> {
 }
 
 impl<'a> PinnedSpan<'a> {
-    /// Pins a range that has passed all checks. Returns `None` if the region has ended.
+    /// Pins a range that has passed all checks. Returns `None` if the region has ended, or some of
+    /// the bytes were discarded.
     pub(crate) fn new(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
         if !region.pin_count().enter() {
@@ -315,8 +317,8 @@ impl<'a> PinnedSpan<'a> {
         Ok(())
     }
 
-    /// Folds `f` over the bytes of `range`, block by block, for checksums. Bytes that may change or
-    /// become inaccessible are copied first, block by block.
+    /// Folds `f` over the bytes of `range`, for checksums. Bytes that may change or become
+    /// inaccessible are copied first, block by block; others are passed to `f` at once.
     ///
     /// # Errors
     /// [`MemoryGone`] if a program has unmapped some of the bytes.

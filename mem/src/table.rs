@@ -1,9 +1,10 @@
 //! Table of the STags of one device.
 //!
 //! An STag consists of 24 random bits of index and 8 bits of key. The index selects one of a few
-//! shards, and serves as its own hash there: it comes from the random source of the system, so a
-//! peer that guesses STags cannot cause long buckets. A lookup takes one uncontended read lock and
-//! one probe. The memory grows with the number of entries, not with the range of indexes.
+//! shards, and serves as its own hash there: it comes from the random source of the operating
+//! system, so a peer that guesses STags cannot cause long buckets. A lookup takes one uncontended
+//! read lock and one probe. The memory grows with the number of entries, not with the range of
+//! indexes.
 
 mod discard;
 mod entry;
@@ -41,8 +42,8 @@ const SHARDS: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum number of STags at a time: regions, windows, fast-register STags and reserved ones
-    /// together. At most 2^22 are allocated, so that a guessed index is wrong three times out of
-    /// four even then.
+    /// together. Larger values than [`Limits::MAX_ENTRIES`] have no effect, so even in a full table
+    /// a guessed index is wrong three times out of four.
     pub max_entries: u32,
 }
 
@@ -225,8 +226,8 @@ impl Table {
         })
     }
 
-    /// Sets whether a peer may invalidate the STags that RFC 5040 8.1.1 item 7 protects, regions
-    /// and PD-wide fast-register STags, as with the Linux siw driver. The default is false.
+    /// Sets whether a peer may invalidate the STags that RFC 5040 8.1.1 item 7 protects (regions
+    /// and PD-wide fast-register STags), as the Linux siw driver allows. The default is false.
     pub fn set_lenient_invalidate(&self, on: bool) {
         self.lenient.store(on, Relaxed);
     }
@@ -346,7 +347,8 @@ impl Table {
     /// their responses with the requests itself.
     ///
     /// # Errors
-    /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
+    /// Returns [`RegisterError::TooManyEntries`] if the table is full, and
+    /// [`RegisterError::NoEntropy`] if the random source fails.
     pub fn reserve(&self) -> Result<STag, RegisterError> {
         self.insert(|index| (TableSlot::Reserved, STag::from_parts(index, 0)))
     }

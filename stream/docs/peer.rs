@@ -5,7 +5,7 @@ use uiw_stream::{
     AccessError, ResponsePart, RdmapConfig, Event, StreamHost, LocalError, Op, ReceiveError, ReceivedMessage, Request, RdmapStream, Time, Transmit,
 };
 
-/// The memory that the peer reaches.
+/// STag of the memory that the peer can access.
 const MEMORY: STag = STag(0x1234);
 
 /// Memory, receives and requests of one end.
@@ -17,8 +17,9 @@ struct Peer {
     message: Vec<u8>,
     received: Vec<(ReceivedMessage, Vec<u8>)>,
     failed: Vec<ReceiveError>,
-    /// Requests with their payload or the place of their answer; so many were built.
+    /// Requests, with their payload or the buffer for their answer.
     requests: Vec<(Request, Vec<u8>)>,
+    /// Number of requests that were built.
     built: usize,
     completed: Vec<u32>,
 }
@@ -92,7 +93,7 @@ impl StreamHost for Peer {
     }
 }
 
-/// A stream, its host, and what has been reported.
+/// A stream, its host, and the events that it has reported.
 struct End {
     stream: RdmapStream<Vec<u8>>,
     host: Peer,
@@ -104,7 +105,7 @@ impl End {
         Self { stream, host: Peer { memory: vec![0; 4096], ..Peer::default() }, events: Vec::new() }
     }
 
-    /// Accepts every Request, and keeps what else is reported.
+    /// Accepts every Request, and keeps all other events.
     fn take_events(&mut self, now: Time) {
         while let Some(event) = self.stream.poll_event() {
             match event {
@@ -118,7 +119,7 @@ impl End {
     }
 }
 
-/// An initiator and a responder in Full Operation.
+/// Returns an initiator and a responder in Full Operation.
 fn established(now: Time) -> [End; 2] {
     let connect = RdmapStream::connect(RdmapConfig::default(), b"", STag(0x5100), 0x1234_5678, now).unwrap();
     let mut ends = [connect, RdmapStream::listen(RdmapConfig::default(), STag(0x5200), now)].map(End::new);
@@ -128,7 +129,7 @@ fn established(now: Time) -> [End; 2] {
     ends
 }
 
-/// Brings what is due at each end to the other one, as TCP does, until nothing is.
+/// Carries the output of each end to the other one, as TCP does, until neither has any.
 fn carry(ends: &mut [End; 2], now: Time) {
     let mut idle = 0;
     while idle < 2 {
@@ -160,7 +161,7 @@ fn carry(ends: &mut [End; 2], now: Time) {
         from.take_events(now);
         to.take_events(now);
     }
-    // The initiator is the first again.
+    // Restore the order: the initiator comes first.
     if !ends[0].stream.is_initiator() {
         ends.reverse();
     }

@@ -12,9 +12,9 @@
 //!   completions wait until TCP has taken it, so a process may exit, or be killed, as soon as it
 //!   has polled a completion. At most one acknowledgement is queued, so a peer that does not read
 //!   cannot make the queue grow.
-//! * Towards other peers a zero-length Read covers up to 16 requests while more wait, otherwise it
-//!   follows at once; at most four are outstanding. Requests sent before the capability exchange is
-//!   decided wait for either kind.
+//! * Towards other peers, one zero-length Read covers up to 16 requests as long as more requests
+//!   wait to be sent; otherwise the Read follows at once. At most four are outstanding. Requests
+//!   sent before the capability exchange is decided wait for either kind of acknowledgement.
 //! * A queue pair may be destroyed while answers to its peer's acknowledging Reads are outstanding;
 //!   an RNIC answers even then. So the stream stays open for one zero-length Read of its own (the
 //!   drain Read, at most one second). Acknowledging Reads are sent before answers, so the peer has
@@ -31,8 +31,9 @@ const ACKS: u32 = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
     pub(crate) on: bool,
-    /// Number of requests that were built after the last acknowledging Read, and the last of them.
+    /// Number of requests that were built after the last acknowledging Read.
     uncovered: u32,
+    /// Last request that was built.
     last: u32,
     /// Number of outstanding acknowledging Reads.
     outstanding: u32,

@@ -47,8 +47,8 @@ impl Capabilities {
     const SEND_IMM: u16 = 4;
     const LARGE_FPDU: u16 = 8;
     const PLACEMENT_ACKS: u16 = 16;
-    /// Bit of a request that is not a capability of both ends: the end that sets it asks its peer
-    /// for placement acknowledgements.
+    /// Bit of a request or an answer that is no capability: the end that sets it asks its peer for
+    /// placement acknowledgements.
     const WANTS_ACKS: u16 = 32;
     /// All capabilities of this implementation.
     pub(crate) const OURS: Self =
@@ -88,7 +88,7 @@ impl Capabilities {
 /// Kind of the peer, as far as the capability exchange has determined it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerKind {
-    /// The answer has not arrived yet.
+    /// The exchange is not decided yet.
     Unknown,
     /// A uiw peer, or one that is assumed to have the same capabilities, with the capabilities of
     /// both ends.
@@ -118,8 +118,9 @@ pub(crate) struct PeerCaps {
     wants_acks: bool,
     /// True if the peer has requested placement acknowledgements.
     pub(crate) peer_wants_acks: bool,
-    /// True if no response arrived in time. From then on requests complete with Reads, whatever
-    /// arrives later.
+    /// True if the peer was taken for a foreign one, because no response arrived in time or its
+    /// first FPDU was something else. From then on requests complete with Reads, whatever arrives
+    /// later.
     pub(crate) gave_up: bool,
     /// Nonce of the initiator.
     nonce: u64,
@@ -200,8 +201,9 @@ impl PeerCaps {
         }
     }
 
-    /// Handles an incoming zero-length Write, and schedules the response. `first`: it is the peer's
-    /// first FPDU. Returns whether it has decided the exchange.
+    /// Handles an incoming zero-length Write, and schedules the response. A responder accepts a
+    /// request only if `first` is true, that is, if at most RTR messages have arrived before.
+    /// Returns whether the Write has decided the exchange.
     pub(crate) fn on_zero_write(&mut self, stag: STag, to: u64, first: bool) -> bool {
         if !self.on {
             return false;

@@ -10,8 +10,8 @@
 //! The peer's Terminate is parsed in the RFC's layout or in siw's, whichever is consistent
 //! (`uiw_rdmap::Terminate::parse_at`).
 //!
-//! An orderly close sends all posted requests, waits for outstanding responses, then sends FIN in
-//! both directions. If the stack reports a hang-up while a Send waits for a receive, the remaining
+//! An orderly close sends all posted requests and waits for outstanding responses; then each end
+//! sends its FIN. If the stack reports a hang-up while a Send waits for a receive, the remaining
 //! bytes of the socket are read and kept. When a send fails, the socket is read to its end before
 //! the stream learns that the transport is lost: the peer's last messages may be in front of its
 //! reset.
@@ -33,9 +33,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl<M> RdmapStream<M> {
     /// Begins the orderly close (`rdma_disconnect`): posted requests are sent and answered, then
-    /// FIN is sent in both directions. Before that, a stream with acknowledged completions makes
-    /// sure that the peer has all acknowledgements of the messages that the peer has sent. Returns
-    /// false if the stream is not open or is already closing.
+    /// each end sends its FIN. Before that, a stream with acknowledged completions makes sure that
+    /// the peer has all acknowledgements of the messages that the peer has sent. Returns false if
+    /// the stream is not open or is already closing.
     pub fn close(&mut self, now: Time) -> bool {
         if !self.is_open() || self.shared.fin.wanted {
             return false;
@@ -64,8 +64,8 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Ends the stream. A Terminate tells the peer that it is not at fault, and [`Event::Ended`]
-    /// tells the host what to flush. During start-up no Terminate is sent.
+    /// Ends the stream. A Terminate tells the peer that the cause is at this end, and
+    /// [`Event::Ended`] tells the host what to flush. During start-up no Terminate is sent.
     pub fn abort<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::Aborted, host);
@@ -89,8 +89,8 @@ impl<M> RdmapStream<M> {
     /// now, the host is not called any more.
     ///
     /// A peer with acknowledged completions may still wait for responses to its last Reads, which
-    /// an RNIC would send even after the queue pair is destroyed. It gets them until a Read of this
-    /// end has been answered.
+    /// an RNIC would send even after the queue pair is destroyed. The peer gets these responses
+    /// until a Read of this end has been answered.
     pub fn detach<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if (self.may_drain() || self.is_draining()) && self.receiver.is_stalled() {
@@ -134,10 +134,10 @@ impl<M> RdmapStream<M> {
 
     /// Begins the last Read of an orderly close, when it is due.
     ///
-    /// The peer may have a Send whose acknowledging Read waits for ORD, and the local program may
-    /// have disconnected because it received that Send. The Read waits for the peer's other Reads,
-    /// which are all answered now, and the peer sends it before it answers the last Read
-    /// ([`RdmapStream::detach`]).
+    /// The peer may have a Send whose acknowledging Read still waits for ORD, and the local program
+    /// may have disconnected because it received that Send. All other Reads of the peer are
+    /// answered now, so the peer can send the acknowledging Read, and it does so before it answers
+    /// the last Read of this end ([`RdmapStream::detach`]).
     pub(crate) fn begin_close_drain<H: StreamHost<Memory = M>>(&mut self, host: &mut H) {
         let fin = self.shared.fin;
         let due = fin.wanted && !fin.sent && !fin.received && !fin.drain_begun;

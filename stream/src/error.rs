@@ -104,7 +104,7 @@ pub enum ConnError {
     /// The peer has violated a rule; a Terminate reports it.
     #[error("the peer broke a rule: {}", .0.0)]
     Fault(Box<(Fault, Option<QuotedSegment>)>),
-    /// The host has failed; a Terminate tells the peer that it is not at fault.
+    /// The host has failed; a Terminate tells the peer that the peer is not at fault.
     #[error("{error}")]
     Local {
         /// Request that has failed.

@@ -38,8 +38,8 @@ use uiw_rdmap::AtomicRequest;
 ///
 #[doc = concat!("```\n", include_str!("../docs/peer.rs"), "# fn main() { established(Time::default()); }\n```")]
 pub trait StreamHost {
-    /// Refers to memory whose bytes are in the transmit queue. While it exists, the memory must not
-    /// be reused unnoticed.
+    /// Reference to memory whose bytes are in the transmit queue. While it exists, the memory must
+    /// not be reused unnoticed.
     type Memory;
     /// Memory that was looked up and checked, for the duration of one call.
     type Payload<'a>: Payload<Memory = Self::Memory>
@@ -132,8 +132,9 @@ pub trait StreamHost {
     /// completed a batch of work.
     fn release(&mut self) {}
 
-    /// Reports that a message of request `id` was begun which has several segments, or whose
-    /// response is awaited. It has this MSN on its queue, and a Terminate of the peer may name it.
+    /// Reports that a message of request `id` was begun whose segments may be built over several
+    /// calls, or whose response is awaited. `msn` is its MSN on its queue, by which a Terminate of
+    /// the peer may name it.
     fn begun(&mut self, id: u32, msn: u32) {
         let _ = (id, msn);
     }
@@ -147,7 +148,6 @@ pub trait StreamHost {
     ///
     /// # Errors
     /// [`LocalError::Protection`] if the memory is no longer valid.
-    /// [`LocalError::Protection`].
     fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError> {
         let mut at = range.start;
         while at < range.end {
@@ -193,8 +193,8 @@ pub trait StreamHost {
     /// [`LocalError::Protection`] if the memory is no longer valid.
     fn place_answer(&mut self, id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError>;
 
-    /// Completes the Read or atomic `id`, whose response has arrived completely, after its STag (if
-    /// any) was invalidated.
+    /// Completes the Read or atomic `id`, whose response has arrived completely. Before that, the
+    /// host invalidates the STag `invalidate`, if there is one.
     ///
     /// # Errors
     /// The [`LocalError`] that ends the stream.

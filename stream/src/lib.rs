@@ -28,7 +28,7 @@
 #![warn(missing_debug_implementations)]
 
 extern crate alloc;
-// The name that `tests/common` uses for this crate: it is part of the unit tests, too.
+// `tests/common`, which is also a part of the unit tests, refers to this crate by this name.
 #[cfg(test)]
 extern crate self as uiw_stream;
 

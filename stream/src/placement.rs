@@ -42,9 +42,10 @@ pub(crate) struct PlacementAcks {
     /// Acknowledgement in the transmit queue. There is at most one, so that a peer that does not
     /// read cannot make the queue grow.
     queued: Option<QueuedAck>,
-    /// Number of messages passed to the host for which the peer expects an acknowledgement, and
-    /// number of those whose acknowledgement was sent. Both wrap.
+    /// Number of messages passed to the host for which the peer expects an acknowledgement. It
+    /// wraps.
     received: u32,
+    /// Number of those messages whose acknowledgement was sent. It wraps.
     acknowledged: u32,
     /// Value of `acknowledged` at the last [`PlacementAcks::take_acknowledged`].
     reported: u32,
@@ -78,7 +79,7 @@ impl PlacementAcks {
         self.received = self.received.wrapping_add(1);
     }
 
-    /// Returns whether an acknowledgement is due, whether it was built or not.
+    /// Returns whether an acknowledgement is due that was not built yet.
     #[inline]
     pub(crate) fn is_owed(&self) -> bool {
         self.due

@@ -47,8 +47,8 @@ pub(crate) enum ReadOrigin {
     Rtr,
     /// The stream. The response means that the peer has placed everything up to this request.
     Ack(u32),
-    /// The stream, after the host was detached. After the response the peer waits for no
-    /// acknowledgement.
+    /// The stream, after the host was detached or at the end of an orderly close. After the
+    /// response the peer waits for no acknowledgement.
     Drain,
 }
 
@@ -91,7 +91,7 @@ pub struct QuotedSegment {
 }
 
 impl QuotedSegment {
-    /// Length of the untagged header and a Read Request.
+    /// Length in bytes of the untagged header and a Read Request.
     const LEN: usize = 46;
 
     pub(crate) fn new(ulpdu: &[u8], header_len: usize) -> Self {

@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub(crate) initiator: bool,
     /// Time of the call that is being served.
     pub(crate) now: Time,
-    /// Time when this end has sent its MPA Request or Reply, which the peer's Reply or first FPDU
+    /// Time when this end sent its MPA Request or Reply, which the peer's Reply or first FPDU
     /// answers.
     pub(crate) startup_sent: Time,
     pub(crate) timers: Timers,
@@ -42,7 +42,8 @@ pub(crate) struct Shared {
     /// initiator (RFC 5044 section 7.1.1), an initiator before [`crate::RdmapStream::establish`],
     /// and after FIN.
     pub(crate) hold: bool,
-    /// True until [`crate::RdmapStream::establish`] is called.
+    /// True if the initiator may not send its first FPDU before [`crate::RdmapStream::establish`],
+    /// which was not called yet.
     pub(crate) awaits_establish: bool,
     /// True if the peer's first FPDU was received and validated.
     pub(crate) first_fpdu: bool,

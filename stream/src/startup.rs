@@ -13,17 +13,20 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use uiw_mpa::startup::{ConfigError, Initiator, Negotiated, Outcome, Request, Revision, Rtr, RtrKinds};
 
-/// Number of repetitions of the capability request to a peer that has sent nothing, and the time
-/// between them: siw's responder can miss the first FPDU.
+/// Number of repetitions of the capability request to a peer that has sent nothing: siw's responder
+/// can miss the first FPDU.
 pub(crate) const CAPABILITY_REPEATS: u8 = 5;
+/// Time between two repetitions of the capability request.
 const CAPABILITY_INTERVAL: Duration = Duration::from_millis(50);
-/// Time to wait for the answer to the capability request: a second for a busy peer, and round trips
-/// for retransmissions of the request and the answer by TCP. The first retransmission comes after
-/// about three round trips, the second after six more (RFC 6298).
+/// Fixed part of the time to wait for the answer to the capability request, for a busy peer.
 const CAPABILITY_TIMEOUT: Duration = Duration::from_secs(1);
+/// Number of round trips to wait in addition, for retransmissions of the request and the answer by
+/// TCP. The first retransmission comes after about three round trips, the second after six more
+/// (RFC 6298).
 const CAPABILITY_ROUND_TRIPS: u32 = 12;
-/// The round trip is measured during start-up, which may include the time that the peer's
-/// application has taken to accept.
+/// Maximum time to wait for the answer. It limits the effect of a wrong round trip: the round trip
+/// is measured during start-up, which may include the time that the peer's application has taken to
+/// accept.
 const CAPABILITY_LONGEST: Duration = Duration::from_secs(40);
 
 impl<M> RdmapStream<M> {
@@ -237,7 +240,7 @@ impl<M> RdmapStream<M> {
         self.doorbell();
     }
 
-    /// Starts the time limit for the answer to the pending capability request.
+    /// Starts the timer that repeats the capability request, if a request is pending.
     fn begin_capability_repeats(&mut self) {
         let shared = &mut self.shared;
         if shared.caps.due.is_some() {

@@ -176,8 +176,11 @@ impl<M> RdmapStream<M> {
     /// [`RdmapStream::needed`] bytes in total.
     ///
     /// Processing stops after a start-up frame, so that the host can handle its event. Nothing is
-    /// consumed while [`RdmapStream::accepts_bytes`] is false. The bytes may be changed in place,
-    /// because Markers are removed from them.
+    /// consumed while TCP is being connected, while the host decides on a Request, or while a Send
+    /// waits for a receive. Once the stream has left Full Operation, all bytes are discarded and
+    /// count as consumed.
+    ///
+    /// The bytes may be changed in place, because Markers are removed from them.
     #[inline]
     pub fn handle_bytes<H: StreamHost<Memory = M>>(
         &mut self,
@@ -471,7 +474,7 @@ impl<M> RdmapStream<M> {
     /// Returns whether [`RdmapStream::handle_bytes`] consumes bytes now.
     ///
     /// It does not while TCP is being connected, while the host decides on a Request, while a Send
-    /// waits for a receive, and after the peer's FIN.
+    /// waits for a receive, after the peer's FIN, and after the end of the stream.
     #[inline]
     #[must_use]
     pub fn accepts_bytes(&self) -> bool {
@@ -601,8 +604,8 @@ impl<M> RdmapStream<M> {
         self.shared.fin.wanted
     }
 
-    /// Returns whether either end has begun the close, or [`Event::Drained`] is still to be
-    /// reported.
+    /// Returns whether the stream is not in Full Operation, either end has begun the close, or
+    /// [`Event::Drained`] is still to be reported.
     ///
     /// In this state the host must call [`RdmapStream::poll_transmit`] even if there is nothing to
     /// send, because it advances the close and reports the event once everything is sent.

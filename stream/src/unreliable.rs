@@ -3,8 +3,8 @@
 //!
 //! A message that cannot be delivered is discarded as a whole, so that none of it reaches memory.
 //! DDP does not announce the length of a Write, nor that Immediate Data follows it. So the sender
-//! announces Writes of more than one segment, and those with Immediate Data, by a zero-length Write
-//! before them, whose STag and TO no receiver checks (RFC 5040 section 5.2.1).
+//! announces Writes that are longer than one small segment, and those with Immediate Data, by a
+//! zero-length Write before them, whose STag and TO no receiver checks (RFC 5040 section 5.2.1).
 //!
 //! The announcement lets the receiver check the whole range of a Write first. If the connection
 //! ends because of the peer or the network, requests that were built complete with success, and the
@@ -57,7 +57,7 @@ impl AnnouncedWrite {
 /// Messages that the receiver discards. All fields keep their defaults on reliable streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Discards {
-    /// True if a Write was announced, is being received, or is being discarded.
+    /// True if an announced Write is due or being received, or if a Write is being discarded.
     pub(crate) tagged: bool,
     /// Announcement of the next Write.
     pub(crate) announced: Option<AnnouncedWrite>,
@@ -65,12 +65,14 @@ pub(crate) struct Discards {
     pub(crate) awaits_immediate: bool,
     /// True if the remaining segments of the current Write are discarded.
     pub(crate) write: bool,
-    /// True if the rest of the current Send, or the next Immediate Data message, is discarded.
+    /// True if `immediate` or `send` is true.
     pub(crate) untagged: bool,
+    /// True if the next Immediate Data message is discarded.
     immediate: bool,
+    /// True if the rest of the current message on queue 0 is discarded.
     send: bool,
-    /// True if a message has waited for a receive in vain, and none was posted since. Following
-    /// messages do not wait.
+    /// True if a message has waited for a receive in vain, and no receive was taken since.
+    /// Following messages do not wait.
     pub(crate) waits_no_more: bool,
 }
 

@@ -249,7 +249,7 @@ impl Listener {
         Ok(Self { device: pd.device(), inner })
     }
 
-    /// Returns the address on which it listens.
+    /// Returns the address on which the listener accepts connections.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr()

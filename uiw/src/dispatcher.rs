@@ -248,8 +248,8 @@ impl Dispatcher {
         }
     }
 
-    /// Adds an operation: posts it if the send queue has room, otherwise lets it wait for room.
-    /// Returns its ticket for [`Self::poll_op`].
+    /// Adds an operation: posts it if the send queue has room, lets it fail if the connection is
+    /// being closed, and otherwise lets it wait for room. Returns its ticket for [`Self::poll_op`].
     pub(crate) fn submit(&self, request: SendRequest, buffer: ErasedBuffer) -> u64 {
         let gate = self.gate.lock();
         let mut ops = self.ops();
@@ -327,7 +327,8 @@ impl Dispatcher {
     }
 
     /// Performs the actions that completions have deferred: posts operations that waited for room,
-    /// posts the receives of dropped messages, and drops detached operations that have completed.
+    /// closes the connection after the last of them if a close was requested, posts the receives of
+    /// dropped messages, and drops detached operations that have completed.
     fn run_deferred(&self) {
         let mut due = DeferredActions::default();
         let gate = self.gate.lock();

@@ -69,7 +69,7 @@ impl Listener {
         Ok(Self { pd: pd.clone(), settings: settings.clone(), port, channel, handshakes })
     }
 
-    /// Returns the address on which it listens.
+    /// Returns the address on which the listener accepts connections.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.port.local_addr()

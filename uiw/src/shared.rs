@@ -79,7 +79,7 @@ impl SharedMr {
     /// either the old or the new one.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`].
+    /// Returns [`ErrorKind::OutOfRange`] if the bytes are not within the memory.
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<()> {
         let span = self.span(offset, dst.len())?;
         // Cannot fail, because this handle keeps the region.
@@ -90,7 +90,7 @@ impl SharedMr {
     /// Copies `src` to the bytes from `offset`. The last bytes become visible to peers last.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`].
+    /// Returns [`ErrorKind::OutOfRange`] if the bytes are not within the memory.
     pub fn write(&self, offset: usize, src: &[u8]) -> Result<()> {
         let span = self.span(offset, src.len())?;
         let _ = span.pin().and_then(|pin| pin.copy_from(0, src));
@@ -100,7 +100,7 @@ impl SharedMr {
     /// Returns a copy of the bytes in `range`. See [`SharedMr::read`] for concurrent writes.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`].
+    /// Returns [`ErrorKind::OutOfRange`] if the range is not within the memory.
     pub fn to_vec(&self, range: Range<usize>) -> Result<Vec<u8>> {
         self.check(&range)?;
         let mut out = vec![0; range.len()];
@@ -115,7 +115,8 @@ impl SharedMr {
     /// byte order.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`]. [`ErrorKind::Misuse`] if `offset` is not a multiple of 8.
+    /// Returns [`ErrorKind::OutOfRange`] if the integer is not within the memory, and
+    /// [`ErrorKind::Misuse`] if `offset` is not a multiple of 8.
     pub fn update_u64(&self, offset: usize, f: impl FnMut(u64) -> u64) -> Result<u64> {
         let span = self.span(offset, 8)?;
         let Ok(pin) = span.pin() else { return Err(ErrorKind::NotConnected.into()) };
@@ -144,7 +145,7 @@ impl SharedMr {
     /// given to [`Pd::share`].
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`].
+    /// Returns [`ErrorKind::OutOfRange`] if the range is not within the memory.
     pub fn remote(&self, range: Range<usize>) -> Result<RemoteMr> {
         Ok(self.0.remote().slice(range)?)
     }

@@ -24,7 +24,8 @@ pub struct Tagged {
     pub last: bool,
     /// RsvdULP, carried for the ULP; the same in all segments of a message.
     pub rsvd_ulp: u8,
-    /// Tagged Buffer of the payload. It must not be checked if the segment has no payload.
+    /// STag of the Tagged Buffer for the payload. It must not be checked if the segment has no
+    /// payload.
     pub stag: STag,
     /// Tagged Offset of the payload's first byte. It must not be checked if the segment has no
     /// payload.

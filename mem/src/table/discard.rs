@@ -18,8 +18,8 @@ use crate::Region;
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// Maximum time to wait for the pins of a region that was ended.
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);
-/// Maximum number of regions of a shard that are waited for without its lock. Regions rarely share
-/// bytes.
+/// Maximum number of regions of a shard that are waited for after its lock was released; for others
+/// the lock is held meanwhile. Regions rarely share bytes.
 const FEW: usize = 16;
 
 impl Table {
@@ -33,7 +33,8 @@ impl Table {
     /// Allocators unmap memory while they hold their own locks, on any thread, even one that holds
     /// a lock of this table or a pin. So this function neither allocates nor parks, and waits for a
     /// limited time: a lock or pin that is held for longer is held by this thread, or by a thread
-    /// that waits for the allocator.
+    /// that waits for the allocator. The regions of a shard whose lock is held for longer are left
+    /// out.
     pub fn discard(&self, range: Range<usize>) {
         for shard in &self.shards {
             let Some(slots) = read(shard) else { continue };

@@ -70,7 +70,8 @@ impl Table {
     /// Allocates a memory window that is not bound.
     ///
     /// # Errors
-    /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
+    /// [`RegisterError::TooManyEntries`] if the table is full, [`RegisterError::NoEntropy`] if the
+    /// random source fails.
     pub fn alloc_window(&self, pd: PdId, kind: WindowType) -> Result<Arc<Window>, RegisterError> {
         self.alloc(pd, EntryKind::Window(kind))
     }
@@ -78,7 +79,7 @@ impl Table {
     /// Allocates a fast-register STag for at most `max_len` bytes, in the invalid state.
     ///
     /// # Errors
-    /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
+    /// The errors are those of [`Table::alloc_window`].
     pub fn alloc_fast(&self, pd: PdId, max_len: u64) -> Result<Arc<Entry>, RegisterError> {
         self.alloc(pd, EntryKind::Fast { max_len })
     }
@@ -110,8 +111,8 @@ impl Table {
     /// Binds a window to `len` bytes at tagged offset `to` of `region`, with the remote rights
     /// `access` (`ibv_bind_mw(3)`). Returns the new STag.
     ///
-    /// Type 1: `stream` and `key` are ignored, and the key byte is incremented. The previous
-    /// binding is revoked; `len` 0 only revokes it. Type 2: the window is bound to `stream`; `key`
+    /// A window of type 1 ignores `stream` and `key`, and its key byte is incremented. Its previous
+    /// binding is revoked; `len` 0 only revokes it. A window of type 2 is bound to `stream`; `key`
     /// is the new key byte, and `None` increments it.
     ///
     /// # Errors
@@ -262,15 +263,15 @@ impl Table {
         }
     }
 
-    /// Records what is bound to a stream.
+    /// Records that the entry at `index` is bound to `stream`.
     fn note(&self, stream: Option<StreamId>, index: u32) {
         if let Some(stream) = stream {
             self.streams.lock().entry(stream).or_default().push(index);
         }
     }
 
-    /// Revokes what was taken out of a slot, waits for its pins, and removes it from the list of
-    /// its stream.
+    /// Revokes a region that was taken out of a slot, waits until its pins are released, and
+    /// removes it from the list of its stream.
     pub(super) fn retire(&self, region: Option<Arc<Region>>) {
         let Some(region) = region else { return };
         region.retire();

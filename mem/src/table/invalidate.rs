@@ -38,10 +38,11 @@ impl Table {
         Ok(())
     }
 
-    /// Invalidates an STag for a peer, with a Send with Invalidate on `stream` of protection domain
-    /// `pd`: one that is bound to that stream. RFC 5040 8.1.1 item 7 protects STags that several
-    /// streams share, unless [`Table::set_lenient_invalidate`] was called. Waits until no pin is
-    /// held; the calling thread must hold none.
+    /// Invalidates an STag for a peer that has sent a Send with Invalidate on `stream` of
+    /// protection domain `pd`. The STag must be bound to that stream: RFC 5040 8.1.1 item 7
+    /// protects STags that several streams share. After [`Table::set_lenient_invalidate`], shared
+    /// STags other than type 1 windows may be invalidated as well. Waits until no pin is held; the
+    /// calling thread must hold none.
     ///
     /// # Errors
     /// An [`InvalidateError`]; nothing has changed then.

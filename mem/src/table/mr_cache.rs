@@ -9,9 +9,9 @@ use super::{Table, TableSlot};
 use crate::copy;
 use crate::{LocalError, MemoryGone, PdId, PinnedSpan, Region, RemoteError, Right, StreamId};
 
-/// Results of a stream's last lookups. An STag refers to a region only while that is valid, so a
-/// valid region with the right STag is what the table would return. It keeps no memory of a region
-/// that has ended.
+/// Results of a stream's last lookups. As long as a region is valid, the table would return it for
+/// its STag, so a cached region is used until it becomes invalid. The cache keeps no memory of a
+/// region that has ended.
 ///
 /// It also saves a pin for each segment of a batch: [`Table::hold_remote`] and
 /// [`Table::hold_local`] pin the region once, until [`MrCache::let_go`], a lookup of another
@@ -94,7 +94,8 @@ impl CachedRegion {
 /// Region that a [`MrCache`] keeps pinned, for local elements ([`Table::hold_local_region`]).
 pub struct HeldRegion<'a> {
     region: &'a Arc<Region>,
-    /// True if the memory is shared and stays mapped.
+    /// True if the memory is shared and stays mapped, so that its bytes can be copied without a
+    /// span.
     is_plain: bool,
 }
 
@@ -108,8 +109,9 @@ impl HeldRegion<'_> {
     /// Fills `to` with the bytes at `addr`.
     ///
     /// # Errors
-    /// [`LocalError::OutOfRange`]; [`LocalError::InvalidLkey`] if some of the bytes are no longer
-    /// accessible, and the contents of `to` are unspecified.
+    /// [`LocalError::OutOfRange`] if the region does not have these bytes;
+    /// [`LocalError::InvalidLkey`] if some of them are no longer accessible, and the contents of
+    /// `to` are then unspecified.
     #[inline(always)]
     pub fn copy_to(&self, addr: u64, to: &mut [u8]) -> Result<(), LocalError> {
         let offset = self.region.check_local_range(addr, to.len() as u64)?;

@@ -10,15 +10,17 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 const SCALAR_STEP: usize = 8 * WORDS;
 /// Words of eight bytes per stream and step.
 const WORDS: usize = 4;
-/// Bytes that a step folds: two vectors.
+/// Bytes that a step folds.
 const VECTOR_STEP: usize = 16 * LANES;
+/// Number of vectors of 16 bytes that a step folds.
 const LANES: usize = 2;
 /// Bytes of all four streams in a step.
 const STEP: usize = 3 * SCALAR_STEP + VECTOR_STEP;
 /// Longest block, in steps: it stays in the first-level cache.
 const MAX_STEPS: usize = 64;
 
-/// Product of two polynomials modulo the Castagnoli polynomial; bit 31 is the coefficient of x^0.
+/// Returns the product of two polynomials modulo the Castagnoli polynomial; bit 31 is the
+/// coefficient of x^0.
 const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 32;
@@ -32,7 +34,7 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// x^n modulo the Castagnoli polynomial.
+/// Returns x^n modulo the Castagnoli polynomial.
 const fn power(mut n: usize) -> u32 {
     let (mut result, mut square) = (1 << 31, 1 << 30);
     while n > 0 {
@@ -45,8 +47,8 @@ const fn power(mut n: usize) -> u32 {
     result
 }
 
-/// Factors that move the registers of the three streams to the end of a block of as many steps as
-/// the index.
+/// Factors that move the registers of the three streams to the end of a block. The index is the
+/// number of steps of the block.
 ///
 /// The product of two reflected 32-bit polynomials is short of one factor x, and `crc32q`
 /// multiplies by x^32: both are taken off the exponent.
@@ -65,7 +67,7 @@ const SHIFTS: [[u32; 3]; MAX_STEPS + 1] = {
     shifts
 };
 
-/// Factors that move a vector ahead by `bytes`: for its second and its first half.
+/// Returns the factors that move a vector ahead by `bytes`: for its second and its first half.
 ///
 /// The low half of a vector holds the earlier bytes, so it is 64 bits further from the end.
 /// Products of reflected polynomials are short of one factor x, which is taken off the exponents.
@@ -165,7 +167,7 @@ fn block_of_steps(register: u32, block: &[u8], steps: usize) -> u32 {
     combine(registers, lanes, &SHIFTS[steps])
 }
 
-/// Register at the end of a block from those of its four streams.
+/// Returns the register at the end of a block, computed from those of its four streams.
 #[target_feature(enable = "sse4.2,pclmulqdq")]
 fn combine(registers: [u64; 3], lanes: [__m128i; LANES], shifts: &[u32; 3]) -> u32 {
     let mut shifted = _mm_setzero_si128();

@@ -49,7 +49,7 @@ pub struct StartupConfig {
 }
 
 impl Default for StartupConfig {
-    /// Revision 2, CRCs, no Markers, peer-to-peer with every RTR kind, IRD and ORD 128.
+    /// Returns revision 2, CRCs, no Markers, peer-to-peer with every RTR kind, IRD and ORD 128.
     fn default() -> Self {
         Self {
             revision: Revision::Two,

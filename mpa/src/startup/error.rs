@@ -62,7 +62,7 @@ pub enum StartupError {
         /// Revision of the Reply.
         got: u8,
     },
-    /// The Reply to an enhanced Request is not enhanced, as RFC 6581 section 10 requires.
+    /// The Reply to an enhanced Request is not enhanced, although RFC 6581 section 10 requires it.
     #[error("MPA Reply without IRD and ORD to a Request with them")]
     ReplyNotEnhanced,
 }

@@ -145,8 +145,8 @@ impl Initiator {
     /// Applies the enhanced data of the Reply (RFC 6581 sections 9.1 and 9.2).
     fn apply_enhanced(&self, reply: Enhanced, negotiated: &mut Negotiated) -> Result<(), StartupRefusal> {
         negotiated.ord = limit_ord(self.config.ord, reply.ird);
-        // A responder must not set A unless the Request has it. If it does so, A is ignored: it
-        // waits for our first FPDU anyway.
+        // A responder must not set A unless the Request has it. If it does so, A is ignored: the
+        // responder waits for our first FPDU anyway.
         negotiated.peer_to_peer = self.config.peer_to_peer && reply.peer_to_peer;
         let (ours, needed) = (self.config.ird, reply.ord);
         if needed != NOT_NEGOTIATED && needed > ours {

@@ -50,7 +50,7 @@ pub struct AtomicRequest {
     pub op: AtomicOp,
     /// Identifier that the requester chooses and the Response repeats.
     pub request_id: u32,
-    /// Buffer of the responder.
+    /// STag of the responder's buffer.
     pub stag: STag,
     /// Offset in the responder's buffer. The address that it refers to must be 64-bit aligned.
     pub to: u64,

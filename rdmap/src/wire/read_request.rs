@@ -28,13 +28,14 @@ use crate::Opcode;
 /// Source, sink and length of an RDMA Read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReadRequest {
-    /// Buffer of the requester. The responder copies it to the Response without interpreting it.
+    /// STag of the requester's buffer. The responder copies it to the Response without interpreting
+    /// it.
     pub sink_stag: STag,
     /// Offset in the requester's buffer at which the Response starts.
     pub sink_to: u64,
     /// Number of bytes to read. If it is 0, source STag and TO must not be validated.
     pub len: u32,
-    /// Buffer of the responder.
+    /// STag of the responder's buffer.
     pub source_stag: STag,
     /// Offset in the responder's buffer.
     pub source_to: u64,

@@ -23,8 +23,8 @@ use uiw_mpa::startup::Negotiated;
 use uiw_mpa::{Verified, VerifiedBuf};
 use uiw_rdmap::{Opcode, QN_SEND, StreamRx};
 
-/// Maximum length of messages on the queues of the stream itself: a Terminate or an Atomic Request
-/// of 52 bytes, with some room to detect longer ones.
+/// Maximum length in bytes of messages on the queues of the stream itself. The longest are an
+/// Atomic Request and a Terminate with all headers, of 52 bytes each.
 const CONTROL_LEN: usize = 52;
 
 /// State of the receiving half between FPDUs.
@@ -41,8 +41,9 @@ pub(crate) struct Receiver {
     receiving: Option<u32>,
     /// Segment that waits for a receive, and the length of its FPDU.
     parked: Option<(VerifiedBuf, usize)>,
-    /// Number of bytes of the current Write so far, and of the last complete one.
+    /// Number of bytes of the current Write that have arrived so far.
     write_len: u32,
+    /// Number of bytes of the last complete Write.
     last_write_len: u32,
     /// True while only RTR messages have arrived, so that a capability request may still follow.
     only_rtr: bool,
@@ -231,8 +232,9 @@ impl Receiver {
         shared.first_fpdu_came();
     }
 
-    /// Classifies the peer by an FPDU that is neither a capability request nor its answer. Anything
-    /// except RTR messages makes it a foreign peer.
+    /// Classifies the peer by an FPDU that is neither a capability request nor its answer. Any such
+    /// FPDU makes it a foreign peer, except RTR messages at the responder and the response to an
+    /// RTR Read at the initiator.
     fn judge_peer(&mut self, classifies: bool, shared: &mut Shared) {
         let foreign = if shared.initiator { classifies } else { !self.only_rtr };
         if foreign {
@@ -264,8 +266,8 @@ impl Receiver {
         let payload = segment.payload();
         let len = payload.len() as u32;
         if payload.is_empty() {
-            // STag and TO of an empty Write are not checked; uiw peers carry the capability
-            // exchange there.
+            // STag and TO of an empty Write are not checked; uiw peers use these fields for the
+            // capability exchange.
             let first = shared.initiator || self.only_rtr;
             if header.stag == placement::STAG && self.placement_ack(header.to, shared) {
                 return Ok(());
@@ -277,11 +279,11 @@ impl Receiver {
                 }
                 self.peer_decided(shared);
                 if shared.caps.gave_up {
-                    // Messages before it may still wait for an acknowledgement.
+                    // Messages before this Write may still wait for an acknowledgement.
                     self.message_placed(true, shared);
                 }
             } else if !shared.initiator {
-                // A uiw peer would have sent its capability request in it.
+                // A uiw peer would have sent its capability request in this Write.
                 self.only_rtr = false;
                 self.message_placed(header.last, shared);
             } else {
@@ -368,8 +370,8 @@ impl Receiver {
         Ok(PlacementResult::Placed)
     }
 
-    /// Discards an unreliable Write because of `error`. Ends the stream if the peer is guessing
-    /// STags.
+    /// Records the STag of an unreliable Write that is discarded because of `error`. Returns an
+    /// error, which ends the stream, if the peer appears to be guessing STags.
     #[cold]
     fn refuse_stag(
         &mut self,
@@ -391,8 +393,8 @@ impl Receiver {
 
     /// Handles a placement acknowledgement. Returns false if the empty Write is not one.
     fn placement_ack(&self, to: u64, shared: &mut Shared) -> bool {
-        // Recognised even if requests do not complete by them. Otherwise acknowledgements would be
-        // acknowledged again and again.
+        // Acknowledgements are recognised even if requests do not complete by them. Otherwise they
+        // would be acknowledged in turn, again and again.
         if !shared.caps.receives_placement_acks() {
             return false;
         }
@@ -403,8 +405,7 @@ impl Receiver {
         true
     }
 
-    /// Records that a segment was placed of a message for which the peer expects an
-    /// acknowledgement.
+    /// Counts a message whose last segment was placed (`last`), if this end acknowledges placement.
     #[inline]
     pub(super) fn message_placed(&self, last: bool, shared: &mut Shared) {
         if last && shared.sends_placement_acks() {
@@ -429,8 +430,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Discards a segment of an unreliable message, for which no receive was posted in time. The
-    /// stream continues.
+    /// Discards the parked segment of an unreliable message, because no receive was posted for it
+    /// in time. The stream continues.
     pub(crate) fn discard_parked<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
@@ -440,8 +441,8 @@ impl Receiver {
         self.unpark(shared, host).map(drop)
     }
 
-    /// Returns the error if no receive was posted in time for the parked segment (RFC 5041 section
-    /// 7.1: 1/2/02).
+    /// Takes the parked segment, and returns the error that no receive was posted for it in time
+    /// (RFC 5041 section 7.1: layer 1, type 2, error code 02).
     pub(crate) fn no_receive_in_time(&mut self) -> ConnError {
         let quoted = self
             .parked
@@ -468,7 +469,7 @@ impl<'a> Segment<'a> {
         QuotedSegment::new(&self.ulpdu, self.header_len)
     }
 
-    /// Returns the error for a peer that has sent this segment.
+    /// Returns the error that a peer has caused by sending this segment.
     #[cold]
     fn fault(&self, fault: impl Into<uiw_rdmap::Fault>) -> ConnError {
         ConnError::fault(fault, Some(self.quoted()))

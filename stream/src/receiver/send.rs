@@ -31,7 +31,7 @@ impl Receiver {
             return Ok(PlacementResult::Placed);
         }
         if shared.detached {
-            // Discarded, as an RNIC does after its queue pair was destroyed.
+            // The message is discarded, as by an RNIC after its queue pair was destroyed.
             self.queues[0].placed(header, len);
             self.message_placed(header.last, shared);
             return Ok(PlacementResult::Placed);

@@ -12,7 +12,8 @@ use uiw_ddp::Header;
 
 /// Approximate number of bytes of a batch.
 pub(crate) const BATCH: u64 = 256 << 10;
-/// Maximum number of pieces of a batch. Each gathered FPDU takes two.
+/// Maximum number of pieces of a batch. Each gathered FPDU takes about two: its payload, and its
+/// trailer together with the next header.
 const BATCH_PIECES: usize = 1000;
 /// Number of staged bytes from which on a batch takes no further FPDU.
 const STAGING: usize = 192 << 10;
@@ -23,11 +24,11 @@ pub const MAX_BUFFER: usize = STAGING + (66 << 10);
 /// Length from which on staging grows to [`MAX_BUFFER`] at once. Doubling it would copy the FPDUs
 /// of each batch again, and end with a buffer that is twice as large as a batch.
 const SMALL_STAGING: usize = 64 << 10;
-/// Maximum number of small requests that are built between two calls of [`StreamHost::release`], so
-/// that a posting thread does not wait longer for the queue of the host.
+/// Maximum number of small requests that are built in one burst. Between two bursts their CRCs are
+/// computed, and responses get their turn.
 const BURST: usize = 32;
-/// Minimum length of payloads that are gathered. For shorter ones, three pieces cost more than a
-/// copy.
+/// Minimum length of payloads that are gathered. For shorter ones, separate pieces for the header,
+/// the payload and the trailer cost more than a copy.
 const GATHER_MIN: u32 = 8 << 10;
 
 /// Result of asking the host for small requests.

@@ -154,7 +154,7 @@ impl MessageHeader {
         }
     }
 
-    /// Returns the length of a segment's header.
+    /// Returns the length of a segment's header in bytes.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Tagged { .. } => uiw_ddp::Tagged::LEN,
@@ -162,6 +162,7 @@ impl MessageHeader {
         }
     }
 
+    /// Returns the MSN, or 0 for a tagged message.
     pub(super) fn msn(&self) -> u32 {
         match self {
             Self::Tagged { .. } => 0,

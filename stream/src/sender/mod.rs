@@ -55,7 +55,8 @@ pub(crate) struct Sender<M> {
     responses_were_first: bool,
     /// True if the host had no more requests when it was last asked. A doorbell announces new ones.
     drained: bool,
-    /// True if a Read is to be sent after everything else, because the host is detached.
+    /// True if the drain Read is to be sent as the next message, because the host is detached or
+    /// the stream closes in order.
     drain_read: bool,
     /// Number of bytes since Full Operation began that the peer has acknowledged.
     placed: u64,
@@ -137,8 +138,8 @@ impl<M> Sender<M> {
         self.drained = false;
     }
 
-    /// Schedules the drain Read, because the host is detached. After its response the peer waits
-    /// for nothing.
+    /// Schedules the drain Read, because the host is detached or the stream closes in order. Once
+    /// it is answered, the peer waits for no acknowledgement of this end.
     pub(crate) fn send_drain_read(&mut self) {
         self.watermarks.clear();
         self.drain_read = true;
@@ -237,7 +238,7 @@ impl<M> Sender<M> {
         finished
     }
 
-    /// Returns whether the peer has all responses.
+    /// Returns whether TCP has accepted all responses and acknowledgements for the peer.
     pub(crate) fn owes_nothing(&self, shared: &Shared) -> bool {
         shared.reads.inbound.is_empty()
             && self.message.is_none()
@@ -245,7 +246,7 @@ impl<M> Sender<M> {
             && self.queue.is_empty()
     }
 
-    /// Queues a segment of the stream itself, after everything else.
+    /// Queues a segment of the stream itself, after everything that is already queued.
     pub(crate) fn send_control(&mut self, header: &Header, payload: &[u8]) {
         let start = self.begin_fpdu(header);
         self.queue.staging.extend_from_slice(payload);

@@ -32,8 +32,8 @@ impl<M> Sender<M> {
         Message::fields(header, &bytes, MessageEnd::Sent(id))
     }
 
-    /// Returns the next message: the RTR message and the capability exchange first, then responses
-    /// and requests alternately.
+    /// Returns the next message: a drain Read, the RTR message and the capability exchange first,
+    /// then acknowledging Reads that are due, then responses and requests alternately.
     pub(super) fn next_message<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
@@ -53,8 +53,8 @@ impl<M> Sender<M> {
         if let Some(ZeroWrite { stag, to }) = shared.caps.due.take() {
             return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
         }
-        // Also before a response: after the response to a drain Read, the peer reads no further
-        // acknowledging Read.
+        // A due acknowledging Read is sent even before a response: after the response to a drain
+        // Read, the peer reads no further acknowledging Read.
         let ack_first = shared.reads.acks.is_due() || !shared.reads.inbound.is_empty();
         if ack_first && let Some(message) = self.next_ack(shared) {
             return Ok(Some(message));

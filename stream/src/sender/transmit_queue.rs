@@ -50,8 +50,9 @@ pub enum Piece<'a, M> {
 pub(super) struct TransmitQueue<M> {
     pub(super) staging: Vec<u8>,
     pieces: VecDeque<QueuedPiece>,
-    /// Memory of the pieces, oldest first, and the id of the first one.
+    /// Memory of the pieces, oldest first.
     memory: VecDeque<M>,
+    /// Id of the first element of `memory`.
     first_memory: u64,
     /// Number of bytes of the first piece that were sent.
     skip: usize,
@@ -158,7 +159,7 @@ impl<M> TransmitQueue<M> {
         (id.0 - self.first_memory) as usize
     }
 
-    /// Drops memory to which no piece refers any more.
+    /// Drops the memory with ids below `before`, to which no piece refers any more.
     fn drop_memory(&mut self, before: u64) {
         let gone = (before - self.first_memory) as usize;
         self.memory.drain(..gone);

@@ -210,8 +210,9 @@ impl ByteStream {
     /// If the future is dropped before it completes, no bytes were written.
     ///
     /// # Errors
-    /// Returns [`io::ErrorKind::BrokenPipe`] after [`ByteStream::shutdown`]; otherwise the errors
-    /// are those of [`ByteStream::read`].
+    /// Returns [`io::ErrorKind::BrokenPipe`] after [`ByteStream::shutdown`], or if the connection
+    /// was closed after the peer has shut down its direction; otherwise the errors are those of
+    /// [`ByteStream::read`].
     pub async fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         poll_fn(|cx| self.poll_write(cx, buf)).await
     }
@@ -231,7 +232,7 @@ impl ByteStream {
     /// cannot know whether bytes are missing.
     ///
     /// # Errors
-    /// The errors are those of [`ByteStream::read`].
+    /// The errors are those of [`ByteStream::write`], except that a repeated shutdown is no error.
     pub async fn shutdown(&mut self) -> io::Result<()> {
         poll_fn(|cx| self.poll_shutdown(cx)).await
     }

@@ -69,7 +69,7 @@ pub struct Driver {
 /// * [`io::ErrorKind::Unsupported`] outside of a runtime, and if the stack has no descriptors, as
 ///   with a simulated link.
 /// * [`io::ErrorKind::ResourceBusy`] if another task or thread already drives the device.
-/// * The error of the system if a descriptor cannot be registered.
+/// * The OS error if a descriptor cannot be registered.
 ///
 /// # Panics
 /// Panics if the runtime was built without I/O or time.
