@@ -14,7 +14,7 @@ pub struct Remote {
 /// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// RDMA Write (RFC 5040 section 4.4).
+    /// RDMA Write (RFC 5040 section 4.3).
     Write {
         /// Destination in the peer's memory.
         remote: Remote,
@@ -32,7 +32,7 @@ pub enum Op {
         /// Eight aligned bytes in the peer's memory.
         remote: Remote,
     },
-    /// Send (RFC 5040 section 4.3).
+    /// Send (RFC 5040 section 4.6).
     Send,
     /// Send with Invalidate.
     SendInvalidate {

@@ -25,7 +25,7 @@ pub const MAX_BUFFER: usize = STAGING + (66 << 10);
 /// of each batch again, and end with a buffer that is twice as large as a batch.
 const SMALL_STAGING: usize = 64 << 10;
 /// Maximum number of small requests that are built in one burst. Between two bursts their CRCs are
-/// computed, and responses get their turn.
+/// computed, responses get their turn, and the host releases its locks.
 const BURST: usize = 32;
 /// Minimum length of payloads that are gathered. For shorter ones, separate pieces for the header,
 /// the payload and the trailer cost more than a copy.
@@ -64,10 +64,15 @@ impl<M> Sender<M> {
         shared: &mut Shared,
         host: &mut H,
     ) -> Result<bool, ConnError> {
+        let mut messages = 0usize;
         while self.has_room() {
             if self.message.is_none() {
                 match self.burst(shared, host)? {
-                    BurstResult::Built => continue,
+                    BurstResult::Built => {
+                        // Posting threads do not wait for the whole batch.
+                        host.release();
+                        continue;
+                    }
                     BurstResult::Drained if self.is_idle(shared) && shared.reads.inbound.is_empty() => {
                         return Ok(true);
                     }
@@ -97,6 +102,10 @@ impl<M> Sender<M> {
                 MessageEnd::Immediate { id, imm, solicited } => {
                     self.message = Some(self.immediate(id, imm, solicited, host));
                 }
+            }
+            messages += 1;
+            if messages.is_multiple_of(BURST) {
+                host.release();
             }
         }
         Ok(false)
