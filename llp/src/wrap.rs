@@ -1,10 +1,11 @@
 //! Wrappers: stacks that change some methods of a stack that they contain and of its streams, such
 //! as `uiw_impair::fault` and [`capture`](crate::capture).
 //!
-//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of
-//! [`TransportStack`] or [`TransportStream`] that has its name, is given the inner stack or stream
-//! as well, and by default calls the method of that one. All other methods are forwarded, except
-//! [`StreamExtensions::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
+//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook replaces the method of the same
+//! name of [`TransportStack`], [`TransportStream`] or their extension traits. It is also given the
+//! inner stack or stream, and by default calls the inner object's method. All other methods are
+//! forwarded, except [`StreamExtensions::peek`]: a wrapped stream does not offer it, so every
+//! received byte passes through [`StreamHooks::recv`].
 //!
 //! ```
 //! use uiw_llp::tcp::TcpStack;
@@ -184,7 +185,7 @@ impl StreamHooks for () {}
 pub struct WrappedStack<H> {
     /// Inner stack.
     pub inner: Box<dyn TransportStack>,
-    /// Hooks that change the inner object.
+    /// Hooks that change the behaviour of the inner stack.
     pub hooks: H,
 }
 
@@ -192,7 +193,7 @@ pub struct WrappedStack<H> {
 pub struct WrappedStream<H: StreamHooks> {
     /// Inner stream.
     pub inner: Box<dyn TransportStream>,
-    /// Hooks that change the inner object.
+    /// Hooks that change the behaviour of the inner stream.
     pub hooks: H,
 }
 
