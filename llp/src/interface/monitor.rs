@@ -28,8 +28,9 @@ const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
-/// Sizes in bytes of `struct ifinfomsg` and `struct ifaddrmsg`, which precede the attributes.
+/// Size in bytes of `struct ifinfomsg`, which precedes the attributes of an interface.
 const LINK_HEADER: usize = 16;
+/// Size in bytes of `struct ifaddrmsg`, which precedes the attributes of an address.
 const ADDRESS_HEADER: usize = 8;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;

@@ -220,7 +220,7 @@ impl Conn {
         parts
     }
 
-    /// See [`Probe::duplicates`].
+    /// Like [`Probe::duplicates`], for the probe of this connection.
     pub(super) fn duplicates(&mut self, frame: &[u8]) -> Option<Duplicates> {
         self.probe.duplicates(frame)
     }
