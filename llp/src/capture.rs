@@ -45,8 +45,8 @@ use stream::CaptureStream;
 /// Maximum time for which a packet stays in memory, so that several are written together.
 pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 
-/// A pcapng file that is being written. It is flushed in good time, when a stream ends and when the
-/// last user drops it.
+/// A pcapng file that is being written. It is flushed within [`FLUSH_AFTER`], when a stream ends,
+/// and when the last user drops it.
 ///
 /// ```
 /// # mod uiw { pub mod llp { pub use uiw_llp::*; pub use uiw_mem::{IoVec, IoVecMut}; } }
@@ -72,11 +72,11 @@ pub struct PcapSink {
     /// Time at which the oldest packet in memory must be flushed, in nanoseconds since `began`;
     /// [`CLEAN`] if there is none.
     due: AtomicU64,
-    /// The same moment on the clock of stacks and on the wall clock.
+    /// Time of creation, on the clock of stacks and on the wall clock.
     began: (Instant, SystemTime),
 }
 
-/// Maximum number of bytes in memory.
+/// Size of the write buffer in bytes.
 const BUFFER: usize = 256 * 1024;
 
 /// Value of `due` when nothing waits to be flushed.
@@ -84,7 +84,7 @@ const CLEAN: u64 = u64::MAX;
 
 struct CaptureOutput {
     writer: BufWriter<Box<dyn Write + Send>>,
-    /// The file, or `None` for another writer.
+    /// Configuration of the file, or `None` if the output is another writer.
     file: Option<PcapConfig>,
     /// Size of the current file in bytes.
     written: u64,
@@ -146,8 +146,8 @@ impl PcapSink {
     /// Writes everything to the file.
     ///
     /// # Errors
-    /// Returns OS errors, including those of earlier writes. After an error, streams
-    /// continue without being captured.
+    /// Returns OS errors, including those of earlier writes. After an error, streams continue
+    /// without being captured.
     pub fn flush(&self) -> io::Result<()> {
         let mut file = self.file.lock();
         self.due.store(CLEAN, Ordering::Relaxed);
@@ -302,8 +302,8 @@ impl CaptureHooks {
         Self { sink, interface, own_clock }
     }
 
-    /// Returns the time of the next flush. Returns `None` for clocks other than the wall clock,
-    /// because their events must not depend on the capture.
+    /// Returns the time of the next flush, or `None` for a stack with its own clock, whose events
+    /// must not depend on the capture.
     fn flush_due(&self) -> Option<Instant> {
         if self.own_clock.is_some() { None } else { self.sink.due() }
     }

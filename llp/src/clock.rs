@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Returns the monotonic clock of the system, in nanoseconds.
+/// Returns the time of the system's monotonic clock, in nanoseconds.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
     read_ns(libc::CLOCK_MONOTONIC)

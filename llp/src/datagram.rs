@@ -82,8 +82,8 @@ pub struct DatagramConfig {
     pub interface: u32,
 }
 
-/// Size in bytes of the buffer for received datagrams. A stack stores one datagram at a time, or
-/// several of one sender.
+/// Minimum size in bytes of the buffer for [`DatagramSocket::recv`]. It has room for the longest
+/// datagram, or for several shorter ones of one sender.
 pub const DATAGRAM_BUFFER: usize = 1 << 16;
 
 /// UDP socket, created by

@@ -132,10 +132,11 @@ impl Interest {
     pub const BOTH: Self = Self { read: true, write: true };
 }
 
-/// Report that a stream or a listener is ready. Every poll repeats it while that is the case.
+/// Report that a stream, listener or datagram socket is ready. Every poll repeats it while that is
+/// the case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Stream or listener that is ready.
+    /// Stream, listener or datagram socket that is ready.
     pub token: Token,
     /// `recv` or `accept` would not block.
     pub readable: bool,
@@ -280,8 +281,8 @@ pub trait StreamExtensions {
     /// Settings that the stack does not support are ignored.
     ///
     /// # Errors
-    /// `InvalidInput` with an [`OptionError`]: there is no congestion control of that name. Other
-    /// errors are those of the system.
+    /// `InvalidInput` with an [`OptionError`]: there is no congestion control of that name. All
+    /// other errors are OS errors.
     fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
         let _ = change;
         Ok(())
@@ -461,7 +462,8 @@ pub trait TransportStack: StackExtensions + Send {
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>>;
 
-    /// Appends an event to `events` for each stream and listener that is ready now. Never blocks.
+    /// Appends an event to `events` for each stream, listener and datagram socket that is ready
+    /// now. Never blocks.
     ///
     /// # Errors
     /// Returns OS errors.
@@ -514,8 +516,7 @@ pub trait StackExtensions {
     /// the socket, and the stream behaves like one of [`TransportListener::accept`].
     ///
     /// # Errors
-    /// `Unsupported`: this stack does not use the kernel's TCP. Other errors are those of the
-    /// system.
+    /// `Unsupported`: this stack does not use the kernel's TCP. All other errors are OS errors.
     fn open_socket(
         &mut self,
         socket: OwnedFd,
@@ -533,7 +534,7 @@ pub trait StackExtensions {
     /// another shard.
     ///
     /// # Errors
-    /// `Unsupported`: this stack has no datagrams. Other errors are those of the system, such as
+    /// `Unsupported`: this stack has no datagrams. All other errors are OS errors, such as
     /// `AddrInUse` and `AddrNotAvailable`.
     fn bind_datagrams(
         &mut self,
@@ -575,7 +576,7 @@ pub trait StackExtensions {
     /// * `Unsupported`: this stack has no shards.
     /// * `InvalidInput`: the stream is not detached, or was created by another kind of stack.
     /// * `NotConnected`: the stream was aborted.
-    /// * Errors of the system, for example if it is out of memory.
+    /// * OS errors, for example if the system is out of memory.
     ///
     /// After an error the stream is unchanged, and another shard may still adopt it.
     fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {

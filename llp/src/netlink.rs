@@ -24,7 +24,7 @@ const HEADER: usize = 16;
 /// the first `skip` bytes.
 ///
 /// # Errors
-/// Returns errors of the kernel.
+/// Returns OS errors.
 pub fn query(
     protocol: Option<Protocol>,
     kind: u16,
@@ -46,7 +46,7 @@ pub fn query(
 /// and passes each message of the answer to `take`.
 ///
 /// # Errors
-/// Returns errors of the kernel.
+/// Returns OS errors.
 pub(crate) fn dump(kind: u16, header: &[u8], mut take: impl FnMut(&NetlinkMessage<'_>)) -> io::Result<()> {
     let socket = send(None, kind, REQUEST | DUMP, header, None)?;
     let mut buffer = vec![0; BUFFER];
@@ -91,7 +91,7 @@ fn send(
 /// Message of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NetlinkMessage<'a> {
-    /// Type.
+    /// Message type.
     pub(crate) kind: u16,
     /// Payload after the header.
     pub(crate) body: &'a [u8],

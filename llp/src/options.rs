@@ -19,9 +19,11 @@ pub struct TransportConfig {
     /// interface and the path permit. The option is for paths that silently drop larger packets
     /// (RFC 4821).
     pub max_segment: Option<u16>,
-    /// Size of the send buffer in bytes; `None` means that the system grows it as needed.
+    /// Size of the send buffer in bytes; `None` means the default of the stack. The kernel's TCP
+    /// then grows the buffer as needed.
     pub send_buffer: Option<usize>,
-    /// Size of the receive buffer in bytes; `None` means that the system grows it as needed.
+    /// Size of the receive buffer in bytes; `None` means the default of the stack. The kernel's TCP
+    /// then grows the buffer as needed.
     pub recv_buffer: Option<usize>,
     /// Name of the only interface to use.
     pub interface: Option<String>,
@@ -29,7 +31,7 @@ pub struct TransportConfig {
     /// default.
     pub tos: Option<u8>,
     /// Name for which the peer's certificate must be valid, if the stack verifies certificates;
-    /// `None` means the name with which the stack is configured.
+    /// `None` means the name with which the stack is configured, or else the peer's address.
     pub peer_name: Option<String>,
     /// True if several listeners on one port share its connections (SO_REUSEPORT).
     pub reuse_port: bool,
@@ -107,7 +109,7 @@ pub enum OptionError {
     Interface {
         /// Requested name.
         name: String,
-        /// Error of the system.
+        /// Text of the OS error.
         reason: String,
     },
 }
@@ -123,7 +125,7 @@ impl From<OptionError> for io::Error {
 pub struct StreamInfo {
     /// Smoothed round-trip time in microseconds.
     pub rtt_us: Option<u32>,
-    /// Mean deviation in microseconds.
+    /// Mean deviation of the round-trip time in microseconds.
     pub rtt_var_us: Option<u32>,
     /// Minimum round-trip time so far, in microseconds.
     pub min_rtt_us: Option<u32>,
@@ -131,7 +133,7 @@ pub struct StreamInfo {
     pub cwnd: Option<u32>,
     /// Number of segments retransmitted since the connection began.
     pub retransmits: Option<u32>,
-    /// Segments in flight.
+    /// Number of segments in flight.
     pub unacked: Option<u32>,
     /// Time since the last acknowledgement of the peer, including those of probes.
     pub last_ack: Option<Duration>,
@@ -149,7 +151,7 @@ pub struct StreamInfo {
     pub bytes_received: Option<u64>,
     /// Recent throughput in bytes per second.
     pub delivery_rate: Option<u64>,
-    /// Congestion control.
+    /// Name of the congestion control.
     pub congestion: Option<String>,
     /// State of a connection of an MPTCP stack; `None` for any other stack.
     pub multipath: Option<Multipath>,

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 const BY_FAMILY: u16 = 20;
 /// `INET_DIAG_INFO`, the attribute with `struct tcp_info`.
 const INFO: u16 = 2;
-/// `INET_DIAG_CONG`.
+/// `INET_DIAG_CONG`, the attribute with the name of the congestion control.
 const CONGESTION: u16 = 4;
 /// Size of `struct inet_diag_msg` in bytes.
 const ANSWER: usize = 72;
@@ -23,10 +23,10 @@ const NO_COOKIE: [u8; 8] = [0xFF; 8];
 /// connection in the network namespace of the calling thread.
 ///
 /// # Errors
-/// Returns errors of the kernel: it has no sock_diag.
+/// Returns OS errors, for example if the kernel has no sock_diag.
 pub fn info(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<StreamInfo>> {
     let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    // struct inet_diag_req_v2, with the state of any socket.
+    // `struct inet_diag_req_v2`, which matches sockets in any state.
     let mut question =
         vec![family as u8, libc::IPPROTO_TCP as u8, 1 << (INFO - 1) | 1 << (CONGESTION - 1), 0];
     question.extend(u32::MAX.to_ne_bytes());

@@ -1,10 +1,11 @@
 //! Wrappers: stacks that change some methods of a stack that they contain and of its streams, such
 //! as `uiw_impair::fault` and [`capture`](crate::capture).
 //!
-//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of
-//! [`TransportStack`] or [`TransportStream`] that has its name, is given the inner stack or stream
-//! as well, and by default calls the method of that one. All other methods are forwarded, except
-//! [`StreamExtensions::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
+//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook replaces the method of the same
+//! name of [`TransportStack`], [`TransportStream`] or their extension traits. It is also given the
+//! inner stack or stream, and by default calls the inner object's method. All other methods are
+//! forwarded, except [`StreamExtensions::peek`]: a wrapped stream does not offer it, so every
+//! received byte passes through [`StreamHooks::recv`].
 //!
 //! ```
 //! use uiw_llp::tcp::TcpStack;
@@ -91,27 +92,27 @@ pub trait StackHooks: Clone + Send + 'static {
         inner
     }
 
-    /// See [`TransportStack::poll`].
+    /// Replaces [`TransportStack::poll`].
     fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         inner.poll(events)
     }
 
-    /// See [`StackExtensions::wait_fd`].
+    /// Replaces [`StackExtensions::wait_fd`].
     fn wait_fd(&self, inner: &dyn TransportStack) -> Option<Arc<OwnedFd>> {
         inner.wait_fd()
     }
 
-    /// See [`TransportStack::deadline`].
+    /// Replaces [`TransportStack::deadline`].
     fn deadline(&self, inner: &dyn TransportStack) -> Option<Instant> {
         inner.deadline()
     }
 
-    /// See [`TransportStack::now`].
+    /// Replaces [`TransportStack::now`].
     fn now(&self, inner: &dyn TransportStack) -> Instant {
         inner.now()
     }
 
-    /// See [`StackExtensions::adopt`].
+    /// Replaces [`StackExtensions::adopt`].
     fn adopt(
         &mut self,
         inner: &mut dyn TransportStack,
@@ -124,17 +125,17 @@ pub trait StackHooks: Clone + Send + 'static {
 
 /// Changes that a wrapper makes to a stream.
 pub trait StreamHooks: Send + 'static {
-    /// See [`TransportStream::send`].
+    /// Replaces [`TransportStream::send`].
     fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         inner.send(bufs)
     }
 
-    /// See [`TransportStream::recv`].
+    /// Replaces [`TransportStream::recv`].
     fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         inner.recv(bufs)
     }
 
-    /// See [`StreamExtensions::readable`].
+    /// Replaces [`StreamExtensions::readable`].
     fn readable(
         &mut self,
         inner: &mut dyn TransportStream,
@@ -143,33 +144,33 @@ pub trait StreamHooks: Send + 'static {
         inner.readable(wanted)
     }
 
-    /// See [`TransportStream::set_interest`].
+    /// Replaces [`TransportStream::set_interest`].
     fn set_interest(&mut self, inner: &mut dyn TransportStream, interest: Interest) -> io::Result<()> {
         inner.set_interest(interest)
     }
 
-    /// See [`TransportStream::connect_result`].
+    /// Replaces [`TransportStream::connect_result`].
     fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
         inner.connect_result()
     }
 
-    /// See [`TransportStream::shutdown`].
+    /// Replaces [`TransportStream::shutdown`].
     fn shutdown(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         inner.shutdown()
     }
 
-    /// See [`TransportStream::abort`].
+    /// Replaces [`TransportStream::abort`].
     fn abort(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
     }
 
-    /// See [`StreamExtensions::detach`].
+    /// Replaces [`StreamExtensions::detach`].
     fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         inner.detach()
     }
 
-    /// See [`StreamExtensions::take_socket`]. Data that is sent and received over the socket does
-    /// not pass through hooks.
+    /// Replaces [`StreamExtensions::take_socket`]. Data that is sent and received over the socket
+    /// does not pass through hooks.
     fn take_socket(&mut self, inner: &mut dyn TransportStream) -> io::Result<OwnedFd> {
         inner.take_socket()
     }
@@ -184,7 +185,7 @@ impl StreamHooks for () {}
 pub struct WrappedStack<H> {
     /// Inner stack.
     pub inner: Box<dyn TransportStack>,
-    /// Hooks that change the inner object.
+    /// Hooks that change the behaviour of the inner stack.
     pub hooks: H,
 }
 
@@ -192,7 +193,7 @@ pub struct WrappedStack<H> {
 pub struct WrappedStream<H: StreamHooks> {
     /// Inner stream.
     pub inner: Box<dyn TransportStream>,
-    /// Hooks that change the inner object.
+    /// Hooks that change the behaviour of the inner stream.
     pub hooks: H,
 }
 

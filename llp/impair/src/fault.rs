@@ -80,7 +80,7 @@ pub struct FaultHooks {
 
 /// State that all shards share. It is locked when a stream or a shard is created.
 struct SharedPlan {
-    /// Returns the faults of the next stream, from its origin and its number (from 0).
+    /// Function that returns the faults of a stream, given its origin and its number (from 0).
     faults: Box<dyn FnMut(Origin, u64) -> Faults + Send>,
     streams: u64,
     /// Seed of the next shard.
@@ -194,7 +194,7 @@ pub struct FaultStream {
     received: u64,
     /// Numbers of calls of `send` and `recv`.
     calls: [u32; 2],
-    /// Result of every call after a cut, and of `send` after an injected FIN.
+    /// How the connection has ended, which determines the results of later calls.
     end: Option<InjectedEnd>,
     detached: bool,
 }
@@ -231,7 +231,7 @@ impl FaultStream {
         }
     }
 
-    /// Applies the faults at the position of the bytes that were sent and received so far.
+    /// Cuts the connection or sends the FIN if the position for it is reached.
     fn apply_position(&mut self, inner: &mut dyn TransportStream) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
         if matches!(self.end, None | Some(InjectedEnd::Fin))

@@ -1,10 +1,11 @@
-//! An emulator of long, narrow and lossy paths.
+//! An emulator of paths with long delays, limited rates and losses.
 //!
-//! [`Direction`] is the model of one way: a queue before a line of some rate, then loss, damage,
-//! doubling, delay and reordering. It has no I/O and no clock: it is given frames with the time and
-//! says what leaves when, so the same seed and the same times are the same run. It works on
-//! Ethernet frames between two interfaces (`uiw_smol::bridge`; `uiw wan`), and within a process on
-//! the pipes of smoltcp (`uiw_smol::pipe`), there on a virtual clock if wanted.
+//! [`Direction`] is the model of one direction: a queue before a line with a bit rate, followed by
+//! loss, damage, duplication, delay and reordering. It has no I/O and no clock: the caller passes
+//! frames with the current time, and the model returns each frame when it is due. The same seed and
+//! the same times therefore have the same result. The model is used for Ethernet frames between two
+//! interfaces (`uiw_smol::bridge`; `uiw wan`), and within a process for the pipes of smoltcp
+//! (`uiw_smol::pipe`), optionally on a virtual clock.
 //!
 //! ```
 //! # mod uiw { pub use uiw_impair::wan as impair; }
@@ -14,7 +15,7 @@
 //! let profile = Profile { delay: Duration::from_millis(5), rate: Some(1_000_000_000), ..Profile::default() };
 //! let mut there = Direction::new(&profile, 1)?;
 //! there.offer(Duration::ZERO, vec![0; 1250]);
-//! // 10 microseconds on the line, then 5 milliseconds of way.
+//! // 10 microseconds on the line, then a delay of 5 milliseconds.
 //! assert_eq!(there.next(), Some(Duration::from_micros(5010)));
 //! assert!(there.take(Duration::from_micros(5010)).is_some());
 //! # Ok::<(), uiw::impair::ProfileError>(())

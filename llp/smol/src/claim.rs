@@ -31,8 +31,8 @@ pub(super) struct Claim {
 }
 
 impl Drop for Claim {
-    /// Marks the names as released. [`take_name`] waits for names that are still bound by a copy of the
-    /// descriptor.
+    /// Marks the names as released. [`take_name`] waits for names that are still bound by a copy of
+    /// the descriptor.
     fn drop(&mut self) {
         for name in &self.names {
             let _ = shutdown(name, Shutdown::Both);

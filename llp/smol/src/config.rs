@@ -68,9 +68,10 @@ impl SmolConfig {
     /// Permitted sizes of a buffer in bytes. No window can be larger (RFC 7323 section 2.3).
     pub const BUFFERS: std::ops::RangeInclusive<usize> = 4096..=1 << 30;
 
-    /// Returns a configuration with one address and a MAC address derived from it. As long as no
-    /// other host has the IP address, no other host has the MAC address, and the caches of
-    /// neighbours remain correct if another process uses the IP address later.
+    /// Returns a configuration with one address and a MAC address derived from it. The MAC address
+    /// contains an IPv4 address completely, and a 32-bit hash of an IPv6 address, so hosts with
+    /// different addresses normally have different MAC addresses. The caches of neighbours remain
+    /// correct if another process uses the IP address later.
     #[must_use]
     pub fn new(address: IpAddr, prefix: u8) -> Self {
         let [a, b, c, d] = match address {
@@ -120,8 +121,8 @@ impl SmolConfig {
         Ok(())
     }
 
-    /// Returns whether another host in one of our networks can have this address. IPv6 routers are
-    /// usually known by their link-local address.
+    /// Returns whether another host in one of our networks can have this address. Link-local
+    /// addresses are accepted for IPv6, because routers are usually known by them.
     fn is_neighbour(&self, other: IpAddr) -> bool {
         let link_local = matches!(other, IpAddr::V6(v6) if v6.is_unicast_link_local());
         self.addresses.iter().any(|(address, prefix)| {

@@ -39,15 +39,16 @@ pub(super) const CLOCK: u32 = 5;
 const FRAMES: usize = 128;
 /// Maximum number of bursts of one connection at a time.
 const BURSTS: usize = 64;
-/// Time after which a connection that found the link full tries again, in microseconds.
+/// Delay after which a connection that found the link full tries again, in microseconds of
+/// smoltcp's clock (see [`CLOCK`]).
 const LINK_FULL: i64 = 1000;
 
-/// Range for the number of connections that wait at a listener or are being set up there. Within
-/// this range, the backlog is the limit.
+/// Bounds of the number of connections that are being set up at a listener or wait there to be
+/// accepted. The limit is the listener's backlog, clamped to this range.
 pub(super) const WAITING: RangeInclusive<usize> = 128..=4096;
-/// Age from which a connection that is being set up may be replaced by a new one if there is no
-/// other room. In a flood of SYNs from addresses that never answer, most connections are older than
-/// that of a peer that does.
+/// Age from which a connection that is being set up may be replaced by a new one when the limit is
+/// reached. In a flood of SYNs from addresses that never answer, most pending connections are older
+/// than those of peers that do answer.
 const REPLACED_AFTER: Duration = Duration::from_millis(20);
 /// Time limit for setting up a connection at a listener.
 const SET_UP: Duration = Duration::from_secs(10);
@@ -76,14 +77,14 @@ pub(super) struct SmolInterface<L: Link> {
     hot: Vec<usize>,
     /// Connections that frames or timers have changed, and that may have something to send.
     touched: Vec<usize>,
-    /// Times at which connections have to be polled, in ticks.
+    /// Times at which connections have to be polled, in microseconds of smoltcp's clock.
     timers: BTreeSet<(i64, usize)>,
     time: Clock,
     base: Instant,
     wake: Wake,
     buffer: usize,
     gateways: Vec<IpAddr>,
-    /// Addresses from which a segment was received.
+    /// Gateways from which a neighbour discovery frame was received.
     resolved: Vec<IpAddr>,
     gone: Option<LostLink>,
 }
@@ -212,8 +213,8 @@ impl<L: Link> SmolInterface<L> {
         longest_packet(self.link.capabilities().mtu)
     }
 
-    /// Returns the maximum payload of a segment in bytes. There are no options, because smoltcp
-    /// sends none after the SYN.
+    /// Returns the maximum payload of a segment in bytes. The TCP header has no options, because
+    /// smoltcp sends none after the SYN.
     pub(super) fn emss(&self, v6: bool) -> usize {
         self.mtu() - if v6 { 60 } else { 40 }
     }
@@ -225,7 +226,8 @@ impl<L: Link> SmolInterface<L> {
             self.mark_gone(error);
             return;
         }
-        // The interface was down. Its connections are lost, but listeners continue.
+        // If the link was gone before, it is back now. Its old connections are lost, but listeners
+        // continue.
         self.gone = None;
         let now = self.tick_at(time);
         for _ in 0..FRAMES {
@@ -283,8 +285,8 @@ impl<L: Link> SmolInterface<L> {
             // The checksum is wrong, so the frame is ignored.
             None => return,
             Some(FrameClass::Udp { flow, payload: (begin, end) }) => {
-                // There is no socket. Nothing is answered, as with a segment that belongs to no
-                // connection.
+                // If no socket is bound to the destination, nothing is answered, as with a segment
+                // that belongs to no connection.
                 let size = datagram_size.unwrap_or(usize::MAX);
                 self.datagrams.arrive(flow, &bytes[begin..end], size);
                 return;
@@ -448,7 +450,7 @@ impl<L: Link> SmolInterface<L> {
         conn.note_emss(emss);
         let at = self.iface.poll_at(now, &conn.sockets).into_iter().chain(conn.next_probe()).min();
         let at = at.map(|at| at.total_micros());
-        // The time is now, although nothing could be sent, because the link has no room.
+        // A poll that is still due now found no room in the link, so it is repeated a little later.
         let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
         if conn.timer != at {
             if let Some(before) = std::mem::replace(&mut conn.timer, at) {
@@ -565,7 +567,7 @@ impl<L: Link> SmolInterface<L> {
             events.extend(event);
             conn.hot
         });
-        // Connections that became hot meanwhile are not among these.
+        // Adds the connections that became hot in the meantime.
         hot.append(&mut self.hot);
         self.hot = hot;
         // The descriptor must be readable as long as a poll has something to report, even if all
@@ -578,8 +580,8 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Wakes the thread that sleeps on the descriptor, if frames that were received outside of a
-    /// poll belong to its streams.
+    /// Wakes the thread that sleeps on the descriptor if frames that were received outside of a
+    /// poll have caused events. Events of the connection `except` are ignored.
     fn wake_for_events(&mut self, except: Option<usize>) {
         let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
         let ready = |id: &usize| Some(*id) != except && has_event(id);
@@ -683,8 +685,8 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Handles that a stream was dropped: a FIN follows the sent data, and the connection has no
-    /// more events.
+    /// Handles the drop of a stream: a FIN follows the sent data, and the connection has no more
+    /// events.
     pub(super) fn release(&mut self, id: ConnId) {
         let conn = &mut self.conns[id.0];
         conn.owner = Owner::Nobody;
@@ -708,7 +710,8 @@ impl<L: Link> SmolInterface<L> {
         self.egress_all(self.clock());
     }
 
-    /// Returns whether a connection whose stream was dropped has unacknowledged data.
+    /// Returns whether a connection whose stream was dropped or shut down has data or a FIN that
+    /// the peer has not acknowledged.
     pub(super) fn is_lingering(&self) -> bool {
         self.gone.is_none() && self.conns.iter().any(|(_, conn)| conn.is_unacknowledged())
     }

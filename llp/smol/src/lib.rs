@@ -19,15 +19,15 @@
 //!   the segment sizes in SYNs in both directions. Super-packets stay below 65,536 bytes including
 //!   their Ethernet header, because the kernel segments larger ones in software.
 //! * On an interface with several queues AF_XDP receives from all of them in turn, and a flow's
-//!   hash selects its send queue, so a flow's frames stay in order. If frames for sending run out,
-//!   the connection waits; if those for receiving do, the kernel drops frames. Detaching an XDP
-//!   program generates no event, so the attachment is checked every second while there are
-//!   connections or listeners.
-//! * MAC addresses are derived from the IP address, so a neighbour's cache is also correct for the
-//!   next process.
+//!   hash selects its send queue, so a flow's frames stay in order. If memory for frames to send
+//!   runs out, the connection waits; if memory for received frames does, the kernel drops frames.
+//!   Detaching an XDP program generates no event, so the attachment is checked every second while
+//!   there are connections or listeners.
+//! * By default MAC addresses are derived from the IP address, so a neighbour's cache is also
+//!   correct for the next process.
 //! * `TransportListener::accept` reports the loss of the interface as an error: immediately if the
-//!   interface was removed, and after a second if it is down, because an interface that is deleted
-//!   goes down first.
+//!   interface was removed, and after about a second if it is down, because an interface that is
+//!   deleted goes down first.
 //! * smoltcp has one segment size for an interface. If a path silently loses long packets,
 //!   `path_mtu` splits segments below smoltcp, only for connections whose segments were
 //!   retransmitted without success.
@@ -121,8 +121,8 @@ impl<L: Link + 'static> SmolStack<L> {
     /// Creates a stack on `link`.
     ///
     /// # Errors
-    /// `InvalidInput` that contains a [`ConfigError`], or for too many addresses; errors of the
-    /// system.
+    /// `InvalidInput` that contains a [`ConfigError`] or reports too many addresses. All other
+    /// errors are OS errors.
     pub fn new(link: L, config: &SmolConfig) -> io::Result<Self> {
         Self::with_clock(link, config, Clock::system())
     }

@@ -79,8 +79,9 @@ pub trait Link: Send {
     /// Returns the capabilities of the link, which do not change.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns the next frame for our MAC address or for a group: always those of neighbour
-    /// discovery, and all others between [`Link::start_groups`] and [`Link::stop_groups`].
+    /// Returns the next frame for our MAC address or for a group. Frames to groups are those of
+    /// neighbour discovery and, between [`Link::start_groups`] and [`Link::stop_groups`], all
+    /// others.
     fn receive(&mut self) -> Option<Self::Frame>;
 
     /// Takes back a frame that was processed, so that its memory can be reused.
@@ -131,8 +132,8 @@ pub trait Link: Send {
 
     /// Returns the reason why the link is gone: `NetworkDown` if it may come back, `NotFound` if it
     /// is gone for good (the interface was deleted, or its program detached). Returns `None` again
-    /// when the link is back; listeners then continue, but connections are lost. `now` is the
-    /// stack's time, which is the system's time if the link is an interface.
+    /// when the link is back; listeners then continue, but connections are lost. `now` is the time
+    /// of the stack's clock, which is the system clock if the link is an interface.
     fn failure(&mut self, now: Instant) -> Option<io::Error>;
 }
 
@@ -163,7 +164,8 @@ impl LinkLoss {
 pub(super) struct Port<'a, L: Link> {
     pub(super) link: &'a mut L,
     pub(super) frame: Option<&'a mut [u8]>,
-    /// State of the connection whose segments are sent.
+    /// State of the connection whose segments are sent, or `None` if the frame belongs to no
+    /// connection.
     pub(super) sender: Option<Sender<'a>>,
 }
 
@@ -262,9 +264,9 @@ pub(super) fn longest_packet(mtu: usize) -> usize {
     mtu & !3
 }
 
-/// Returns the size in bytes of the longest frame for the link to split, up to `longest`, which
-/// consists of whole segments. A remainder would be a short segment after each frame, and might end
-/// anywhere.
+/// Returns the maximum size in bytes of a frame that the link splits, at most `longest`. The
+/// payload of such a frame consists of whole segments: a remainder would be a short segment after
+/// each frame, and might end anywhere.
 fn whole_segments(longest: usize, mtu: usize, ip_and_tcp: usize) -> usize {
     let headers = ETHERNET_HEADER + ip_and_tcp;
     let segment = longest_packet(mtu).saturating_sub(ip_and_tcp).max(1);
@@ -272,7 +274,7 @@ fn whole_segments(longest: usize, mtu: usize, ip_and_tcp: usize) -> usize {
     headers + if payload < segment { payload & !3 } else { payload / segment * segment }
 }
 
-/// Size of both headers without options, in bytes.
+/// Total size of the IP and TCP headers without options, in bytes.
 const IPV4_AND_TCP: usize = 40;
 const IPV6_AND_TCP: usize = 60;
 

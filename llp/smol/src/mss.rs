@@ -12,7 +12,7 @@ use smoltcp::wire::TcpPacket;
 const UNSAID: u16 = 536;
 /// Minimum segment size that smoltcp uses, regardless of the peer.
 const LEAST: u16 = 48;
-/// Kinds of options.
+/// Kinds of TCP options (RFC 9293 section 3.2).
 const END: u8 = 0;
 const NOTHING: u8 = 1;
 const MSS: u8 = 2;
@@ -42,7 +42,7 @@ pub(super) fn limit(frame: &mut [u8], mtu: usize) -> Option<u16> {
     }
 }
 
-/// Returns the offset of the size in the options of a header.
+/// Returns the offset of the segment size in the options of a header.
 fn find(options: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {

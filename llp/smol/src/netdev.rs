@@ -9,8 +9,8 @@ use uiw_llp::netlink::{self, attribute};
 /// Checks that the interface is up and carries Ethernet frames. Returns its MAC address.
 ///
 /// # Errors
-/// `NotFound` if there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun,
-/// WireGuard, tunnels); OS errors.
+/// `NotFound` if the interface does not exist, `NetworkDown` if it is down, and `Unsupported` if
+/// its frames have no Ethernet headers (tun, WireGuard, tunnels). All other errors are OS errors.
 pub(crate) fn ethernet_address(name: &str) -> io::Result<[u8; 6]> {
     if !Interface::find(name)?.is_up {
         return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("interface `{name}` is down")));
@@ -43,7 +43,7 @@ pub(crate) fn mtu_of(name: &str) -> io::Result<usize> {
     mtu_by(&socket()?, name)
 }
 
-/// Number of queues of an interface that are in use.
+/// Numbers of queues of an interface that are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
     /// Number of receive queues, at least one.
@@ -94,8 +94,8 @@ impl Queues {
     }
 }
 
-/// Returns whether the interface has no hardware, like a veth or a bridge: the kernel reports a
-/// kind, and no parent device.
+/// Returns whether the interface has no hardware: it is the loopback interface, or the kernel
+/// reports a kind but no parent device, as for a veth or a bridge.
 ///
 /// # Errors
 /// Returns OS errors.

@@ -14,8 +14,8 @@ use super::segment::is_behind;
 /// Maximum packet sizes that are tried one after the other: that of Ethernet, the minimum of IPv6
 /// (RFC 8200 section 5), and the size that every IPv4 host accepts.
 const PACKETS: [usize; 3] = [1500, 1280, 576];
-/// Number of unsuccessful retransmissions before packets become shorter for the first time. Later
-/// one is sufficient, because the intervals of smoltcp have grown.
+/// Number of unsuccessful retransmissions before packets become shorter for the first time. After
+/// that, one is sufficient for each further step, because the intervals of smoltcp have grown.
 const IN_VAIN: u8 = 2;
 /// Minimum time between two retransmissions that are counted, in microseconds. Retransmissions by a
 /// timer are further apart, but those because of duplicate acknowledgements are not.
@@ -32,9 +32,9 @@ pub(super) struct PathMtu {
     acknowledged: u32,
     /// Sequence number after the last byte that was ever sent; `None` until data may be sent.
     sent: Option<u32>,
-    /// Number of retransmissions of the first segment since data was acknowledged. The time of the
-    /// last one follows.
+    /// Number of retransmissions of the first segment since data was acknowledged.
     in_vain: u8,
+    /// Time of the last one of these retransmissions, in microseconds.
     last: i64,
     /// Start and end of a whole segment that was sent as a probe.
     probe: Option<(u32, u32)>,
@@ -78,15 +78,15 @@ impl PathMtu {
         }
         let limit = self.limit.filter(|limit| len > *limit)?;
         if is_new && self.probe.is_none() && self.next_probe.is_some_and(|at| at <= now) {
-            // A longer packet is split by the interface.
+            // If the interface splits packets, this one may be longer than `whole`.
             self.probe = Some((start, end));
             return Some(whole).filter(|whole| len > *whole);
         }
         Some(limit)
     }
 
-    /// Handles data that is sent again. If it replaces a probe, its arrival tells nothing about the
-    /// probe.
+    /// Handles data that is sent again. If it overlaps a probe, its acknowledgement no longer shows
+    /// that the probe has arrived.
     fn note_retransmission(&mut self, start: u32, len: usize, now: i64) {
         let end = start.wrapping_add(len as u32);
         if let Some((from, to)) = self.probe

@@ -44,7 +44,7 @@ pub struct PipeLink {
 /// Creates the two ends of a link with IP packets of up to `mtu` bytes.
 ///
 /// # Errors
-/// The process is out of descriptors.
+/// Returns OS errors, for example if the process is out of descriptors.
 pub fn pipe(mtu: usize) -> io::Result<(PipeLink, PipeLink)> {
     let wire = || -> io::Result<_> {
         let readable = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -69,8 +69,8 @@ impl PipeLink {
         self
     }
 
-    /// Returns the counters of the frames that this end has sent through its direction, if it has
-    /// one.
+    /// Returns the counters of the frames that this end has sent, or `None` if they do not pass
+    /// through a [`Direction`].
     #[must_use]
     pub fn counts(&self) -> Option<Counts> {
         self.out.lock().path.as_ref().map(|path| path.direction.counts().clone())
@@ -87,7 +87,7 @@ impl PipeLink {
 pub struct Scissors([Arc<Mutex<WireDirection>>; 2]);
 
 impl Scissors {
-    /// Removes the interface at both ends.
+    /// Cuts the link in both directions, so that both ends report `NetworkDown`.
     pub fn cut(&self) {
         for wire in &self.0 {
             let mut wire = wire.lock();

@@ -7,8 +7,9 @@ use smoltcp::wire::{
 
 /// Number of bytes before the IP packet.
 pub(super) const ETHERNET_HEADER: usize = 14;
-/// Sizes in bytes of the IPv6 header and of a TCP header without options.
+/// Size of the IPv6 header in bytes.
 pub(super) const IPV6_HEADER: usize = 40;
+/// Size of a TCP header without options, in bytes.
 pub(super) const TCP_HEADER: usize = 20;
 /// Maximum size of the headers of a segment without options, in bytes.
 pub(super) const LONGEST: usize = ETHERNET_HEADER + IPV6_HEADER + TCP_HEADER;

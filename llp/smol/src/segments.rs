@@ -10,12 +10,13 @@ const IPV6: [u8; 2] = [0x86, 0xDD];
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const IPV6_HEADER: usize = 40;
-/// TCP flags that only the first segment, or only the last one, of a packet has.
+/// TCP flag that only the first segment of a packet keeps.
 const CWR: u8 = 0x80;
+/// TCP flags that only the last segment of a packet keeps.
 const FIN_PSH: u8 = 0x09;
 
-/// Passes the frames on the wire for `frame` to `each`. Returns false, without calling `each`, if
-/// the frame cannot be parsed.
+/// Passes the frames that hardware would send for `frame` to `each`. Returns false, without calling
+/// `each`, if the frame cannot be parsed.
 pub(crate) fn split_frame(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -> bool {
     if header.gso() == GSO_NONE {
         let mut whole = frame.to_vec();
@@ -33,7 +34,7 @@ pub(crate) fn split_frame(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec
     true
 }
 
-/// Passes the segments of a TCP packet, with `size` bytes of payload each, to `each`. Returns
+/// Passes the segments of a TCP packet, with up to `size` bytes of payload each, to `each`. Returns
 /// false, without calling `each`, if it is not a TCP packet or need not be split.
 pub(crate) fn split_tcp(frame: &[u8], size: usize, each: &mut dyn FnMut(Vec<u8>)) -> bool {
     let Some(packet) = PacketLayout::locate(frame, false, size) else { return false };
@@ -81,8 +82,9 @@ fn fold(mut sum: u64) -> u16 {
 struct PacketLayout {
     is_v4: bool,
     is_udp: bool,
-    /// Offset of the TCP or UDP header. The offset of its payload follows.
+    /// Offset of the TCP or UDP header.
     transport: usize,
+    /// Offset of the payload after that header.
     payload: usize,
     /// Payload size of each segment in bytes.
     size: usize,

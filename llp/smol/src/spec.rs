@@ -23,7 +23,7 @@ pub enum Spec {
     Packet {
         /// Name of the interface.
         interface: String,
-        /// Addresses of the interface.
+        /// Addresses and buffer size of the interface.
         config: SmolConfig,
     },
     /// `xdp:IFACE,ip=ADDR/PREFIX[,mode=auto|zerocopy|native|generic]` and the keys of `packet`:
@@ -31,7 +31,7 @@ pub enum Spec {
     Xdp {
         /// Name of the interface.
         interface: String,
-        /// Addresses of the interface.
+        /// Addresses and buffer size of the interface.
         config: SmolConfig,
         /// Mode of AF_XDP.
         mode: XdpMode,
@@ -167,7 +167,7 @@ fn bytes(text: &str) -> Option<usize> {
     SmolConfig::BUFFERS.contains(&bytes).then_some(bytes)
 }
 
-/// Adds the missing capabilities to an error.
+/// Replaces a `PermissionDenied` error by one that names the missing capabilities.
 fn denied(error: io::Error, needed: &[Capability]) -> io::Error {
     if error.kind() != io::ErrorKind::PermissionDenied {
         return error;
@@ -201,8 +201,9 @@ impl Spec {
     /// Opens the stack.
     ///
     /// # Errors
-    /// The errors are those of [`TcpStack::multipath`], [`PacketLink::open`] and [`XdpLink::open`];
-    /// `PermissionDenied` names the capability that is missing.
+    /// Returns the errors of [`TcpStack::new`], [`TcpStack::multipath`], [`PacketLink::open`],
+    /// [`XdpLink::open`] and [`SmolStack::new`]. `PermissionDenied` names the capability that is
+    /// missing.
     pub fn open(&self) -> io::Result<Box<dyn TransportStack>> {
         match self {
             Self::Tcp => Ok(Box::new(TcpStack::new()?)),

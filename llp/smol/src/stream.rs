@@ -17,7 +17,7 @@ pub(super) struct SmolStream<L: Link> {
     id: ConnId,
     local: SocketAddr,
     peer: SocketAddr,
-    /// EMSS, which is also available while the interface is locked.
+    /// EMSS in bytes, which is also available while the interface is locked.
     emss: Arc<AtomicUsize>,
     aborted: bool,
 }
@@ -99,7 +99,7 @@ impl<L: Link + 'static> StreamExtensions for SmolStream<L> {
 
     fn info(&self) -> StreamInfo {
         let interface = self.interface.lock();
-        // The size that is known to pass, and the headers that precede it.
+        // The path MTU is the segment size that is known to pass, with its headers.
         let emss = u32::try_from(self.emss()).ok();
         let headers = interface.mtu() - interface.emss(self.peer.is_ipv6());
         let path_mtu = u32::try_from(self.emss() + headers).ok();
@@ -124,7 +124,7 @@ impl<L: Link> Drop for SmolStream<L> {
     }
 }
 
-/// Bytes in the receive buffer of a connection. The interface is locked meanwhile.
+/// Bytes in the receive buffer of a connection. The interface stays locked as long as this exists.
 struct SmolRecvBuf<L: Link> {
     interface: ArcMutexGuard<RawMutex, SmolInterface<L>>,
     id: ConnId,

@@ -79,7 +79,7 @@ impl PcapConfig {
         Self { rotate: Some(rotate), ..self }
     }
 
-    /// Appends to an existing file.
+    /// Sets whether packets are appended to an existing file, instead of truncating it.
     #[must_use]
     pub fn append(self, append: bool) -> Self {
         Self { append, ..self }
@@ -130,7 +130,7 @@ impl fmt::Display for PcapConfig {
 impl FromStr for PcapConfig {
     type Err = PcapConfigError;
 
-    /// Options are parsed from the end until a word is not an option, because a path may contain
+    /// Parses options from the end until a word is not an option, because a path may contain
     /// commas.
     fn from_str(text: &str) -> Result<Self, PcapConfigError> {
         let (mut path, mut snap, mut rotate, mut files, mut append) = (text, None, None, None, false);

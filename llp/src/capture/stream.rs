@@ -27,10 +27,12 @@ pub struct CaptureStream {
     to_itself: bool,
     /// True after the handshake was written.
     begun: bool,
-    /// True after a RST or the FINs of both sides were written, or after the socket was taken.
+    /// True when the capture of the connection is complete: after a RST, after the FINs of both
+    /// sides, or after the socket was taken.
     ended: bool,
-    /// Next sequence numbers of this end and of the peer.
+    /// Next sequence number of this end.
     ours: u32,
+    /// Next sequence number of the peer.
     theirs: u32,
     our_fin: bool,
     their_fin: bool,
@@ -82,7 +84,7 @@ impl CaptureStream {
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             if self.to_itself {
-                // A stream connected to itself makes a simultaneous open.
+                // A stream connected to itself performs a simultaneous open.
                 self.control(true, SYN);
                 self.control(true, SYN | ACK);
                 return;

@@ -19,16 +19,18 @@ const PAUSE: Duration = Duration::from_secs(1);
 const RTMGRP_LINK: u32 = 0x1;
 const RTMGRP_IPV4_IFADDR: u32 = 0x10;
 const RTMGRP_IPV6_IFADDR: u32 = 0x100;
-/// Types of messages. The first two are announcements and answers to `RTM_GETLINK`, the others are
-/// announcements and answers to `RTM_GETADDR`.
+/// Message types. The kernel announces changes with `RTM_NEWLINK`, `RTM_DELLINK`, `RTM_NEWADDR` and
+/// `RTM_DELADDR`. It answers `RTM_GETLINK` with `RTM_NEWLINK`, and `RTM_GETADDR` with
+/// `RTM_NEWADDR`.
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
-/// Sizes in bytes of `struct ifinfomsg` and `struct ifaddrmsg`, which precede the attributes.
+/// Size in bytes of `struct ifinfomsg`, which precedes the attributes of an interface.
 const LINK_HEADER: usize = 16;
+/// Size in bytes of `struct ifaddrmsg`, which precedes the attributes of an address.
 const ADDRESS_HEADER: usize = 8;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
@@ -84,8 +86,8 @@ impl InterfaceMonitor {
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         let groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
         bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-        // The state is read after the subscription. A change meanwhile is announced as well, and
-        // has no effect the second time.
+        // The state is read after the subscription. A change in between is announced as well, and
+        // applying it again has no effect.
         Ok(Self { socket, known: all()?, buffer: vec![0; netlink::BUFFER] })
     }
 
@@ -135,8 +137,8 @@ fn is_kernel(from: &SocketAddrAny) -> bool {
     SocketAddrNetlink::try_from(from.clone()).is_ok_and(|from| from.pid() == 0)
 }
 
-/// Reads until it succeeds. Memory or descriptors may be scarce for a while, most likely when
-/// announcements are lost.
+/// Calls `read` until it succeeds. Memory or descriptors may be scarce for a while, most likely
+/// when announcements are lost.
 fn eventually(mut read: impl FnMut() -> io::Result<Links>, mut pause: impl FnMut()) -> Links {
     loop {
         match read() {

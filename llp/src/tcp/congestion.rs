@@ -7,9 +7,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 use std::{fs, io};
 
-/// Round-trip time above which [`TransportConfig::AUTO`] selects [`LONG_PATH`], whose rate is not
-/// reduced by losses on the path.
+/// Round-trip time above which [`TransportConfig::AUTO`] selects [`LONG_PATH`].
 const LONG: Duration = Duration::from_millis(5);
+/// Congestion control for long paths. Losses on the path do not reduce its rate.
 const LONG_PATH: &str = "bbr";
 
 /// Requested congestion control.
@@ -28,7 +28,7 @@ impl Congestion {
     /// Applies the setting to a socket that is not connected.
     ///
     /// # Errors
-    /// [`OptionError::Congestion`].
+    /// [`OptionError::Congestion`] if the congestion control is not available.
     pub(super) fn prepare(&self, socket: &Socket) -> io::Result<()> {
         match self {
             Self::Named(name) => set(socket, name),

@@ -16,9 +16,10 @@ use syscall::{MAX_MESSAGES, OutgoingMessage};
 /// `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// Maximum number of datagrams in one message with UDP_SEGMENT. UDP_MAX_SEGMENTS is 128 in newer
-/// kernels (seen in 6.18), and 64 in the first ones with UDP_SEGMENT.
+/// Maximum number of datagrams in one message with UDP_SEGMENT: UDP_MAX_SEGMENTS in newer kernels
+/// (seen in 6.18).
 const MAX_SEGMENTS: usize = 128;
+/// UDP_MAX_SEGMENTS in the first kernels with UDP_SEGMENT.
 const FEWER_SEGMENTS: usize = 64;
 /// Maximum number of bytes in one message with UDP_SEGMENT.
 const MAX_SEGMENTED: usize = 65_000;

@@ -35,7 +35,8 @@ impl TcpVariant {
 }
 
 /// Combines the reports of a connection's subflows. Times are those of the best path, except for
-/// the round-trip time, which is that of the worst path because time-outs depend on it.
+/// the smoothed round-trip time and its deviation: these are those of the worst path, because
+/// time-outs depend on them.
 pub(super) fn combine_subflows(subflows: &Subflows, congestion: Option<String>) -> StreamInfo {
     let infos = subflows.infos();
     let sum = |of: fn(&libc::tcp_info) -> u32| Some(infos.iter().map(of).fold(0, u32::saturating_add));

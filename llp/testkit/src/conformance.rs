@@ -79,9 +79,9 @@ impl Peers {
         }
     }
 
-    /// Uses the stacks' own clock. `advance` is called instead of sleeping, with the earlier
-    /// deadline of the two stacks. It advances the clock to that time, or to the next event between
-    /// the stacks.
+    /// Uses the stacks' own clock. Instead of sleeping, a check calls `advance` with the earliest
+    /// deadline of its stacks, if there is one. The function advances the clock to that time, or to
+    /// the next event between the stacks.
     #[must_use]
     pub fn with_clock(mut self, advance: impl FnMut(Option<Instant>) + 'static) -> Self {
         self.advance = Some(Box::new(advance));

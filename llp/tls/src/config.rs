@@ -147,7 +147,7 @@ impl TlsConfig {
 
     /// Sets the maximum number of concurrent handshakes per listener. Default: [`MAX_HANDSHAKES`].
     ///
-    /// One more handshake aborts the oldest one.
+    /// If a listener already has that many, a new connection aborts the oldest handshake.
     #[must_use]
     pub fn max_handshakes(mut self, count: usize) -> Self {
         self.max_handshakes = count.max(1);

@@ -25,7 +25,7 @@ pub enum KeyError {
     File {
         /// The file.
         path: PathBuf,
-        /// Error of the system.
+        /// OS error.
         source: io::Error,
     },
     /// Other users can read a private key.
@@ -220,8 +220,8 @@ fn pem(label: &str, der: &[u8]) -> String {
     out + "-----END " + label + "-----\n"
 }
 
-/// Public key, as a SubjectPublicKeyInfo. It is displayed in base64, which is one line of the
-/// output of `openssl pkey -pubout`.
+/// Public key, as a SubjectPublicKeyInfo. It is displayed in base64 without line breaks, as between
+/// the first and last line of the output of `openssl pkey -pubout`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PublicKey {
     spki: Box<[u8]>,
@@ -231,7 +231,7 @@ impl PublicKey {
     /// Parses a SubjectPublicKeyInfo in DER.
     ///
     /// # Errors
-    /// [`KeyError::PublicKey`].
+    /// [`KeyError::PublicKey`] if `der` is not a SubjectPublicKeyInfo.
     pub fn from_der(der: &[u8]) -> Result<Self, KeyError> {
         webpki::RawPublicKeyEntity::try_from(&SubjectPublicKeyInfoDer::from(der))
             .map_err(|_| KeyError::PublicKey("no SubjectPublicKeyInfo"))?;
@@ -283,9 +283,9 @@ impl fmt::Debug for PublicKey {
 /// Accepted keys, each with a name.
 ///
 /// A file of pinned keys has a line `[OPTIONS] KEY NAME` for each key. KEY is a public key in
-/// base64, and NAME is the rest of the line. Empty lines and lines that begin with `#` are
-/// comments. OPTIONS has the form `word=value` without spaces; the word is in lower case, so no key
-/// begins with it. The program defines the meaning of the options: `uiw serve` accepts
+/// base64, and NAME is the rest of the line. Empty lines and lines that begin with `#` are ignored.
+/// OPTIONS has the form `word=value` without spaces; the word is in lower case, so it cannot be
+/// mistaken for a key. The program defines the meaning of the options: `uiw serve` accepts
 /// `shares=NAME[:rw],..`.
 #[derive(Clone, Debug, Default)]
 pub struct PinnedKeys(BTreeMap<PublicKey, PinnedKey>);
@@ -305,7 +305,7 @@ pub struct PinnedLine<'a> {
     pub number: usize,
     /// The key.
     pub key: &'a PublicKey,
-    /// Name.
+    /// Name of the key.
     pub name: &'a str,
     /// Options of the entry, empty if the line has none.
     pub options: &'a str,
@@ -334,7 +334,7 @@ impl PinnedKeys {
     /// Parses the text of a file.
     ///
     /// # Errors
-    /// The first invalid line, with its number from 1 and the reason.
+    /// [`LineError`] for the first invalid line, with its number (from 1) and the reason.
     pub fn parse(text: &str) -> Result<Self, LineError> {
         let mut keys = BTreeMap::new();
         for (number, line) in text.lines().enumerate() {

@@ -27,8 +27,8 @@
 //! * The layers are, from bottom to top: TCP, capture, injected faults, TLS. A capture therefore
 //!   contains the bytes on the wire. TLS is not a wrapper with hooks (`uiw_llp::wrap`), because an
 //!   event of the inner stack may concern only half a record, so a poll must read the stream before
-//!   it reports one. All connections of a shard are in one slab behind one lock, which only the
-//!   driving thread takes.
+//!   it reports an event. All connections of a shard are in one slab behind one lock, which
+//!   normally only the driving thread takes.
 //! * Records are decrypted in place, in a buffer that all connections of the shard share, and
 //!   copied once to the caller's buffers. A connection has its own buffer only while a record is
 //!   incomplete, plaintext was not taken, or TCP does not accept all data. Plaintext is copied to

@@ -182,7 +182,8 @@ impl Shard {
         }
     }
 
-    /// Closes a connection that the user has dropped. It stays until its data was sent.
+    /// Closes a connection that the user has dropped. It stays until its data was sent or
+    /// [`CLOSE_TIMEOUT`] has passed.
     pub(super) fn close_conn(&mut self, key: usize) {
         let now = self.now;
         let Some(conn) = self.conn(key) else { return };
@@ -284,7 +285,7 @@ impl Shard {
         }
     }
 
-    /// Handles that the handshake of a connection may be over. The connection then waits to be
+    /// Checks whether the handshake of a connection is over. If so, the connection waits to be
     /// accepted, or ends.
     fn sort_handshake(&mut self, key: usize) {
         let Some(conn) = self.conn(key) else { return };
@@ -323,8 +324,8 @@ impl Shard {
         }
     }
 
-    /// Updates whether a slot is in the set of those with an event, outside of a poll. Wakes a
-    /// thread that sleeps in the descriptor.
+    /// Updates whether a slot is in the set of those with an event, outside of a poll. If it has an
+    /// event, wakes a thread that sleeps in the descriptor.
     pub(super) fn update_ready(&mut self, key: usize) {
         if self.update_ready_in_poll(key) {
             self.signal();
@@ -466,7 +467,8 @@ impl Shard {
         for key in changed {
             self.update_ready_in_poll(key);
         }
-        // `Tls::replace` has written the wake-up when it releases the lock.
+        // `Tls::replace` holds this lock until it has written the wake-up, which is then cleared
+        // here.
         drop(self.shared.wakes.lock());
         self.take_wake();
         if !self.ready.is_empty() {
@@ -474,7 +476,8 @@ impl Shard {
         }
     }
 
-    /// Returns the time of the next poll.
+    /// Returns the time at which [`Shard::poll`] must be called even without events of the inner
+    /// stack.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let ready = (!self.ready.is_empty() || !self.orphans.is_empty()).then_some(self.ready_since);
         ready.into_iter().chain(self.deadlines.first().map(|(at, _)| *at)).min()
@@ -498,7 +501,8 @@ impl Shard {
 }
 
 pub(super) fn write_wake(wake: &OwnedFd) {
-    // The counter cannot overflow, because it is at most 1.
+    // The counter cannot overflow, because each write adds only 1. An error would be harmless,
+    // because the descriptor would be readable in that case.
     let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
 }
 

@@ -103,7 +103,7 @@ impl TlsStack {
         Ok(self.stream(key, addresses))
     }
 
-    /// Adds the orphans to the event set again.
+    /// Adds the connections of dropped detached streams to the event set again.
     fn adopt_orphans(&mut self, shard: &mut Shard) {
         for mut conn in shard.take_orphans() {
             let token = shard.next_token();
@@ -263,7 +263,8 @@ impl StackExtensions for TlsStack {
     }
 }
 
-/// Returns the reason why a stream that is not detached cannot be adopted, from the inner stack.
+/// Asks the inner stack why a stream that is not detached cannot be adopted, and returns that
+/// error.
 fn refusal(conn: Option<&mut Conn>, stack: &mut dyn TransportStack, token: Token) -> io::Error {
     match conn {
         Some(conn) if conn.is_aborted() => ErrorKind::NotConnected.into(),
@@ -295,7 +296,7 @@ impl TlsStream {
         }
     }
 
-    /// Calls the connection with its shard's buffers.
+    /// Calls `call` with the connection and its shard's buffers.
     fn call_conn<R>(
         &mut self,
         call: impl FnOnce(&mut Conn, &mut super::conn::Scratch) -> io::Result<R>,
@@ -358,8 +359,8 @@ impl TransportStream for TlsStream {
 }
 
 impl StreamExtensions for TlsStream {
-    /// Returns the information about TCP. Its byte counts include records and are left out, and the
-    /// number of received bytes is that of the plaintext.
+    /// Returns the information about the TCP connection. `bytes_acked` is left out, because TCP
+    /// counts the bytes of TLS records; `bytes_received` is the number of plaintext bytes.
     fn info(&self) -> StreamInfo {
         let info = self.inspect_conn(|conn| StreamInfo {
             bytes_acked: None,

@@ -14,7 +14,7 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, Sig
 use std::sync::Arc;
 use uiw_llp::PeerIdentity;
 
-/// Criterion for authentic peers.
+/// Keys or authorities by which peers are authenticated.
 #[derive(Debug)]
 pub(super) enum TrustAnchors {
     Pinned(PinnedKeys),

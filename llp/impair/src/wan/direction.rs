@@ -39,13 +39,13 @@ pub struct Counts {
     pub queue_full: u64,
     /// Number of frames lost because their packets were longer than [`Profile::max_packet`].
     pub too_long: u64,
-    /// Number of frames lost because more than 256 MiB were in transit.
+    /// Number of frames lost because more than 256 MiB would have been in transit.
     pub too_many: u64,
     /// Number of frames delivered twice.
     pub duplicated: u64,
     /// Number of frames overtaken by others.
     pub reordered: u64,
-    /// Number of frames delivered with a flipped bit.
+    /// Number of frames delivered with a flipped bit, and of ARP frames that were dropped instead.
     pub damaged: u64,
     /// Maximum number of bytes that waited for the line.
     pub most_queued: usize,
@@ -57,7 +57,7 @@ pub struct Counts {
     pub way: Duration,
 }
 
-/// Frame, with the time at which it was offered.
+/// Frame, with the time at which it was offered and the time at which it is due.
 struct TimedFrame {
     bytes: Vec<u8>,
     given: Duration,
@@ -196,7 +196,7 @@ impl Direction {
         Some(self.free_at)
     }
 
-    /// Handles that a frame due at `due` overtakes all held frames. Held frames that enough frames
+    /// Notes that a frame due at `due` overtakes all held frames. Held frames that enough frames
     /// have overtaken leave right after it.
     fn note_overtaking_frame(&mut self, due: Duration) {
         let mut at = 0;
@@ -214,7 +214,7 @@ impl Direction {
         }
     }
 
-    /// Returns the time at which [`Direction::take`] will return a frame.
+    /// Returns the time at which [`Direction::take`] will return a frame, if any is in transit.
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         let first = self.on_the_way.front().map(|frame| frame.due);

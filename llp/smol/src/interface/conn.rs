@@ -27,7 +27,7 @@ const RENO: &str = "reno";
 /// Duration of TIME-WAIT in smoltcp, on its clock.
 const TIME_WAIT: smoltcp::time::Duration = smoltcp::time::Duration::from_secs(10);
 
-/// Time after which a neighbour that has not answered is considered absent, as in Linux.
+/// Time after which a gateway that has not answered is considered absent, as in Linux.
 const GATEWAY: Duration = Duration::from_secs(3);
 
 /// Owner of a connection.
@@ -50,7 +50,8 @@ pub(super) struct Conn {
     pub(super) stretch: Stretch,
     path: PathMtu,
     probe: Probe,
-    /// EMSS that the stream reports even while the interface is locked.
+    /// EMSS in bytes, shared with the stream, which can report it even while the interface is
+    /// locked.
     emss: Arc<AtomicUsize>,
     /// Segmentation, which is known after the peer's SYN.
     pub(super) segmentation: Option<Segmentation>,
@@ -62,7 +63,8 @@ pub(super) struct Conn {
     pub(super) owner: Owner,
     /// True if the connection is in the list of connections to check.
     pub(super) hot: bool,
-    /// Entry among the timers.
+    /// Time of the connection's entry in the timers of the interface, in microseconds of smoltcp's
+    /// clock.
     pub(super) timer: Option<i64>,
     pub(super) began: Instant,
     timeout: Option<Duration>,
@@ -218,7 +220,7 @@ impl Conn {
         parts
     }
 
-    /// See [`Probe::duplicates`].
+    /// Like [`Probe::duplicates`], for the probe of this connection.
     pub(super) fn duplicates(&mut self, frame: &[u8]) -> Option<Duplicates> {
         self.probe.duplicates(frame)
     }
@@ -253,13 +255,14 @@ impl Conn {
         !matches!(self.socket().state(), State::Closed | State::Listen | State::SynReceived | State::SynSent)
     }
 
-    /// Returns whether nothing is left to send or receive.
+    /// Returns whether the connection is closed, or its set-up at a listener has failed. Received
+    /// data may still be waiting to be read.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.socket().state(), State::Closed | State::Listen)
     }
 
-    /// Returns whether the connection was dropped or closed, and has data or a FIN that the peer
-    /// has not acknowledged.
+    /// Returns whether the stream was dropped or shut down, and the peer has not acknowledged all
+    /// data and the FIN.
     pub(super) fn is_unacknowledged(&self) -> bool {
         let acknowledged = [State::Closed, State::TimeWait, State::FinWait2];
         (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
@@ -313,7 +316,7 @@ impl Conn {
         (readable || writable).then_some(Event { token, readable, writable })
     }
 
-    /// Returns the reason why data can be neither sent nor received any more.
+    /// Returns the error of calls after the connection has ended.
     fn error(&self) -> io::Error {
         match (self.ended, self.gateway) {
             (Some(ErrorKind::HostUnreachable), Some(gateway)) => {
@@ -355,7 +358,8 @@ impl Conn {
         Ok(total)
     }
 
-    /// Returns whether no more bytes can be received.
+    /// Returns whether no more bytes can arrive. Before the connection is established, this is also
+    /// true.
     fn is_all_here(&self) -> bool {
         !matches!(self.socket().state(), State::Established | State::FinWait1 | State::FinWait2)
     }

@@ -16,16 +16,18 @@ use std::num::NonZeroU8;
 use std::ops::Range;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, Event, Incoming, Interest, Outgoing, Token};
 
-/// Maximum number of datagrams that wait for a neighbour's address or for room in the link. Their
-/// maximum size follows.
+/// Maximum number of datagrams of a socket that wait for a neighbour's address or for room in the
+/// link.
 const SEND_DATAGRAMS: usize = 64;
+/// Maximum total size of these datagrams in bytes.
 const SEND_BYTES: usize = 128 << 10;
 /// Maximum time for which the first datagram of a socket waits for a neighbour that does not
-/// answer, in microseconds. Then it is lost, together with the datagrams behind it. Otherwise a
-/// datagram to an address that no host has would block the socket forever.
+/// answer, in microseconds of smoltcp's clock (see [`CLOCK`]). After that, it is discarded with all
+/// datagrams that wait behind it. Otherwise a datagram to an address that no host has would block
+/// the socket forever.
 const LONGEST_WAIT: i64 = 2_000_000;
-/// Maximum size in bytes of datagrams that were not received by the caller yet. Further datagrams
-/// are lost.
+/// Maximum size in bytes of the datagrams that the caller has not received yet, including
+/// [`OVERHEAD`]. Further datagrams are lost.
 const RECEIVE_BYTES: usize = 512 << 10;
 /// Number of bytes that are counted for each datagram in addition to its own.
 const OVERHEAD: usize = 64;
@@ -33,8 +35,9 @@ const OVERHEAD: usize = 64;
 const UDP: usize = 8;
 /// Default hop limit of datagrams to groups.
 const GROUP_HOPS: u8 = 1;
-/// Interval, in ticks, at which smoltcp is polled while groups are joined. It answers membership
-/// queries (IGMP, MLD) with a delay, and does not report when the answer is due.
+/// Interval, in microseconds of smoltcp's clock, at which smoltcp is polled while groups are
+/// joined. It answers membership queries (IGMP, MLD) with a delay, and does not report when the
+/// answer is due.
 const REPORTS: i64 = 100_000 * CLOCK as i64;
 
 /// UDP sockets of the interface.
@@ -42,7 +45,7 @@ pub(super) struct Datagrams {
     /// Sockets of smoltcp, which are only used for sending.
     senders: SocketSet<'static>,
     pub(super) sockets: slab::Slab<UdpSocket>,
-    /// Time at which smoltcp has to be polled for datagrams, in ticks.
+    /// Time at which smoltcp has to be polled for datagrams, in microseconds of its clock.
     pub(super) timer: Option<i64>,
 }
 
@@ -57,14 +60,14 @@ pub(super) struct UdpSocket {
     /// True if a datagram waits until a sender is empty, because its hop limit differs from those
     /// before it.
     changes_hop_limit: bool,
-    /// Total number of bytes that were passed to the sender. The number of those that were sent
-    /// follows.
+    /// Total number of bytes that were passed to `sender`.
     queued: u64,
+    /// Number of these bytes that have left `sender`.
     departed: u64,
-    /// Time since which the first unsent datagram waits, in ticks.
+    /// Time since which the first unsent datagram waits, in microseconds of smoltcp's clock.
     waits_since: Option<i64>,
     received: VecDeque<(SocketAddr, Vec<u8>)>,
-    /// Number of bytes in `received`.
+    /// Number of bytes in `received`, with [`OVERHEAD`] for each datagram.
     held: usize,
 }
 
@@ -366,7 +369,7 @@ impl<L: Link> SmolInterface<L> {
         for (_, socket) in sockets {
             socket.give_up(senders, now.total_micros());
         }
-        // The time is now, although nothing could be sent, because the link has no room.
+        // A poll that is still due now found no room in the link, so it is repeated a little later.
         let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
         let reports = self.datagrams.has_groups().then(|| now.total_micros() + REPORTS);
         self.datagrams.timer = at.into_iter().chain(reports).min();

@@ -16,9 +16,11 @@ const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;
 /// The frame is not split.
 pub(crate) const GSO_NONE: u8 = 0;
-/// The interface splits TCP over IPv4. TCP over IPv6 and UDP datagrams follow.
+/// The interface splits TCP over IPv4.
 pub(crate) const GSO_TCPV4: u8 = 1;
+/// The interface splits TCP over IPv6.
 pub(crate) const GSO_TCPV6: u8 = 4;
+/// The interface splits UDP datagrams.
 pub(crate) const GSO_UDP_L4: u8 = 5;
 /// Bit in the segmentation type: the packet has congestion marks.
 const GSO_ECN: u8 = 0x80;
@@ -94,8 +96,8 @@ struct TcpOffsets {
     gso_type: u8,
 }
 
-/// Fills in the header at the beginning of `buffer`. The frame that follows it has an empty TCP
-/// checksum, which the interface completes.
+/// Fills in the header at the beginning of `buffer`. The interface completes the TCP checksum of
+/// the frame that follows: this function stores the sum of the pseudo-header in its place.
 pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
     let (header, frame) = buffer.split_at_mut(HEADER);
     let Some(tcp) = locate(frame) else {
@@ -105,7 +107,7 @@ pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
     frame[at..at + 2].copy_from_slice(&tcp.pseudo_sum.to_be_bytes());
     let tcp_header = usize::from(frame[tcp.start + 12] >> 4) * 4;
     let header_len = tcp.start + tcp_header;
-    // Options are part of a segment (RFC 9293 section 3.7.1).
+    // The segment size includes TCP options (RFC 9293 section 3.7.1).
     let options = tcp_header.saturating_sub(TCP_HEADER) as u16;
     let size = segmentation.map(|segmentation| segmentation.size.saturating_sub(options).max(1));
     let size = size.filter(|size| frame.len() > header_len + usize::from(*size));

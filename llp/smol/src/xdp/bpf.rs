@@ -129,8 +129,8 @@ impl Program {
 /// Attachment of a program to an interface, which ends when this is dropped or the process exits.
 pub(super) struct Attachment {
     link: OwnedFd,
-    /// Id of the process that made the attachment. A forked child inherits a copy of this value,
-    /// which must not detach the program.
+    /// Id of the process that made the attachment. A forked child inherits a copy of the
+    /// attachment, and must not detach the program when it drops the copy.
     process: u32,
 }
 

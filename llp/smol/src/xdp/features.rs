@@ -30,8 +30,8 @@ impl XdpFeatures {
     /// interface.
     ///
     /// # Errors
-    /// `Unsupported` if the kernel is older than Linux 6.3 and does not report the features; errors
-    /// of the system.
+    /// `Unsupported` if the kernel is older than Linux 6.3 and does not report the features. All
+    /// other errors are OS errors.
     pub fn of(index: u32) -> io::Result<Self> {
         let answer = ask(CONTROLLER, GET_FAMILY, FAMILY_NAME, b"netdev\0").map_err(|error| {
             let unknown = error.raw_os_error() == Some(libc::ENOENT);

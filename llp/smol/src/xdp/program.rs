@@ -1,8 +1,8 @@
 //! The XDP program, which is assembled instruction by instruction, without a compiler and ELF.
 //!
-//! It redirects frames to our MAC, ARP requests for our IPv4 addresses and neighbour solicitations
-//! for our IPv6 addresses to our socket. All other frames, and all frames on a queue without a
-//! socket, pass to the kernel.
+//! It redirects frames to our MAC address, ARP packets whose target is one of our IPv4 addresses,
+//! and frames to the solicited-node groups of our IPv6 addresses to the AF_XDP socket of their
+//! queue. All other frames, and all frames on a queue without a socket, pass to the kernel.
 
 use super::super::SmolConfig;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ const REDIRECT_MAP: i32 = 51;
 /// Marks a 64-bit immediate as the descriptor of a map.
 const PSEUDO_MAP_FD: u8 = 1;
 
-// `struct xdp_md`
+// Offsets of fields in `struct xdp_md`.
 const MD_DATA: i16 = 0;
 const MD_DATA_END: i16 = 4;
 const MD_QUEUE: i16 = 16;
@@ -58,10 +58,11 @@ const fn add(to: u8, number: i32) -> Instruction {
 
 const CALL: u8 = 0x85;
 const EXIT: Instruction = instruction(0x95, 0, 0, 0, 0);
-/// 32-bit comparison with a number. The jump offset is filled in later.
+/// Opcode that jumps if the low 32 bits of a register differ from a number.
 const UNEQUAL32: u8 = 0x56;
+/// Opcode that jumps if the low 32 bits of a register are equal to a number.
 const EQUAL32: u8 = 0x16;
-/// Unsigned comparison of registers.
+/// Opcode that jumps if one register is greater than another one (unsigned).
 const GREATER: u8 = 0x2D;
 
 /// Assembler for instructions. Jumps refer to labels, which are resolved at the end.
@@ -181,8 +182,8 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.resolve(&ends, redirect, pass)
 }
 
-/// Returns the value of register 4 after [`BpfAssembler::require`] with six bytes. Comparing it
-/// again is always true, so the jump depends on no new value.
+/// Returns the value of register 4 after [`BpfAssembler::require`] with six bytes. Comparing the
+/// register with it is always true, so the jump is in effect unconditional.
 fn mac_tail(mac: &[u8; 6]) -> u32 {
     u32::from(u16::from_ne_bytes([mac[4], mac[5]]))
 }

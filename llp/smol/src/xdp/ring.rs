@@ -13,8 +13,9 @@ pub(super) struct Ring<T> {
     map_len: usize,
     offsets: libc::xdp_ring_offset,
     mask: u32,
-    /// Our index. The index of the other side at the last check follows.
+    /// Our index.
     own: u32,
+    /// Index of the other side when it was last read.
     other: u32,
     entries: PhantomData<T>,
 }

@@ -11,9 +11,10 @@ use std::time::Duration;
 pub(super) const RING: u32 = CHUNKS / 2;
 /// Number of chunks of the longest frame: 65,549 bytes in chunks of 4096.
 const LONGEST: usize = 17;
-/// Number of attempts to bind. A queue stays busy for some milliseconds after its last user has
-/// closed it, and for up to a second on a busy machine.
+/// Number of repeated attempts to bind. A queue stays busy for some milliseconds after its last
+/// user has closed it, and for up to a second on a busy machine.
 const BUSY_TRIES: u32 = 200;
+/// Pause between two of these attempts.
 const BUSY_WAIT: Duration = Duration::from_millis(10);
 
 /// Received frame.
@@ -25,8 +26,8 @@ pub(super) enum ReceivedFrame {
 }
 
 // SAFETY: the chunk belongs to this value alone until it is recycled, and lives as long as the
-// socket, which outlives its frames (`SmolInterface::ingress` returns each frame before the next
-// call).
+// socket, which outlives its frames (`SmolInterface::tick` recycles each frame before it receives
+// the next one).
 unsafe impl Send for ReceivedFrame {}
 
 impl ReceivedFrame {

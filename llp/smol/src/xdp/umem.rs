@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 
 /// Number of bytes that the kernel leaves free before a frame (XDP_PACKET_HEADROOM).
 const HEADROOM: usize = 256;
-/// Number of chunks for receiving, and also for sending. It exceeds a window of segments.
+/// Number of chunks. One half is for receiving and the other half for sending; each half exceeds a
+/// window of segments.
 pub(super) const CHUNKS: u32 = 4096;
 
 /// Layout of frames in the memory.

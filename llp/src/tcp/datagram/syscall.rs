@@ -19,8 +19,9 @@ const MAX_BUFFERS: usize = 32;
 const UDP_SEGMENT: c_int = 103;
 const UDP_GRO: c_int = 104;
 
-/// Message to one peer: one datagram, or `count` datagrams of `segment` bytes each, the last of
-/// which may be shorter.
+/// Message to one peer: one datagram (`segment` is 0), or `count` datagrams of `segment` bytes
+/// each, the last of which may be shorter. Its bytes are `len` bytes of the buffer, from offset
+/// `at` on.
 pub(super) struct OutgoingMessage {
     pub(super) peer: SocketAddr,
     pub(super) hop_limit: Option<NonZeroU8>,

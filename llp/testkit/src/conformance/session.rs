@@ -22,9 +22,10 @@ pub(super) const LISTENER: Token = Token(1 << 40 | 1);
 pub(super) const CONNECTED: Token = Token(1 << 40 | 2);
 pub(super) const ACCEPTED: Token = Token(1 << 40 | 3);
 
-/// Number of successive rounds without an event after which a check with its own clock gives up.
+/// Number of successive rounds without an event after which a check gives up if it advances the
+/// clock.
 const SILENT_ROUNDS: u32 = 10_000;
-/// Maximum number of rounds.
+/// Maximum number of rounds of a check that advances the clock.
 const ROUNDS: u32 = 100_000;
 /// Number of rounds in which an event must not occur.
 const NEVER_ROUNDS: u32 = 20;
@@ -49,7 +50,7 @@ struct DrivenStack {
     wait: Option<Arc<OwnedFd>>,
     /// True if the descriptor or the deadline asks for a poll.
     due: bool,
-    /// Events that the last poll reported; empty if it was not due in this round.
+    /// Events that the last poll reported; empty if the stack was not polled in this round.
     events: Vec<Event>,
 }
 
@@ -122,7 +123,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the event that the last poll of a stack reported for a token, if any.
+    /// Returns the event that the last poll of a stack reported for a token, if any. Several events
+    /// of one token are combined.
     pub(super) fn event(&self, which: usize, token: Token) -> Option<Event> {
         let reported = self.stacks[which].events.iter().filter(|event| event.token == token);
         reported.copied().reduce(|one, other| Event {
@@ -208,14 +210,14 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until data in flight has arrived.
+    /// Runs some rounds, so that data in flight arrives.
     pub(super) fn wait_idle(&mut self) -> Verdict {
         self.never("", |_| Ok(false))
     }
 
     // ---- connections ----
 
-    /// Returns the address at which the server listens next.
+    /// Returns the address of a stack, with port 0.
     pub(super) fn at(&self, which: usize) -> SocketAddr {
         SocketAddr::new(self.ips[which], 0)
     }

@@ -65,9 +65,9 @@ struct SimulatedEnd {
     local: SocketAddr,
     peer: SocketAddr,
     state: WorldState,
-    /// True if the stream is in use, or may still be accepted.
+    /// True while a stream holds this end, or while it may still be accepted.
     held: bool,
-    /// True if the token is known, which is not the case before a connection is accepted.
+    /// True if `token` is valid. An end at a listener gets its token when it is accepted.
     named: bool,
     other: Option<EndId>,
     /// Packets in transit to this end, in the order of their arrival.
@@ -82,7 +82,7 @@ struct SimulatedEnd {
     unread: usize,
     /// Number of bytes that the last call of
     /// [`StreamExtensions::readable`](uiw_llp::StreamExtensions::readable) has requested. The other
-    /// end may send as many.
+    /// end may send that many even if the capacity of the link is smaller.
     wanted: usize,
     /// Due time of the last packet from this end, because packets do not overtake each other.
     last_due: Time,
@@ -159,7 +159,7 @@ impl World {
         true
     }
 
-    /// Returns the time of the next event, for one stack or for all.
+    /// Returns the time of the next event of `stack`, or of all stacks if it is `None`.
     pub(super) fn next_due(&self, stack: Option<u32>) -> Option<Time> {
         let packets = self
             .ends
@@ -276,7 +276,7 @@ impl World {
 
     pub(super) fn stop_listening(&mut self, id: ListenerId) {
         if let Some(listening) = self.listeners.remove(&id) {
-            // The kernel does the same with connections that were not accepted.
+            // Like the kernel, resets the connections that were not accepted.
             for end in listening.queue {
                 self.abort(end);
                 self.close(end);
@@ -327,7 +327,7 @@ impl World {
         Ok((id, local))
     }
 
-    /// Handles the arrival of a connection request.
+    /// Handles the arrival of a connection request at its destination.
     fn answer(&mut self, request: &ConnectAttempt) {
         let Some(client) = self.ends.get(&request.client).filter(|end| end.held) else { return };
         let (from, to) = (client.local, request.to);
@@ -411,13 +411,13 @@ impl World {
         }
     }
 
-    /// Handles that the stream was dropped.
+    /// Handles the drop of the stream.
     pub(super) fn close(&mut self, id: EndId) {
         let Some(end) = self.ends.get_mut(&id) else { return };
         end.held = false;
         let other = end.other;
         match end.state {
-            // A RST is sent if received data is discarded, otherwise a FIN, as by the kernel.
+            // Like the kernel, sends a RST if received data is discarded, and a FIN otherwise.
             WorldState::Made if end.received.is_empty() => {
                 if !std::mem::replace(&mut end.fin_sent, true) {
                     self.post(id, SimPacket::Fin);
@@ -426,8 +426,8 @@ impl World {
             WorldState::Made | WorldState::Connecting => self.abort(id),
             WorldState::Failed(_) | WorldState::Closed => {}
         }
-        // When the second end is dropped, both are removed. Until then the first one answers
-        // packets that still arrive.
+        // When the second end is dropped, both are removed. Until then, the end that was dropped
+        // first still answers packets that arrive.
         let other_held = other.and_then(|other| self.ends.get(&other)).is_some_and(|other| other.held);
         if !other_held {
             self.ends.remove(&id);

@@ -86,7 +86,7 @@ impl Conn {
         if count > 0 { Ok(count) } else { self.nothing() }
     }
 
-    /// Returns the result of a call that transfers no bytes.
+    /// Returns the result of a [`Conn::recv`] that transfers no bytes.
     fn nothing(&self) -> io::Result<usize> {
         match &self.failure {
             _ if self.peer_closed => Ok(0),
@@ -213,7 +213,7 @@ impl Conn {
     }
 }
 
-/// Copies the next [`CHUNK`] bytes of `bufs` to the front of `to`, from `at` (buffer, byte) on, and
+/// Copies up to [`CHUNK`] bytes of `bufs`, from `at` (buffer, byte) on, to the front of `to`, and
 /// returns their number. Returns `None` if a buffer is not mapped.
 fn gather(bufs: &[IoVec<'_>], at: &mut (usize, usize), to: &mut Vec<u8>) -> Option<usize> {
     if to.len() < CHUNK {

@@ -48,7 +48,8 @@ impl World {
         Ok(len)
     }
 
-    /// Sends the first `len` bytes of `bufs`. Those after the first `until_fin` bytes are lost.
+    /// Sends the first `len` bytes of `bufs`. A FIN follows after `until_fin` bytes, and the bytes
+    /// after it are lost.
     fn carry(&mut self, id: EndId, bufs: &[IoVec<'_>], len: usize, until_fin: u64) {
         let mut bytes = Vec::with_capacity(len);
         for buf in bufs {
