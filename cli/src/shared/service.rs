@@ -270,7 +270,7 @@ fn parse<T: DeserializeOwned>(private_data: &[u8], tag: &[u8]) -> Option<T> {
 
 fn with_json(tag: &[u8], order: &impl Serialize) -> Vec<u8> {
     let mut out = tag.to_vec();
-    // Plain numbers and words: writing them to memory cannot fail.
+    // The orders contain only plain numbers and strings, so writing them to memory cannot fail.
     let _ = serde_json::to_writer(&mut out, order);
     out
 }

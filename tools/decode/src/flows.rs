@@ -19,8 +19,8 @@ use super::reassembly::{ByteStream, Chunk};
 use super::seek::begins_with_fpdu;
 use super::tls;
 
-/// Maximum number of connections that are followed. If there are more, and more than twice as many
-/// as iWARP connections, those that are not iWARP are forgotten.
+/// Number of connections at which those that are not iWARP, or have ended, are forgotten. If more
+/// than half of this number remain, the limit becomes twice the number of the remaining ones.
 const MAX_FLOWS: usize = 65_536;
 
 /// Maximum number of packets of a connection by which a segment may be captured after the one that
@@ -60,7 +60,7 @@ pub(super) struct Flows {
 pub(super) struct Counts {
     /// Number of iWARP connections.
     pub(super) connections: u32,
-    /// Number of TLS connections without secrets.
+    /// Number of TLS connections that cannot be decrypted.
     pub(super) locked: u32,
 }
 
@@ -72,7 +72,8 @@ struct TcpFlow {
     fins: [Option<u32>; 2],
     /// True if a RST came while bytes before it were still missing.
     reset: bool,
-    /// Segments that acknowledge bytes which have not come.
+    /// Segments that are not processed yet, most of them because they acknowledge bytes which have
+    /// not come.
     late: VecDeque<LateSegment>,
     late_bytes: usize,
     /// Number of packets so far.
@@ -121,7 +122,7 @@ impl SegmentHeader {
 
 #[derive(Debug)]
 enum FlowState {
-    /// State after the SYN, until the first bytes of either direction show whether it is iWARP.
+    /// Initial state, until the first bytes of either direction show whether it is iWARP.
     Watching {
         openings: [OpeningBytes; 2],
     },
@@ -248,8 +249,8 @@ impl TcpFlow {
     /// Returns whether everything that the segment acknowledges was processed, so that the segment
     /// can be processed.
     fn is_ready(&self, side: Side, header: &SegmentHeader, payload: &[u8]) -> bool {
-        // After a Reply without the beginning of the connection, wait for the Request, which may
-        // follow in the capture. Only a startup frame may be processed before the Reply.
+        // If the beginning of the connection was not captured, a Reply waits for the Request, which
+        // may follow in the capture. Only a startup frame may be processed before the Reply.
         let unknown = |side: Side, payload: &[u8]| {
             payload.starts_with(&KEY_REPLY) && self.begins_startup(side, payload)
         };
