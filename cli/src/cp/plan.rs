@@ -24,11 +24,11 @@ const LISTS_HIGH_WATER: u64 = 256 << 20;
 /// Maximum number of entries that one task removes. It removes them one after the other, each with
 /// a round trip to the server.
 const REMOVALS_PER_TASK: usize = 32;
-/// Number of times that the copy of a file is restarted because the file has changed.
+/// Maximum number of times that the copy of a file is restarted.
 const MAX_RESTARTS: u8 = 5;
 /// Delay before a file that another transfer writes is tried again.
 const BUSY_RETRY_DELAY: Duration = Duration::from_secs(2);
-/// Number of times that a file that another transfer writes is tried again.
+/// Maximum number of times that a file that another transfer writes is tried again.
 const MAX_BUSY_RETRIES: u8 = 60;
 
 /// One request to the server, or one step at this end.
@@ -496,7 +496,7 @@ impl CopyPlan {
         self.restart(item);
     }
 
-    /// Restarts the copy of a file that has changed, which `item` describes.
+    /// Restarts the copy of the file that `item` describes, most often because it has changed.
     pub(super) fn restart(&self, mut item: CopyItem) {
         item.restarts += 1;
         if item.restarts > MAX_RESTARTS {

@@ -153,7 +153,8 @@ impl ByteStream {
         }
     }
 
-    /// Holds a segment. Of two segments with the same start, the longer one is kept.
+    /// Holds a segment. Of two segments with the same start, the one with more captured bytes is
+    /// kept.
     fn hold(&mut self, position: u64, bytes: &[u8], cut: u32) {
         let length = |bytes: usize, cut: u32| (bytes, cut);
         let fresh = HeldSegment { bytes: bytes.to_vec(), cut };
