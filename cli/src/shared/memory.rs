@@ -28,9 +28,9 @@ impl Buffer {
     /// uses no memory.
     pub(crate) fn untouched(pd: &Pd, len: usize) -> Result<Self> {
         let memory = owned(len)?;
-        // SAFETY: requests that place into it name distinct parts, and the commands look at a part
-        // (through `read`, `write` and `differs`) only after they have taken the completion of the
-        // request that named it.
+        // SAFETY: requests that place bytes into this memory name distinct parts, and the commands
+        // access a part (through `read`, `write` and `first_difference`) only after they have taken
+        // the completion of the request that named it.
         let memory = unsafe { memory.exclusive() };
         Self::register(pd, memory, len, Access::LOCAL_WRITE)
     }
