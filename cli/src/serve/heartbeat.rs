@@ -26,7 +26,7 @@ struct WatchedSession {
     activity: Arc<Activity>,
     /// Number of the last request that was under way at a check, 0 if there was none.
     request: u64,
-    /// Bytes received until the last check that did not send a heartbeat for a request.
+    /// Bytes received until the last check at which no long request was under way.
     received: Option<u64>,
 }
 

@@ -125,7 +125,7 @@ fn owned(len: usize) -> Result<Memory> {
 
 /// Returns the place in the peer's memory that is `offset` bytes into `mr`.
 pub(crate) fn remote_at(mr: RemoteMr, offset: u64) -> Remote {
-    // A peer may name an address near the end of the address space. The engine refuses what exceeds
-    // it.
+    // A peer may name an address near the end of the address space. The engine refuses
+    // ranges that exceed it.
     Remote { addr: mr.addr.wrapping_add(offset), rkey: mr.rkey }
 }

@@ -70,10 +70,10 @@ struct TcpFlow {
     streams: [Option<ByteStream>; 2],
     /// Sequence numbers of the FINs.
     fins: [Option<u32>; 2],
-    /// True if a RST came while bytes before it were still missing.
+    /// True if a RST arrived while bytes before it were still missing.
     reset: bool,
     /// Segments that are not processed yet, most of them because they acknowledge bytes which have
-    /// not come.
+    /// not arrived.
     late: VecDeque<LateSegment>,
     late_bytes: usize,
     /// Number of packets so far.
@@ -96,7 +96,7 @@ enum EncryptionLayer {
 struct LateSegment {
     side: Side,
     at: PacketTime,
-    /// Value of [`TcpFlow::arrived`] when the segment came.
+    /// Value of [`TcpFlow::arrived`] when the segment arrived.
     arrived: u64,
     header: SegmentHeader,
     payload: Vec<u8>,
@@ -265,7 +265,7 @@ impl TcpFlow {
             || self.missing_acknowledged(side, header) == 0
     }
 
-    /// Returns the number of bytes that the segment acknowledges and that have not come.
+    /// Returns the number of bytes that the segment acknowledges and that have not arrived.
     fn missing_acknowledged(&self, side: Side, header: &SegmentHeader) -> u64 {
         let (Some(stream), Some(acknowledged)) = (&self.streams[opposite(side)], header.acknowledgment)
         else {
@@ -290,7 +290,7 @@ impl TcpFlow {
         Some(late)
     }
 
-    /// Processes a segment. Bytes that it acknowledges and that have not come are missing from the
+    /// Processes a segment. Bytes that it acknowledges and that have not arrived are missing from the
     /// capture.
     fn process_segment(
         &mut self,
@@ -513,7 +513,7 @@ impl TcpFlow {
 
     /// Finishes a connection and reports its end.
     fn finish(&mut self, how: &str, at: PacketTime, counts: &mut Counts, sink: &mut dyn FnMut(&Record)) {
-        // Process all waiting segments, because nothing more will come.
+        // Process all waiting segments, because nothing more will arrive.
         while !self.late.is_empty() {
             let ready =
                 self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));

@@ -113,7 +113,7 @@ impl ByteStream {
         !self.held.is_empty()
     }
 
-    /// Reports bytes before this sequence number that have not come as missing, because the other
+    /// Reports bytes before this sequence number that have not arrived as missing, because the other
     /// end has acknowledged them.
     pub(super) fn give_up_to(&mut self, sequence: u32, out: &mut Vec<Chunk>) {
         while let lacking @ 1.. = self.missing_before(sequence) {
