@@ -290,8 +290,8 @@ impl TcpFlow {
         Some(late)
     }
 
-    /// Processes a segment. Bytes that it acknowledges and that have not arrived are missing from the
-    /// capture.
+    /// Processes a segment. Bytes that it acknowledges and that have not arrived are reported as
+    /// missing from the capture.
     fn process_segment(
         &mut self,
         side: Side,

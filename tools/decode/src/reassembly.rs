@@ -113,8 +113,8 @@ impl ByteStream {
         !self.held.is_empty()
     }
 
-    /// Reports bytes before this sequence number that have not arrived as missing, because the other
-    /// end has acknowledged them.
+    /// Reports bytes before this sequence number that have not arrived as missing, because the
+    /// other end has acknowledged them.
     pub(super) fn give_up_to(&mut self, sequence: u32, out: &mut Vec<Chunk>) {
         while let lacking @ 1.. = self.missing_before(sequence) {
             match self.held.first_key_value() {
