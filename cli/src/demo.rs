@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use uiw::raw::{ConnConfig, FpduSize};
 use uiw::{Access, BoundWindow, Connection, ConnectionConfig, Device, Listener, Mr, RemoteMr, SharedMr};
 
-/// Largest file, in bytes. Four copies of it are held in memory.
+/// Largest file, in bytes. Up to five copies of it are held in memory.
 const MAX_FILE: u64 = 1 << 30;
 /// Bytes of a message.
 const BLOCK: usize = 256 << 10;
@@ -83,7 +83,8 @@ struct DemoCase {
     peer_options: PeerConfig,
 }
 
-/// Returns a case for each operation with the default settings, and three with other settings.
+/// Returns a case for each operation with the default settings, and three operations with each of
+/// the other settings.
 fn cases() -> Vec<DemoCase> {
     let settings = [
         ("", ConnConfig::default()),
@@ -398,8 +399,9 @@ async fn post(
     Ok(())
 }
 
-/// Receives the file in `copy` if the operation is a Send. Then receives the empty message that
-/// follows, and answers it.
+/// Receives the messages of the blocks, if the operation has any: those of Sends contain the file,
+/// which is stored in `copy`, and those of Writes with immediate are empty. Then receives the empty
+/// message that follows, and answers it.
 async fn receive(
     server: &Connection,
     operation: DemoOperation,

@@ -137,7 +137,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns which environment variables a command obeys, or `None` if it makes no connections.
+/// Returns which environment variables a command obeys, or `None` if it makes no connections
+/// itself.
 fn variable_scope(command: &Command) -> Option<env::VariableScope> {
     match command {
         Command::Serve(_)
@@ -153,8 +154,8 @@ fn variable_scope(command: &Command) -> Option<env::VariableScope> {
     }
 }
 
-/// Returns the command line definition. Its help omits the options that [`check_global_options`]
-/// refuses.
+/// Returns the command line definition. The help of a command omits the options that
+/// [`check_global_options`] always refuses for it.
 fn command_line() -> clap::Command {
     let mut command = Cli::command();
     for (name, refused) in [

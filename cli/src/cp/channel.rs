@@ -18,8 +18,8 @@ use uiw_copy::protocol::{MESSAGE, Reply, SLOT};
 const DATA: u64 = 1 << 32;
 /// Number of messages that may be under way in addition to those of the slots.
 const SPARE: u32 = 4;
-/// Number of heartbeats that a client need not take at once. There are two per second, and the
-/// client may be writing files in the meantime.
+/// Number of heartbeats that can arrive at a client before it takes them. There are two per second,
+/// and the client may be writing files in the meantime.
 const HEARTBEATS: u32 = 64;
 
 /// Memory of one end, which is allocated before its connection.
@@ -185,7 +185,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Checks whether bytes have arrived, after some time without completions.
+    /// Checks whether bytes have arrived, after some time without completions. Returns an error if
+    /// the silence limit is exceeded.
     fn check_arrivals(&mut self) -> Result<()> {
         let Some(silence) = &mut self.silence else { return Ok(()) };
         let received = self.conn.link.qp.path().and_then(|path| path.stream.bytes_received);
@@ -312,7 +313,7 @@ impl Channel {
         post(&self.conn.link.qp, outbox.into(), SendOp::Send, &[sge], SendFlags::SIGNALED)
     }
 
-    /// Writes bytes into a slot of the peer. The message with their number must follow.
+    /// Writes bytes into a slot of the peer. The message that states their number must follow.
     pub(crate) fn write(&mut self, slot: u16, bytes: &[u8], until: WaitLimits<'_>) -> Result<()> {
         let start = usize::from(slot) * SLOT as usize;
         let Some(remote) = self.remote.filter(|remote| {

@@ -33,7 +33,7 @@ pub(super) struct CopyItem {
     /// Metadata of the source.
     pub(super) meta: Meta,
     pub(super) parent: Option<Arc<CopyDirectory>>,
-    /// Number of times that the file has changed while it was copied.
+    /// Number of times that the copy was restarted, most often because the file has changed.
     pub(super) restarts: u8,
 }
 
@@ -128,8 +128,8 @@ impl CopyDirectory {
 pub(super) struct LargeFile {
     pub(super) item: CopyItem,
     pub(super) end: FileEnd,
-    /// True if the file has failed or was restarted. Replies that are still under way are then
-    /// ignored.
+    /// True if the file is complete, has failed, or was restarted. Replies that are still under way
+    /// are then ignored.
     cancelled: AtomicBool,
     blocks: Mutex<BlockQueue>,
 }

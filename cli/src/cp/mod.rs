@@ -151,8 +151,8 @@ fn check_different_names(sources: &[Location]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses `--delete` if the contents of several sources go into the same directory, because each
-/// would delete the entries of the others.
+/// Refuses `--delete` if the contents of a source go into the same directory as another source,
+/// because each would delete the entries of the other.
 fn check_delete(sources: &[OsString]) -> Result<()> {
     let locations = sources.iter().map(Location::parse).collect::<Result<Vec<_>>>()?;
     if locations.len() > 1 && locations.iter().any(|source| source.name().is_none()) {
@@ -249,7 +249,8 @@ fn connect(
         let connect =
             || Stripe::connect(&target, ConnectionShape::from_round_trip(Duration::MAX).slots, stop);
         let before = target.segment_size.for_next_connection();
-        // The first message of TLS may be too long for the path, unlike that of MPA.
+        // The first message of TLS may be too long for the path, unlike that of MPA. If the failed
+        // attempt has led to another segment size, try again with it.
         let is_other = || security.opener.has_tls() && target.segment_size.for_next_connection() != before;
         connect().or_else(|failure| if is_other() { connect() } else { Err(failure) })
     };

@@ -24,11 +24,11 @@ const LISTS_HIGH_WATER: u64 = 256 << 20;
 /// Maximum number of entries that one task removes. It removes them one after the other, each with
 /// a round trip to the server.
 const REMOVALS_PER_TASK: usize = 32;
-/// Number of times that the copy of a file is restarted because the file has changed.
+/// Maximum number of times that the copy of a file is restarted.
 const MAX_RESTARTS: u8 = 5;
 /// Delay before a file that another transfer writes is tried again.
 const BUSY_RETRY_DELAY: Duration = Duration::from_secs(2);
-/// Number of times that a file that another transfer writes is tried again.
+/// Maximum number of times that a file that another transfer writes is tried again.
 const MAX_BUSY_RETRIES: u8 = 60;
 
 /// One request to the server, or one step at this end.
@@ -40,7 +40,8 @@ pub(super) enum Task {
     Batch(Vec<CopyItem>),
     /// Creates a symbolic link.
     Link(CopyItem),
-    /// Starts or resumes a large file. The second field is the number of earlier attempts.
+    /// Starts or resumes a large file. The second field is the number of earlier attempts that
+    /// failed because another transfer writes the file.
     Open(CopyItem, u8),
     /// Transfers the block with this number.
     Block(Arc<LargeFile>, u64),
@@ -92,7 +93,7 @@ struct PlanState {
     urgent: VecDeque<Task>,
     /// Open files with blocks to transfer.
     files: VecDeque<Arc<LargeFile>>,
-    /// Number of large files between `Open` and their end.
+    /// Number of large files that were taken from `opens` and are not finished yet.
     open: usize,
     /// Small files, symbolic links and removals.
     ready: VecDeque<Task>,
@@ -104,7 +105,8 @@ struct PlanState {
     /// entries small.
     directories: Vec<Task>,
     /// Number of entries that are neither copied nor failed, plus one until all entries of the
-    /// command line are added.
+    /// command line are added. During the removal of surplus entries, the number of removal tasks
+    /// that are not done.
     pending: u64,
     /// Entries, by directory, that exist only at the target. They are removed after everything else
     /// has been copied.
@@ -205,7 +207,11 @@ impl CopyPlan {
         self.changed.notify_all();
     }
 
-    /// Adds the entries of a source directory, except those that are already at the target.
+    /// Adds the entries of a source directory, except excluded ones and those that are already at
+    /// the target. Directories are always added.
+    ///
+    /// In a dry run, files and symbolic links are only reported. With `--delete`, entries that
+    /// exist only at the target are recorded for removal.
     pub(super) fn add_entries(
         &self,
         directory: &Arc<CopyDirectory>,
@@ -445,12 +451,13 @@ impl CopyPlan {
         true
     }
 
-    /// Returns whether every entry has been copied or has failed.
+    /// Returns whether every entry has been copied or has failed, and all removals are done.
     pub(super) fn is_over(&self) -> bool {
         self.state().pending == 0
     }
 
-    /// Returns the number of failed entries to report to the server.
+    /// Returns the number of failures to report to the server: the failed entries, plus one if an
+    /// error ended the transfer.
     ///
     /// Returns `None` if the transfer was interrupted or failed because of the server, which could
     /// not close in order either.
@@ -489,7 +496,7 @@ impl CopyPlan {
         self.restart(item);
     }
 
-    /// Restarts the copy of a file that has changed, which `item` describes.
+    /// Restarts the copy of the file that `item` describes, most often because it has changed.
     pub(super) fn restart(&self, mut item: CopyItem) {
         item.restarts += 1;
         if item.restarts > MAX_RESTARTS {

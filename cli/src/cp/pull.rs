@@ -125,12 +125,13 @@ impl Direction for Pull {
     }
 }
 
-/// Removes entries at this end, and then restores mode and time of their directory.
+/// Removes entries at this end, and then restores mode and time of their directory if it exists at
+/// the source.
 fn remove_entries(plan: &CopyPlan, directory: &CopyDirectory, places: &mut Vec<EntryPaths>) {
     while let Some(place) = places.pop() {
         match place.root.remove(&place.local, &|| !plan.stop.is_set()) {
             Ok(()) => plan.report.report_deleted(&place.remote),
-            // Interrupted.
+            // The transfer was interrupted.
             Err(_) if plan.stop.is_set() => return,
             Err(error) => plan.report.report_not_removed(&place.remote, &error),
         }

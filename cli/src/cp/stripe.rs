@@ -26,7 +26,7 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// First and longest pause between two attempts to connect again.
 pub(super) const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Minimum time for an attempt to connect.
+/// Minimum time for an attempt to connect, and time limit for the final report.
 const LEAST: Duration = Duration::from_secs(1);
 
 /// Number of remaining blocks above which a slow connection may fill all its slots, because it will
@@ -62,7 +62,7 @@ pub(super) struct Stripe {
     segment: Option<u16>,
     /// Time of the last answer, or when the current work began.
     answered: Instant,
-    /// True if the server has answered a request with bytes of files.
+    /// True if the server has answered a request that moves bytes of files.
     has_moved: bool,
     /// The server's revision of the protocol.
     revision: u8,

@@ -209,8 +209,8 @@ fn check_descriptors() -> Check {
     }
 }
 
-/// Maximum number of threads of a device: one for each shard, and one each for out-of-band
-/// connections, datagrams and trimming memory.
+/// Maximum number of threads of a device with eight shards: one for each shard, and one each for
+/// out-of-band connections, datagrams and trimming memory.
 const THREADS: usize = 11;
 
 fn check_threads() -> Check {

@@ -91,6 +91,7 @@ struct TimeSlice {
     /// Messages per second.
     messages: f64,
     tail: Option<LatencyTail>,
+    /// Number of bytes, or of round trips of a ping-pong.
     units: f64,
     cpu_client_ns: u64,
     cpu_server_ns: u64,
@@ -231,7 +232,7 @@ impl ComparedPair<'_> {
         Ok(TimeSlice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns })
     }
 
-    /// Returns the bytes of memory that the messages of a connection come from.
+    /// Returns the size in bytes of the memory that the messages of a connection come from.
     fn memory(&self) -> u32 {
         self.plan.size.saturating_mul(self.plan.depth)
     }

@@ -73,8 +73,9 @@ pub(super) struct IntervalReporter<F> {
     size: u32,
     /// Length of an interval.
     every: Option<Duration>,
-    /// Begin of the current interval: the time, and the number of messages until then.
+    /// Time at which the current interval began.
     from: Duration,
+    /// Number of messages before the current interval.
     before: u64,
     /// Time of the last report, and the number of messages until then.
     last: (Duration, u64),
@@ -118,7 +119,7 @@ impl<F: FnMut(&Interval)> IntervalReporter<F> {
             messages: count,
             bytes: count * u64::from(self.size),
             round_trips: self.round_trips.as_ref().map(|histogram| {
-                // Keeping a histogram for each interval would take several hundred KiB per second.
+                // Keeping the histograms would take several hundred KiB for each interval.
                 [0.0, 0.5, 0.99, 1.0].map(|quantile| us_at(histogram, quantile))
             }),
         };

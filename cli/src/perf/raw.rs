@@ -18,7 +18,7 @@ pub(crate) use uiw_llp::process_cpu_ns as cpu_ns;
 
 /// Largest buffer of a reader or writer, in bytes.
 pub(crate) const MAX_BUFFER: u32 = 4 << 20;
-/// Maximum number of bytes of memory that the bytes of a connection come from or go to.
+/// Maximum size of the memory that a connection sends from or receives into, in bytes.
 pub(crate) const MAX_MEMORY: u32 = 64 << 20;
 /// Maximum number of connections of a comparison at a time: one for each direction.
 pub(crate) const AT_ONCE: usize = 2;
@@ -51,7 +51,7 @@ pub(crate) fn set_stream_options(
     }
 }
 
-/// Connects. The SYN announces the segment size, so it limits both directions.
+/// Connects a TCP socket. The SYN announces the segment size, so it limits both directions.
 fn connect_tcp(peer: SocketAddr, mss: Option<u16>) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(peer), Type::STREAM, Some(Protocol::TCP))?;
     if let Some(bytes) = mss {
@@ -106,7 +106,7 @@ impl PieceRing {
         Self { bytes: vec![0xA5; piece.max(memory as usize)], piece, at: 0 }
     }
 
-    /// Returns the bytes of memory of a reader's ring. A writer's ring is not larger.
+    /// Returns the size of a reader's ring in bytes. A writer's ring is not larger.
     pub(crate) fn reader_len(buffer: u32, memory: u32) -> usize {
         (buffer.max(memory) as usize).max(MIN_READ)
     }
@@ -288,9 +288,9 @@ impl RawTcpClient {
         .map_err(|error| self.failed(error))
     }
 
-    /// Measures both directions at the same time. Returns the sum of the bytes, and the larger one
-    /// of the times. The processor time is that of the whole process, so it must not be added
-    /// either.
+    /// Measures both directions at the same time. Returns the sum of the bytes, the longer time,
+    /// and the larger processor times. Each processor time is that of the whole process, so the two
+    /// must not be added.
     fn both(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<RawMeasurement> {
         let (a, b) = std::thread::scope(|scope| {
             let other = scope.spawn(|| self.read(buffer, memory, time));

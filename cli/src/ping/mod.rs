@@ -177,8 +177,9 @@ struct Pinger {
     peer_memory: RemoteMr,
 }
 
-/// Request numbers.
+/// Request number of Sends and Writes.
 const OUT: u64 = 1;
+/// Request number of Reads.
 const BACK: u64 = 2;
 
 impl Pinger {

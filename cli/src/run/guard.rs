@@ -29,8 +29,10 @@ use uiw_cabi_core::denied;
 use uiw_cli_sys::split::{ProcessSide, split};
 
 /// Signal that the kernel sends to the second process when the thread that created it has ended,
-/// which happens only when the first process ends. It is not one of the signals that are passed on,
-/// because getppid(2) alone does not show the end: the other threads of a killed process may end
+/// which happens only when the first process ends.
+///
+/// It differs from the signals that are passed on, so that its arrival alone shows that the first
+/// process has ended. getppid(2) is not sufficient: the other threads of a killed process may end
 /// later, and until then the process is still the parent.
 const FIRST_ENDED: Signal = Signal::POWER;
 
@@ -71,7 +73,8 @@ pub(super) fn run(
     }
 }
 
-/// Creates the error for a thread that could not be started to pass signals on.
+/// Creates the error for a program that cannot be waited for, most often because the thread that
+/// passes signals on could not be started.
 fn wait_failure(error: &io::Error) -> Failure {
     with_denied_fix(Failure::local("cannot wait for the program", error), "starting a thread", error)
 }

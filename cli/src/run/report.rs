@@ -202,8 +202,8 @@ fn remove_run(directory: &Directory, user: &Directory, name: &str) {
     }
 }
 
-/// Removes the directories of earlier runs that were killed, or whose programs continued after
-/// them.
+/// Removes the directories of earlier runs that were killed, or whose programs were still running
+/// when `uiw run` ended.
 fn remove_ended_runs(user: &Directory) {
     for directory in user.linked().unwrap_or_default() {
         let Some(base) = directory.path().parent() else { continue };
@@ -220,8 +220,8 @@ fn remove_ended_runs(user: &Directory) {
     }
 }
 
-/// Returns whether the process of a run has ended. After a restart of the machine, another user may
-/// have created files with the same names.
+/// Returns whether the `uiw run` process of a run has ended. The owner of the lock is checked,
+/// because after a restart of the machine another user may have created files with the same names.
 fn has_ended(path: &Path) -> io::Result<bool> {
     // Without NONBLOCK, opening a FIFO without a reader would block.
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -39,7 +39,8 @@ struct ProcessEntry {
 }
 
 /// Kills a process. Its number may belong to another process by now, so it is only killed if it
-/// still has the same parent, or this process as its new parent.
+/// still has the same parent, or this process as its new parent. Before Linux 5.3 this is not
+/// checked.
 fn kill(process: ProcessEntry) {
     match pidfd_open(process.number, PidfdFlags::empty()) {
         Ok(opened) => {
@@ -47,7 +48,7 @@ fn kill(process: ProcessEntry) {
                 let _ = pidfd_send_signal(&opened, Signal::KILL);
             }
         }
-        // Before Linux 5.3.
+        // There are no process descriptors before Linux 5.3.
         Err(Errno::NOSYS) => {
             let _ = kill_process(process.number, Signal::KILL);
         }

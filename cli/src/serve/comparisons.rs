@@ -101,8 +101,8 @@ pub(super) struct ComparisonHandle<'a> {
 }
 
 impl ComparisonHandle<'_> {
-    /// Returns the time since which the comparison has no raw TCP connection, or `None` if it has
-    /// one.
+    /// Returns the time since which the comparison has had no raw TCP connection, or `None` if it
+    /// has one.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let streams = self.comparison.lock();
         streams.sockets.iter().all(Option::is_none).then_some(streams.last_ended)

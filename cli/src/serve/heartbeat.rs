@@ -24,9 +24,9 @@ pub(super) struct HeartbeatSender(Mutex<Vec<WatchedSession>>);
 struct WatchedSession {
     qp: Weak<Qp>,
     activity: Arc<Activity>,
-    /// Number of the request that was under way at the last check, 0 if there was none.
+    /// Number of the last request that was under way at a check, 0 if there was none.
     request: u64,
-    /// Bytes received until the last check.
+    /// Bytes received until the last check at which no long request was under way.
     received: Option<u64>,
 }
 
@@ -80,8 +80,8 @@ impl HeartbeatSender {
 }
 
 impl WatchedSession {
-    /// Sends a heartbeat if a request is under way or bytes arrive. Returns false if the connection
-    /// is gone.
+    /// Sends a heartbeat if the request that was under way at the last check still is, or if bytes
+    /// have arrived. Returns false if the connection is gone.
     fn check_activity(&mut self) -> bool {
         let Some(qp) = self.qp.upgrade() else { return false };
         let request = self.activity.now.load(Ordering::Relaxed);

@@ -23,9 +23,9 @@ pub(super) struct IdleMonitor {
 struct WatchedConnection {
     qp: Weak<Qp>,
     peer: SocketAddr,
-    /// Sum of messages and bytes at the last read of the counters, and the time since which it has
-    /// not changed.
+    /// Sum of messages and bytes at the last read of the counters.
     moved: u64,
+    /// Time since which the sum has not changed.
     since: Instant,
 }
 

@@ -113,8 +113,9 @@ pub(super) struct Grant {
 pub(super) struct LimitExceeded {
     /// The holder whose limit would be exceeded.
     pub(super) holder: Holder,
-    /// The total amount that the holder may have, and the amount that it has.
+    /// Total amount that the holder may have.
     pub(super) limit: u64,
+    /// Amount that the holder has.
     pub(super) own: u64,
 }
 

@@ -22,8 +22,9 @@ pub(crate) const MAX_MEMORY: u64 = 512 << 20;
 pub(crate) const MAX_SIZE: u32 = 64 << 20;
 /// Maximum number of messages under way.
 pub(crate) const MAX_DEPTH: u32 = 4096;
-/// Request numbers of messages whose completion needs no action.
+/// Request number of an answer with statistics. Its completion needs no action.
 const STATS: u64 = 1 << 40;
+/// Request number of a Write that answers a ping. Its completion needs no action.
 const PONG: u64 = 2 << 40;
 
 /// Returns the bytes of memory that an order needs: receives for Sends, otherwise memory exposed to

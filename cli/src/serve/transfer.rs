@@ -39,7 +39,7 @@ pub(super) struct Transfers(Mutex<TransferTable>);
 #[derive(Debug, Default)]
 struct TransferTable {
     transfers: HashMap<TransferKey, Weak<SharedTransfer>>,
-    /// Verification of incomplete files, by client address, as long as the address has a transfer.
+    /// Locks for opening incomplete files, by client host, as long as the host has a transfer.
     openings: HashMap<IpAddr, Weak<OpeningLock>>,
 }
 

@@ -115,7 +115,8 @@ fn color(level: Level) -> u8 {
     }
 }
 
-/// Decides which lines are logged: all of them, unless one place logs more than ten per second.
+/// Decides which lines are logged: all of them, unless one place logs more than ten lines per
+/// second after a burst of [`BURST`] lines.
 #[derive(Debug, Default)]
 struct LogLimit(Mutex<HashMap<Identifier, LineBudget>>);
 

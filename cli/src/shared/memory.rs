@@ -28,9 +28,9 @@ impl Buffer {
     /// uses no memory.
     pub(crate) fn untouched(pd: &Pd, len: usize) -> Result<Self> {
         let memory = owned(len)?;
-        // SAFETY: requests that place into it name distinct parts, and the commands look at a part
-        // (through `read`, `write` and `differs`) only after they have taken the completion of the
-        // request that named it.
+        // SAFETY: requests that place bytes into this memory name distinct parts, and the commands
+        // access a part (through `read`, `write` and `first_difference`) only after they have taken
+        // the completion of the request that named it.
         let memory = unsafe { memory.exclusive() };
         Self::register(pd, memory, len, Access::LOCAL_WRITE)
     }
@@ -125,7 +125,7 @@ fn owned(len: usize) -> Result<Memory> {
 
 /// Returns the place in the peer's memory that is `offset` bytes into `mr`.
 pub(crate) fn remote_at(mr: RemoteMr, offset: u64) -> Remote {
-    // A peer may name an address near the end of the address space. The engine refuses what exceeds
-    // it.
+    // A peer may name an address near the end of the address space. The engine refuses
+    // ranges that exceed it.
     Remote { addr: mr.addr.wrapping_add(offset), rkey: mr.rkey }
 }

@@ -104,7 +104,7 @@ impl MsgConn {
     }
 
     /// Returns a copy of the next message, and posts its receive again. Ignores completions of
-    /// requests.
+    /// requests. Returns `None` if the peer has closed in order or `until` is reached first.
     pub(crate) fn message(&self, wait: WaitMode, until: WaitLimits<'_>) -> Result<Option<Vec<u8>>> {
         loop {
             match self.next(wait, until)? {
@@ -119,8 +119,8 @@ impl MsgConn {
         }
     }
 
-    /// Waits until request `wr_id` is complete. Returns false if the connection ended in order
-    /// before.
+    /// Waits until request `wr_id` is complete. Returns false if the peer has closed in order or
+    /// `until` is reached first.
     pub(crate) fn wait_sent(&self, wr_id: u64, wait: WaitMode, until: WaitLimits<'_>) -> Result<bool> {
         loop {
             match self.next(wait, until)? {

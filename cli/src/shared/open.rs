@@ -167,7 +167,8 @@ impl Opener {
     }
 
     /// Starts the log and creates an opener. The log is filtered by `filter`, unless `-v` or
-    /// UIW_LOG choose another filter.
+    /// UIW_LOG choose another filter. With the filter `off`, injected faults are logged
+    /// nevertheless.
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
         let set = crate::shared::env::settings();
         log(global.verbose, if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter })?;

@@ -181,7 +181,7 @@ pub(crate) fn post_recv(qp: &Qp, slot: u64, sges: &[Sge]) -> Result<()> {
 /// Posts one request.
 pub(crate) fn post(qp: &Qp, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<()> {
     // SAFETY: elements lie in a `crate::shared::memory::Buffer`, whose parts the commands touch
-    // only after the completion; inline ones are addresses of bytes that are borrowed or owned by
+    // only after the completion; inline elements name bytes that are borrowed or owned by
     // the caller during this call.
     unsafe { qp.post_send([SendWr { wr_id, op, sges, flags }]) }?;
     Ok(())

@@ -184,9 +184,9 @@ pub(crate) struct RawTcpOrder {
     pub(crate) kind: RawTcpMode,
     /// Size of a write or message, in bytes.
     pub(crate) buffer: u32,
-    /// Bytes of memory that successive writes come from and reads go to. This is the memory of the
-    /// messages with which raw TCP is compared; otherwise the processor caches would favor one of
-    /// the two.
+    /// Size in bytes of the memory that successive writes send from and reads store into. It is
+    /// that of the messages with which raw TCP is compared; otherwise the processor caches would
+    /// favor one of the two.
     pub(crate) memory: u32,
     /// Time for which the server writes, in milliseconds.
     pub(crate) millis: u32,
@@ -270,7 +270,7 @@ fn parse<T: DeserializeOwned>(private_data: &[u8], tag: &[u8]) -> Option<T> {
 
 fn with_json(tag: &[u8], order: &impl Serialize) -> Vec<u8> {
     let mut out = tag.to_vec();
-    // Plain numbers and words: writing them to memory cannot fail.
+    // The orders contain only plain numbers and strings, so writing them to memory cannot fail.
     let _ = serde_json::to_writer(&mut out, order);
     out
 }

@@ -30,8 +30,8 @@ pub(crate) fn limit_spinning() {
 struct SpinPermits {
     most: AtomicUsize,
     taken: AtomicUsize,
-    /// True if a thread waits for a permit. A thread that has waited for long then gives up its own
-    /// permit.
+    /// True if a thread waits for a permit. A thread that has polled [`SPINS`] times without
+    /// success then gives up its own permit.
     wanted: AtomicBool,
 }
 
@@ -99,8 +99,8 @@ impl Spin {
     }
 
     /// Waits after a poll that found nothing. The first 2,000 times it spins, then it yields the
-    /// core, and after a second or without a permit it sleeps. Returns the duration of the wait
-    /// since it stopped spinning.
+    /// core. It sleeps after a second, without a permit, or if another thread waits for the permit.
+    /// Returns the duration of the wait since it stopped spinning.
     pub(crate) fn on_empty_poll(&mut self) -> Duration {
         if self.empty < SPINS && self.is_permitted() {
             self.empty += 1;

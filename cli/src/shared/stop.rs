@@ -51,7 +51,8 @@ impl StopFlag {
         Ok(stop)
     }
 
-    /// Also sets the flag when standard input ends, because the parent process holds the other end.
+    /// Also sets the flag when standard input ends. The parent process holds the other end, so this
+    /// happens when the parent process ends.
     pub(crate) fn on_stdin_end(self: &Arc<Self>) {
         let stop = Arc::clone(self);
         std::thread::spawn(move || {
@@ -85,7 +86,7 @@ impl StopFlag {
     pub(crate) fn sleep_on(&self, fd: BorrowedFd<'_>) -> bool {
         while !self.is_set() {
             let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
-            // A signal interrupts: look again.
+            // A signal may interrupt the call, so check again.
             if poll(&mut fds, None).is_ok() && !fds[0].revents().is_empty() {
                 return true;
             }
@@ -103,7 +104,7 @@ impl StopFlag {
             if left.is_zero() {
                 return false;
             }
-            // A signal interrupts: look again.
+            // A signal may interrupt the call, so check again.
             let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], timeout.as_ref());
         }
         true

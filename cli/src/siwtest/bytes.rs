@@ -32,7 +32,7 @@ impl MessageLayout {
         order.size as usize + self.gap() * (order.sges as usize - 1)
     }
 
-    /// Returns the bytes of all messages, including gaps.
+    /// Returns the length of all messages in bytes, including gaps.
     pub(super) fn len(self, order: &Order) -> usize {
         self.stride(order) * order.count as usize
     }

@@ -43,8 +43,9 @@ pub(super) struct ConnectionEnd {
     posted_slots: u64,
     received: VecDeque<PartnerMessage>,
     memory: Option<Memory>,
-    /// Number of requests and of receives of the current order, posted and complete.
+    /// Number of posted requests and of posted receives of the current order.
     posted: (u32, u32),
+    /// Number of completed requests and of completed receives of the current order.
     done: (u32, u32),
     /// Number of all requests and receives posted so far, and number of those that are complete,
     /// flushed or failed.

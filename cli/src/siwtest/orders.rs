@@ -92,7 +92,8 @@ fn note_partner_error(end: &mut ConnectionEnd, talk: PartnerMessage) {
     }
 }
 
-/// Provides the memory of an order, for the end that acts (`acts`) or for the other one.
+/// Provides the memory of an order. `acts` is true at the end that performs the operation; the
+/// other end also posts the receives.
 fn provide_memory(end: &mut ConnectionEnd, order: &Order, acts: bool) -> Result<()> {
     // One byte more than the messages have, for a Send that is too long.
     let (remote, local) = (MessageLayout::Whole.len(order), MessageLayout::Pieces.len(order) + 1);

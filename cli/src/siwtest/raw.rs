@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{Access, Remote, STag, SendFlags, SendOp, Wc};
 
-/// Number of messages that may arrive before `recv` asks for them, and their maximum length in
-/// bytes.
+/// Number of messages that may arrive before `recv` asks for them.
 const RECEIVES: u64 = 16;
+/// Maximum length of such a message in bytes.
 const RECEIVE_LEN: usize = 64 << 10;
 /// Maximum length of a sent message, and size of the memory that the peer may read and write, in
 /// bytes.

@@ -15,7 +15,7 @@ pub(super) struct ProgramDevice {
     pub(super) pid: Option<u32>,
     /// True if the program runs in another PID namespace.
     pub(super) is_elsewhere: bool,
-    /// True if another program removes the file.
+    /// True if this program does not remove the file, because another program does.
     pub(super) is_kept: bool,
 }
 

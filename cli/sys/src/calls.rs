@@ -1,5 +1,5 @@
-//! System calls that uiw makes, and which of them a seccomp filter refuses: each is tried in a
-//! process of its own, with arguments that the kernel rejects, so that nothing happens.
+//! System calls that uiw makes, and which of them a seccomp filter refuses. Each call is tried in a
+//! process of its own, with arguments that the kernel rejects, so that it has no effect.
 
 use crate::split::{Outcome, in_child};
 use std::ffi::{c_int, c_long};
@@ -8,7 +8,7 @@ use std::io;
 /// Feature that needs a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
-    /// Anything.
+    /// All features.
     Everything,
     /// Datagrams of UD queue pairs.
     Datagrams,
@@ -16,7 +16,7 @@ pub enum Purpose {
     Counters,
     /// Copies of files.
     Copies,
-    /// rsockets of programs of TCP sockets, and runs that are reported.
+    /// rsockets in place of the TCP sockets of programs, and reports of runs.
     Pairs,
     /// Short delays where every processor is busy.
     Scheduling,
@@ -46,9 +46,9 @@ const fn call(purpose: Purpose, name: &'static str, number: c_long, arguments: [
     Call { name, purpose, number, arguments }
 }
 
-/// No descriptor.
+/// Arguments with an invalid descriptor.
 const NONE: [c_long; 4] = [-1, 0, 0, 0];
-/// An address that is not one of a page.
+/// Arguments with an address that is not aligned to a page.
 const UNALIGNED: [c_long; 4] = [1, 0, 0, 0];
 
 /// System calls to check. The list contains neither the calls that every program needs to start,
@@ -100,10 +100,10 @@ pub const CALLS: &[Call] = {
     ]
 };
 
-/// The calls that are refused. The process must have one thread.
+/// Returns the calls that are refused. The process must have one thread.
 ///
 /// # Errors
-/// The errors are those of [`split`](crate::split::split).
+/// Returns the errors of [`split`](crate::split::split).
 pub fn refused() -> io::Result<Vec<(&'static Call, Refusal)>> {
     let mut refused = Vec::new();
     for call in CALLS {
@@ -117,7 +117,7 @@ pub fn refused() -> io::Result<Vec<(&'static Call, Refusal)>> {
 /// Returns whether bpf(2), which AF_XDP needs, ends the process. The process must have one thread.
 ///
 /// # Errors
-/// The errors are those of [`refused`].
+/// Returns the errors of [`refused`].
 pub fn is_bpf_fatal() -> io::Result<bool> {
     let bpf = call(Purpose::Everything, "bpf", libc::SYS_bpf, NONE);
     Ok(bpf.refusal()? == Some(Refusal::Kills))
@@ -126,7 +126,8 @@ pub fn is_bpf_fatal() -> io::Result<bool> {
 impl Call {
     fn refusal(&self) -> io::Result<Option<Refusal>> {
         let outcome = in_child(|| {
-            // SAFETY: no call of the list does anything with its arguments but to reject them.
+            // SAFETY: the kernel rejects the arguments before it uses them, because they are
+            // invalid descriptors, addresses or flags. sched_yield(2) has no arguments.
             let answer = unsafe {
                 libc::syscall(
                     self.number,
@@ -137,7 +138,7 @@ impl Call {
                 )
             };
             let error = io::Error::last_os_error().raw_os_error().unwrap_or(0);
-            // What the kernel itself says of such arguments is none of these.
+            // The kernel itself never returns these errors for such arguments.
             if answer == -1 && matches!(error, libc::EPERM | libc::EACCES | libc::ENOSYS) { error } else { 0 }
         })?;
         Ok(match outcome {

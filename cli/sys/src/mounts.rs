@@ -1,6 +1,6 @@
-//! Mounts in a namespace of this process's own, and of the program that it becomes: of root without
-//! more, of ordinary users in a user namespace that keeps their user id. Nothing of them leaves the
-//! namespace.
+//! Mounts in a mount namespace of this process and of the program that it executes. Root needs
+//! nothing else. For ordinary users, a user namespace that keeps their user id is created as well.
+//! The mounts are not visible outside of the namespace.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
@@ -10,14 +10,14 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::ptr;
 
-/// Enters the namespace. The process must have one thread.
+/// Enters a new mount namespace. The process must have one thread.
 ///
 /// # Errors
-/// The system's: no namespaces for this user.
+/// Returns OS errors, for example if this user may not create namespaces.
 pub(crate) fn enter() -> io::Result<()> {
     // SAFETY: the calls have no arguments.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    // SAFETY: takes an integer alone.
+    // SAFETY: unshare(2) takes only an integer.
     let enters = |namespaces| unsafe { libc::unshare(namespaces) } == 0;
     if !enters(libc::CLONE_NEWNS) {
         if !enters(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) {
@@ -34,7 +34,8 @@ pub(crate) fn enter() -> io::Result<()> {
         .map_err(|error| refused("no mounts", &error))
 }
 
-/// An error number alone would not distinguish namespaces from mounts.
+/// Adds the failed step to an error, because an error number alone would not distinguish namespaces
+/// from mounts.
 fn refused(what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
@@ -43,38 +44,39 @@ fn mount(source: &OsStr, target: &Path, kind: Option<&str>, flags: libc::c_ulong
     let (source, target) = (CString::new(source.as_bytes())?, CString::new(target.as_os_str().as_bytes())?);
     let kind = kind.map(CString::new).transpose()?;
     let kind = kind.as_ref().map_or(ptr::null(), |kind| kind.as_ptr());
-    // SAFETY: the names end in NUL, and there are no options.
+    // SAFETY: the strings end with NUL, and the type and the options may be null.
     match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, ptr::null()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Shows what is at `from` at `to` as well, which is there.
+/// Mounts the file or folder `from`, with all mounts below it, at `to`, which must exist.
 pub(crate) fn bind(from: &Path, to: &Path) -> io::Result<()> {
     mount(from.as_os_str(), to, None, libc::MS_BIND | libc::MS_REC)
 }
 
-/// Covers the folder with an empty one that can be written and has the same permissions.
+/// Covers the folder with an empty one that is writable and has the same permissions.
 ///
 /// # Errors
-/// The system's.
+/// Returns OS errors.
 pub(crate) fn cover(folder: &Path) -> io::Result<()> {
     let mode = fs::metadata(folder)?.permissions();
     mount("tmpfs".as_ref(), folder, Some("tmpfs"), libc::MS_NOSUID | libc::MS_NODEV)?;
     fs::set_permissions(folder, mode)
 }
 
-/// Covers the folder with one that can be written and has the same entries.
+/// Covers the folder with one that is writable and has the same entries.
 ///
 /// # Errors
-/// The system's.
+/// Returns OS errors.
 pub(crate) fn make_writable(folder: &Path) -> io::Result<()> {
-    // What the new mount hides stays reachable by the working directory.
+    // The entries that the new mount hides remain reachable through the working directory.
     let back = std::env::current_dir();
     std::env::set_current_dir(folder)?;
     let entries: Vec<_> = fs::read_dir(".")?.collect::<io::Result<_>>()?;
-    // Its devices can be used: they are bound from the mounts that they are on.
+    // The new mount has `nodev`. Devices in it can be used nevertheless, because each of them is a
+    // bind mount of the original one.
     cover(folder)?;
     for entry in entries {
         let (from, to) = (entry.file_name(), folder.join(entry.file_name()));

@@ -1,4 +1,5 @@
-//! A second process that goes on from where this one is: `uiw run` has one that outlives it.
+//! Creation of a second process that continues where this one is. `uiw run` waits for its program
+//! in such a process.
 
 use std::io;
 use std::num::NonZeroI32;
@@ -12,43 +13,43 @@ pub enum ProcessSide {
     Child,
 }
 
-/// Makes a copy of this process, which must have one thread: what another one does is not copied,
-/// and the locks that it holds stay taken.
+/// Creates a copy of this process, which must have one thread: other threads are not copied, and
+/// the locks that they hold would stay locked in the copy.
 ///
 /// # Errors
-/// `ResourceBusy` where it has more; the system's.
+/// Returns `ResourceBusy` if the process has several threads, or OS errors.
 pub fn split() -> io::Result<ProcessSide> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the process has more than one thread"));
     }
-    // SAFETY: the only thread goes on in both processes, so nothing of the copy is left in the
-    // middle of a change.
+    // SAFETY: the process has only one thread, which continues in both processes, so no data of the
+    // copy is left in the middle of a change.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         child => Ok(NonZeroI32::new(child).map_or(ProcessSide::Child, ProcessSide::Parent)),
     }
 }
 
-/// Result of a process.
+/// Way in which a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// By itself, with this code.
+    /// The process ended by itself, with this exit code.
     Exit(i32),
-    /// By this signal.
+    /// This signal ended the process.
     Signal(i32),
 }
 
-/// Does `what` in a copy of this process, which must have one thread. The code that it gives, from
-/// 0 to 255, is that of the copy, which ends with it.
+/// Calls `what` in a copy of this process, which must have one thread. The copy ends with the
+/// returned code, which must be from 0 to 255.
 ///
 /// # Errors
-/// The errors are those of [`split`].
+/// Returns the errors of [`split`].
 pub fn in_child(what: impl FnOnce() -> i32) -> io::Result<Outcome> {
     match split()? {
         ProcessSide::Parent(child) => {
             let mut status = 0;
             loop {
-                // SAFETY: there is room for the status.
+                // SAFETY: `status` is valid for writes.
                 if unsafe { libc::waitpid(child.get(), &raw mut status, 0) } != -1 {
                     break;
                 }
@@ -64,8 +65,8 @@ pub fn in_child(what: impl FnOnce() -> i32) -> io::Result<Outcome> {
         }
         ProcessSide::Child => {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            // SAFETY: the limit is there to be read. The copy has one thread, and ends here without
-            // handlers of its parent.
+            // SAFETY: `none` is valid for reads. The copy has one thread, and ends here without
+            // running the exit handlers of its parent.
             unsafe {
                 libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
                 libc::_exit(what());

@@ -20,7 +20,7 @@ const CLASSES: &str = "/sys/class";
 /// Folder of the device nodes of the kernel's drivers.
 const NODES: &str = "/dev/infiniband";
 
-/// Whether the RDMA devices of the machine stay visible beside uiw's.
+/// Visibility of the machine's RDMA devices beside those of uiw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SystemDevices {
     /// Programs that scan the tree find uiw's devices only.
@@ -29,21 +29,22 @@ pub enum SystemDevices {
     Shown,
 }
 
-/// Shows this process, and the program that it becomes, the tree and the nodes. The process must
-/// have one thread.
+/// Enters a new mount namespace, and creates the tree and the device nodes there, for this process
+/// and the program that it executes. The process must have one thread.
 ///
 /// # Errors
-/// The system's: no namespaces for this user, or no tmpfs.
+/// Returns OS errors, for example if this user may not create namespaces or mount a tmpfs.
 pub fn enter(persona: Persona, others: SystemDevices) -> io::Result<()> {
     mounts::enter()?;
     show(persona, others)
 }
 
-/// Returns whether [`enter`] would succeed: tried in a process that ends then, and its namespaces
+/// Checks whether [`enter`] would succeed, by trying it in a child process, whose namespaces end
 /// with it. The process must have one thread.
 ///
 /// # Errors
-/// The errors are those of [`enter`]; those of another process.
+/// Returns an error with the text of the error of [`enter`] in the child process, or OS errors of
+/// creating this process.
 pub fn permitted() -> io::Result<()> {
     let (mut answer, mut question) = io::pipe()?;
     let outcome = in_child(|| match enter(Persona::default(), SystemDevices::Shown) {
@@ -65,23 +66,24 @@ pub fn permitted() -> io::Result<()> {
     }
 }
 
-/// Shows them to a container whose root file system is `root`, and whose namespaces this process is
-/// in. Afterwards `root` is the root of this process, too: the container's links lead nowhere else.
+/// Creates the tree and the nodes in a container whose root file system is `root`, and whose
+/// namespaces this process is in. Afterwards `root` is also the root of this process, so that
+/// symbolic links of the container cannot lead out of it.
 ///
 /// # Errors
-/// The system's.
+/// Returns OS errors.
 pub fn show_in(root: &Path, persona: Persona) -> io::Result<()> {
     unix::fs::chroot(root)?;
     env::set_current_dir("/")?;
     show(persona, SystemDevices::Shown)
 }
 
-/// Makes them in this process's mount namespace.
+/// Creates the tree and the nodes in the mount namespace of this process.
 fn show(persona: Persona, others: SystemDevices) -> io::Result<()> {
     let netdevs = netdev::all()?;
     let classes = Path::new(CLASSES);
     mounts::make_writable(classes)?;
-    // What is there now is the system's.
+    // Entries that exist already belong to the system's devices.
     let abi = classes.join("infiniband_verbs");
     for folder in [&classes.join("infiniband"), &abi] {
         if folder.exists() {
@@ -98,7 +100,8 @@ fn show(persona: Persona, others: SystemDevices) -> io::Result<()> {
     nodes(&netdevs, others)
 }
 
-/// Makes a folder writable in which the system's devices have entries.
+/// Makes a folder writable in which the system's devices have entries, and hides these entries if
+/// `others` says so.
 fn cover(folder: &Path, others: SystemDevices) -> io::Result<()> {
     match others {
         SystemDevices::Hidden => mounts::cover(folder),
@@ -106,12 +109,12 @@ fn cover(folder: &Path, others: SystemDevices) -> io::Result<()> {
     }
 }
 
-/// Character devices under the names by which programs look for them. Nothing is behind them:
-/// programs check that they can be read and written.
+/// Creates character devices under the names by which programs look for them. They are bind mounts
+/// of /dev/null, because programs only check that they can be read and written.
 ///
 /// The loopback device has a node only if there is no other device. UCX connects every device that
-/// has one to one of the peer, and takes 127.0.0.1 for an address of the peer's host: no RoCE
-/// adapter has such an address.
+/// has a node to a device of the peer, and takes 127.0.0.1 for an address of the peer's host. No
+/// RoCE adapter has such an address.
 fn nodes(netdevs: &[NetDev], others: SystemDevices) -> io::Result<()> {
     let folder = Path::new(NODES);
     if folder.exists() {
@@ -138,7 +141,7 @@ fn put(file: &Path, text: &str) -> io::Result<()> {
     fs::write(file, format!("{text}\n"))
 }
 
-/// The files that programs read of one device and its port.
+/// Creates the files that programs read about one device and its port.
 fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     let name = format!("uiw_{}", netdev.name);
     let folder = Path::new(CLASSES).join("infiniband").join(&name);
@@ -157,7 +160,7 @@ fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     let device = folder.join("device");
     put(&device.join("vendor"), &format!("{:#06x}", attributes::VENDOR_ID & 0xFFFF))?;
     put(&device.join("device"), "0x0000")?;
-    // No node is nearer than another.
+    // The device is near to no NUMA node.
     put(&device.join("numa_node"), "-1")?;
     let verbs = Path::new(CLASSES).join("infiniband_verbs").join(format!("uverbs_{name}"));
     put(&verbs.join("ibdev"), &name)?;

@@ -47,7 +47,7 @@ use verdict::CaseRun;
 /// `requirements` are ids or beginnings of ids; they are only checked for existence.
 ///
 /// # Errors
-/// [`ConformError::Usage`] if a file cannot be read or parsed, or a name does not exist.
+/// Returns [`ConformError::Usage`] if a file cannot be read or parsed, or a name does not exist.
 pub fn select(
     files: &[PathBuf],
     names: &[String],
@@ -56,7 +56,7 @@ pub fn select(
     let mut all = cases::built_in()?;
     for path in files {
         for case in cases::load(path)? {
-            // A case of the user replaces the one of the same name.
+            // A case of the user replaces a built-in case of the same name.
             all.retain(|other| other.name != case.name);
             all.push(case);
         }
@@ -145,7 +145,7 @@ fn run_one(
         return Err(why);
     }
     let outcome = steps::run(target, case);
-    // That one case stopped does not mean that the listener has stopped.
+    // A case that stopped does not mean that the listener has stopped.
     if outcome.stopped.is_some() && !listener::still_answers(target) {
         let _ = silent.set(case.name.clone());
     }

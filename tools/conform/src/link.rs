@@ -125,8 +125,8 @@ impl Link {
         Ok(Self { network, pipe, inbox: Vec::new(), ended: None, round_trip })
     }
 
-    /// Sends bytes, in pieces of `cut` bytes unless it is 0. Errors are ignored: what the peer sent
-    /// before it ended the stream is still read.
+    /// Sends bytes, in pieces of `cut` bytes unless it is 0. Errors are ignored, because bytes that
+    /// the peer sent before it ended the stream are still read.
     pub(super) fn send(&mut self, bytes: &[u8], cut: usize) {
         let pieces = bytes.chunks(if cut == 0 { bytes.len().max(1) } else { cut });
         for (number, piece) in pieces.enumerate() {

@@ -34,7 +34,7 @@ pub struct Listener {
 /// Finds out what the listener supports.
 ///
 /// # Errors
-/// [`ConformError::Unreachable`] if nothing listens, or the listener does not speak iWARP.
+/// Returns [`ConformError::Unreachable`] if nothing listens, or the listener does not speak iWARP.
 pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError> {
     let begun = |target: &Target, fields: &[(&str, u64)]| {
         let mut values = Values::default();

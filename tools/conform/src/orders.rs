@@ -16,8 +16,8 @@ const OWN_REVOCABLE: u32 = 0x00C0_FF02;
 const PATTERN_SEED: u32 = 41;
 
 impl Session<'_> {
-    /// Orders an operation of the partner, or announces one that this end is going to perform. After
-    /// an announcement, waits until the partner has named its memory.
+    /// Orders an operation of the partner, or announces one that this end is going to perform.
+    /// After an announcement, waits until the partner has named its memory.
     pub(super) fn give_order(&mut self, operation: Operation, fields: &Values) -> Result<(), Stop> {
         let op = Op::from_wire(operation.code)
             .ok_or_else(|| Stop(format!("the partner has no operation {}", operation.code)))?;

@@ -172,8 +172,8 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
         if reply.peer_to_peer {
             let asked = ["b", "c", "d"].map(|name| request.number(name, 0) != 0);
             let common = asked.iter().zip(kinds).any(|(asked, kind)| *asked && kind);
-            // It is unknown which types the listener supports. It is only seen whether its Reply
-            // names one that was asked for.
+            // It is not known which types the listener supports, only whether its Reply names one
+            // that was asked for.
             let ids: &[&str] = if common {
                 &["RFC6581-9.2-03", "RFC6581-9.2-06"]
             } else {

@@ -139,7 +139,7 @@ impl<'a> Report<'a> {
         lines
     }
 
-    /// Returns the objects of the report with one JSON object per line.
+    /// Returns the report as JSON objects, one for each line.
     #[must_use]
     pub fn json_lines(&self) -> Vec<Json> {
         let mut listener = self.listener.json();
@@ -286,7 +286,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Writes a file by renaming it, so that it is never incomplete.
+/// Writes a file under a temporary name and then renames it, so that it is never incomplete.
 fn write_atomically(path: &Path, text: &str) -> std::io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".part");

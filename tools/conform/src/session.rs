@@ -441,7 +441,7 @@ impl<'a> Session<'a> {
         let now = self.target.network.now;
         let link = self.connected_link()?;
         if !link.inbox.is_empty() || link.receive(until) == WaitOutcome::Bytes {
-            // Waits for further bytes, so that the message shows what arrived.
+            // Wait for further bytes, so that the message shows what arrived.
             let _ = link.receive(now() + NUDGE_INTERVAL);
             let bytes = std::mem::take(&mut link.inbox);
             self.transcript.frame('<', "bytes", &bytes);

@@ -221,7 +221,7 @@ impl Session<'_> {
         }
     }
 
-    /// Expects that the stream ends after a Terminate, without further segments.
+    /// Sends a FIN, and expects that the stream ends after a Terminate, without further segments.
     fn expect_end(&mut self) -> Result<(), Stop> {
         const IDS: [&str; 2] = ["RFC5040-7-02", "RFC5041-3-12"];
         self.fin()?;

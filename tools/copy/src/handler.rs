@@ -18,7 +18,7 @@ use std::io::{Error, Result};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of files that one session has open for writing.
+/// Number of files open for writing in one session at which those that no request uses are closed.
 const MAX_PARTS: usize = 16;
 /// Maximum number of files that one connection has open for reading.
 const MAX_SOURCES: usize = 8;
@@ -259,7 +259,7 @@ impl Handler {
                 Reply::Done
             }
             Request::SetDirectory { path, mode, mtime } => {
-                // The share itself belongs to the operator. A client that copies into it does not
+                // The share itself belongs to the operator. A client that copies into it must not
                 // change its mode.
                 if !path.is_empty() {
                     root.set_directory(path, *mode, *mtime)?;

@@ -85,9 +85,11 @@ impl Name {
     }
 }
 
-/// Returns `None` unless `name` is one that [`Name::session_part_name`] may return. Such a name can
-/// also be the [`Name::part_name`] of a file whose own name ends like a session; the function
-/// returns the name of the journal which that file would have.
+/// Recognizes a name that [`Name::session_part_name`] may have returned. Returns `None` for other
+/// names.
+///
+/// Such a name can also be the [`Name::part_name`] of a file whose own name ends like a session.
+/// The function therefore returns the name of the journal which that file would have.
 pub fn left_by_session(name: &[u8]) -> Option<Vec<u8>> {
     let file = name.strip_suffix(PART.as_bytes())?;
     let (stem, label) = file.split_last_chunk::<9>()?;
@@ -198,9 +200,9 @@ pub fn is_unsafe(char: char) -> bool {
     !matches!(char, '\'' | '"' | '\\') && !is_printed()
 }
 
-/// A name or path for output. Control characters, backslashes and bytes that are not UTF-8 are
-/// escaped, so that different names have different output, and names sent by a peer cannot control
-/// a terminal.
+/// A name or path for output. Unsafe characters (see [`is_unsafe`]), backslashes and bytes that are
+/// not UTF-8 are escaped, so that different names have different output, and names sent by a peer
+/// cannot control a terminal.
 pub struct EscapedName<'a>(pub &'a [u8]);
 
 impl fmt::Display for EscapedName<'_> {

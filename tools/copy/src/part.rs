@@ -77,7 +77,8 @@ fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
     let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, OsStr::from_bytes(name), flags, Mode::RUSR | Mode::WUSR)?;
     let stat = fstat(&file)?;
-    // A link must be refused, because writing would change a file elsewhere.
+    // A file with several hard links must be refused, because writing would change a file
+    // elsewhere.
     let is_own = Meta::from_stat(&stat).kind == EntryKind::File
         && stat.st_nlink == 1
         && stat.st_uid == rustix::process::geteuid().as_raw();
@@ -130,7 +131,8 @@ impl PartialFile {
     /// blocks are verified, which takes time, so `should_continue` is called before each block.
     ///
     /// # Errors
-    /// Returns the errors of the file system, or ECANCELED if `should_continue` has returned false.
+    /// Returns the errors of the file system, `EBUSY` if another transfer writes the file, or
+    /// `ECANCELED` if `should_continue` has returned false.
     pub fn open(
         root: &Root,
         head: &FileHead,
@@ -267,7 +269,7 @@ impl PartialFile {
         self.state().verified.missing(self.head.blocks()).take(MAX_RANGES).collect()
     }
 
-    /// Returns the number of bytes that were received already.
+    /// Returns the number of bytes in verified blocks.
     pub fn verified_bytes(&self) -> u64 {
         let state = self.state();
         let missing = state.verified.missing(self.head.blocks());

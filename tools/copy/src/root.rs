@@ -78,7 +78,7 @@ pub struct Listing {
 #[derive(Debug)]
 pub struct Root(OwnedFd, SharedSync);
 
-/// Metadata and bytes of a small file, or as error the metadata of a file that is too large.
+/// Metadata and bytes of a small file. The error is the metadata of a file that is too large.
 pub type SmallFile = std::result::Result<(Meta, Vec<u8>), Meta>;
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
@@ -134,7 +134,8 @@ impl Root {
 
     /// Returns the first entries of a directory after the name `after`, in the order of their names
     /// and without incomplete files, and whether further entries follow. `kept` stores the position
-    /// from one page to the next. Without it, the directory is read again.
+    /// from one page to the next. If it has no position or another one, the directory is read
+    /// again.
     ///
     /// # Errors
     /// Returns the errors of the file system.
@@ -165,7 +166,7 @@ impl Root {
         }
     }
 
-    /// Returns the entries of a directory in the order of their names.
+    /// Returns the entries of a directory in the order of their names, without incomplete files.
     pub fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
         let directory = self.open_directory(path)?;
         let mut entries = Vec::new();
@@ -313,8 +314,9 @@ struct SharedSync {
 
 #[derive(Debug, Default)]
 struct SyncState {
-    /// Number of the last run that has begun, and of the last one that has ended.
+    /// Number of the last run that has begun.
     begun: u64,
+    /// Number of the last run that has ended.
     ended: u64,
     /// Number and error of the last run that has failed.
     failed: Option<(u64, Errno)>,

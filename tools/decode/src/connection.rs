@@ -37,7 +37,7 @@ pub(super) struct Connection {
     lossy: bool,
 }
 
-/// One direction.
+/// State of one direction of a connection.
 #[derive(Debug)]
 struct DirectionState {
     phase: ConnectionPhase,
@@ -98,7 +98,7 @@ impl Connection {
     }
 
     /// Creates a connection whose startup frames are not in the capture, and which was recognised
-    /// by an FPDU with its CRC. Without Markers; the initiator is unknown.
+    /// by an FPDU with its CRC. Assumes that there are no Markers. The initiator is unknown.
     pub(super) fn without_startup(out: &mut Findings) -> Self {
         let mut this = Self { lossy: true, ..Self::new() };
         for (side, direction) in this.directions.iter_mut().enumerate() {

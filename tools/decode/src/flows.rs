@@ -19,8 +19,8 @@ use super::reassembly::{ByteStream, Chunk};
 use super::seek::begins_with_fpdu;
 use super::tls;
 
-/// Maximum number of connections that are followed. If there are more, and more than twice as many
-/// as iWARP connections, those that are not iWARP are forgotten.
+/// Number of connections at which those that are not iWARP, or have ended, are forgotten. If more
+/// than half of this number remain, the limit becomes twice the number of the remaining ones.
 const MAX_FLOWS: usize = 65_536;
 
 /// Maximum number of packets of a connection by which a segment may be captured after the one that
@@ -60,7 +60,7 @@ pub(super) struct Flows {
 pub(super) struct Counts {
     /// Number of iWARP connections.
     pub(super) connections: u32,
-    /// Number of TLS connections without secrets.
+    /// Number of TLS connections that cannot be decrypted.
     pub(super) locked: u32,
 }
 
@@ -70,9 +70,10 @@ struct TcpFlow {
     streams: [Option<ByteStream>; 2],
     /// Sequence numbers of the FINs.
     fins: [Option<u32>; 2],
-    /// True if a RST came while bytes before it were still missing.
+    /// True if a RST arrived while bytes before it were still missing.
     reset: bool,
-    /// Segments that acknowledge bytes which have not come.
+    /// Segments that are not processed yet, most of them because they acknowledge bytes which have
+    /// not arrived.
     late: VecDeque<LateSegment>,
     late_bytes: usize,
     /// Number of packets so far.
@@ -95,7 +96,7 @@ enum EncryptionLayer {
 struct LateSegment {
     side: Side,
     at: PacketTime,
-    /// Value of [`TcpFlow::arrived`] when the segment came.
+    /// Value of [`TcpFlow::arrived`] when the segment arrived.
     arrived: u64,
     header: SegmentHeader,
     payload: Vec<u8>,
@@ -121,7 +122,7 @@ impl SegmentHeader {
 
 #[derive(Debug)]
 enum FlowState {
-    /// State after the SYN, until the first bytes of either direction show whether it is iWARP.
+    /// Initial state, until the first bytes of either direction show whether it is iWARP.
     Watching {
         openings: [OpeningBytes; 2],
     },
@@ -248,8 +249,8 @@ impl TcpFlow {
     /// Returns whether everything that the segment acknowledges was processed, so that the segment
     /// can be processed.
     fn is_ready(&self, side: Side, header: &SegmentHeader, payload: &[u8]) -> bool {
-        // After a Reply without the beginning of the connection, wait for the Request, which may
-        // follow in the capture. Only a startup frame may be processed before the Reply.
+        // If the beginning of the connection was not captured, a Reply waits for the Request, which
+        // may follow in the capture. Only a startup frame may be processed before the Reply.
         let unknown = |side: Side, payload: &[u8]| {
             payload.starts_with(&KEY_REPLY) && self.begins_startup(side, payload)
         };
@@ -264,7 +265,7 @@ impl TcpFlow {
             || self.missing_acknowledged(side, header) == 0
     }
 
-    /// Returns the number of bytes that the segment acknowledges and that have not come.
+    /// Returns the number of bytes that the segment acknowledges and that have not arrived.
     fn missing_acknowledged(&self, side: Side, header: &SegmentHeader) -> u64 {
         let (Some(stream), Some(acknowledged)) = (&self.streams[opposite(side)], header.acknowledgment)
         else {
@@ -289,8 +290,8 @@ impl TcpFlow {
         Some(late)
     }
 
-    /// Processes a segment. Bytes that it acknowledges and that have not come are missing from the
-    /// capture.
+    /// Processes a segment. Bytes that it acknowledges and that have not arrived are reported as
+    /// missing from the capture.
     fn process_segment(
         &mut self,
         side: Side,
@@ -512,7 +513,7 @@ impl TcpFlow {
 
     /// Finishes a connection and reports its end.
     fn finish(&mut self, how: &str, at: PacketTime, counts: &mut Counts, sink: &mut dyn FnMut(&Record)) {
-        // Process all waiting segments, because nothing more will come.
+        // Process all waiting segments, because nothing more will arrive.
         while !self.late.is_empty() {
             let ready =
                 self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));

@@ -16,9 +16,11 @@ const MARKER_INTERVAL: u64 = 512;
 const MARKER_LEN: usize = 4;
 const LENGTH_LEN: usize = 2;
 const CRC_LEN: usize = 4;
-/// Number of bytes before the payload: ULPDU_Length and the headers of DDP and RDMAP (RFC 5041
-/// sections 4.2 and 4.3).
+/// Number of bytes before a tagged payload: ULPDU_Length and the headers of DDP and RDMAP (RFC 5041
+/// section 4.2).
 const TAGGED: usize = LENGTH_LEN + 14;
+/// Number of bytes before an untagged payload: ULPDU_Length and the headers of DDP and RDMAP (RFC
+/// 5041 section 4.3).
 const UNTAGGED: usize = LENGTH_LEN + 18;
 const SUMMED_TWICE: &str = ": that of the payload summed twice, an error of the Linux siw driver";
 
@@ -92,7 +94,7 @@ impl Framing {
         self.rx.position()
     }
 
-    /// Returns the number of bytes of an incomplete FPDU.
+    /// Returns the number of buffered bytes, which are not a complete FPDU.
     pub(super) fn pending(&self) -> usize {
         self.buffer.len()
     }

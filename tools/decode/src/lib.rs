@@ -89,9 +89,10 @@ pub struct DecodeConfig {
     /// pcap or pcapng files. Several files are parts of one rotated capture, and are decoded in the
     /// order of their times. `-` is standard input.
     pub files: Vec<PathBuf>,
-    /// One JSON object per line.
+    /// True to print JSON, one object per line.
     pub json: bool,
-    /// Prints only departures, missing bytes and the summary.
+    /// True to print only departures, missing bytes, parts that could not be decoded, and the
+    /// summary.
     pub quiet: bool,
     /// Connections to print; all if empty.
     pub connections: Vec<ConnectionFilter>,

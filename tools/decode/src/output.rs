@@ -19,7 +19,7 @@ pub struct Summary {
     pub packets: u64,
     /// Number of iWARP connections.
     pub connections: u32,
-    /// Number of TLS connections without secrets, which may or may not be iWARP.
+    /// Number of TLS connections that cannot be decrypted, which may or may not be iWARP.
     pub locked: u32,
     /// Number of MPA Request and Reply Frames.
     pub startup_frames: u64,
@@ -226,7 +226,7 @@ impl fmt::Display for Summary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PrintMode {
     Everything,
-    /// Departures and missing bytes.
+    /// Departures, missing bytes, and parts of directions that could not be decoded.
     Departures,
 }
 
@@ -235,7 +235,7 @@ pub(super) struct Printer<'a> {
     out: &'a mut dyn Write,
     json: bool,
     print: PrintMode,
-    /// Times are printed relative to the first one.
+    /// Time of the first record. Times are printed relative to it.
     start: Option<u64>,
     /// First write error, after which nothing more is written.
     failed: Option<io::Error>,

@@ -52,9 +52,9 @@ pub(super) fn parse(packet: &Packet) -> PacketContent<'_> {
         // The number of the address family differs between systems, so the version field of IP is
         // used instead.
         LinkType::NULL | LinkType::LOOP => bytes.get(4..).and_then(slice_ip),
-        // Protocol number at 14 of 16 bytes.
+        // The protocol number is at offset 14 of a header of 16 bytes.
         LinkType::LINUX_SLL => slice_cooked(bytes, 14, 16),
-        // Protocol number at 0 of 20 bytes.
+        // The protocol number is at offset 0 of a header of 20 bytes.
         LinkType::LINUX_SLL2 => slice_cooked(bytes, 0, 20),
         other => return PacketContent::UnknownLink(other),
     };

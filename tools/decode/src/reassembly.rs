@@ -113,8 +113,8 @@ impl ByteStream {
         !self.held.is_empty()
     }
 
-    /// Reports bytes before this sequence number that have not come as missing, because the other
-    /// end has acknowledged them.
+    /// Reports bytes before this sequence number that have not arrived as missing, because the
+    /// other end has acknowledged them.
     pub(super) fn give_up_to(&mut self, sequence: u32, out: &mut Vec<Chunk>) {
         while let lacking @ 1.. = self.missing_before(sequence) {
             match self.held.first_key_value() {
@@ -153,7 +153,8 @@ impl ByteStream {
         }
     }
 
-    /// Holds a segment. Of two segments with the same start, the longer one is kept.
+    /// Holds a segment. Of two segments with the same start, the one with more captured bytes is
+    /// kept.
     fn hold(&mut self, position: u64, bytes: &[u8], cut: u32) {
         let length = |bytes: usize, cut: u32| (bytes, cut);
         let fresh = HeldSegment { bytes: bytes.to_vec(), cut };

@@ -8,7 +8,8 @@ use super::event::{Event, Terminate};
 /// 8).
 const RESERVED: [u8; 2] = [0x1f, 0xff];
 
-/// Decodes the bytes of a Terminate after the DDP header. Returns a description, and its numbers.
+/// Decodes the bytes of a Terminate after the DDP header. Returns a description, and the numbers in
+/// the Terminate.
 pub(super) fn describe(bytes: &[u8], out: &mut Vec<Event>) -> (String, Option<Terminate>) {
     let (terminate, encoding) = match uiw_rdmap::Terminate::parse_any(bytes) {
         Ok(found) => found,

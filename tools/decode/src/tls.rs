@@ -20,10 +20,10 @@ const MAX_HANDSHAKE: usize = 1 << 17;
 const MAX_WAITING: usize = 1 << 20;
 /// Maximum number of successive records that may be missing from the capture.
 const MAX_MISSING: u64 = 4096;
-/// Maximum number of bytes deciphered in the search for the first record after missing bytes: the
-/// first number is enough for one record with all its possible numbers, the second one is
-/// multiplied by the captured bytes. Without a limit, bytes that only look like records could take
-/// unlimited time.
+/// Limit on the bytes deciphered in the search for the first record after missing bytes: the first
+/// number, which is enough for one record with all its possible numbers, plus the second number for
+/// each captured byte. Without a limit, bytes that only look like records could take unlimited
+/// time.
 const SEARCH: (u64, u64) = (MAX_MISSING * MAX_RECORD as u64, 64);
 const NONCE_LEN: usize = 12;
 
@@ -126,7 +126,7 @@ pub(super) struct TlsSession {
     directions: [DirectionKeys; 2],
 }
 
-/// One direction.
+/// State of one direction.
 #[derive(Debug, Default)]
 struct DirectionKeys {
     phase: TlsPhase,
@@ -138,8 +138,9 @@ struct DirectionKeys {
     keys: Option<RecordKeys>,
     /// Number of bytes before `records` that are not in the capture.
     missing: u64,
-    /// Number of bytes captured so far, and of bytes deciphered in searches.
+    /// Number of bytes captured so far.
     captured: u64,
+    /// Number of bytes deciphered in searches so far.
     searched: u64,
 }
 
@@ -158,8 +159,8 @@ impl TlsSession {
         Self { log, client: None, secrets: None, suite: None, directions: Default::default() }
     }
 
-    /// Returns whether a direction cannot be decrypted, because its secrets are not in the key log
-    /// or its records are not TLS 1.3.
+    /// Returns whether a direction cannot be decrypted, for example because its secrets are not in
+    /// the key log or its records are not TLS 1.3.
     pub(super) fn is_locked(&self) -> bool {
         self.directions.iter().any(|direction| direction.phase == TlsPhase::Ended)
     }
@@ -174,7 +175,8 @@ impl TlsSession {
                 direction.records.drain(..std::mem::take(&mut direction.taken));
                 direction.records.extend(bytes);
             }
-            // Without the Hellos nothing can be decrypted.
+            // The end of the handshake, where the keys change, cannot be found if bytes are
+            // missing.
             Chunk::Missing(_) if direction.phase != TlsPhase::Application => direction.end(),
             Chunk::Missing(bytes) => {
                 direction.missing += bytes + direction.remaining().len() as u64;
@@ -357,7 +359,8 @@ impl DirectionKeys {
     }
 
     /// Finds the first record after missing bytes: bytes that look like a record and are authentic
-    /// with one of its possible numbers. A search that takes too long ends the direction.
+    /// with one of its possible numbers. Returns whether it was found. A search that takes too long
+    /// ends the direction.
     fn resume(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) -> bool {
         let Some(keys) = &mut self.keys else { return false };
         let rest = self.records.get(self.taken..).unwrap_or_default();
@@ -374,7 +377,7 @@ impl DirectionKeys {
             let missing = self.missing + at as u64;
             let shortest = (HEADER_LEN + keys.suite.cipher.tag_len() + 1) as u64;
             let most = (missing / shortest + 1).min(MAX_MISSING);
-            // Most often the missing records have the same length.
+            // Most often the missing records have the same length as this one.
             let likely = keys.next + (missing / record.len() as u64).min(most);
             let number = std::iter::once(likely).chain(keys.next..=keys.next + most).find(|number| {
                 self.searched += record.len() as u64;

@@ -48,7 +48,7 @@ fn fail<T>(at: &str, what: impl Into<String>) -> Parsed<'_, T> {
     Err(nom::Err::Failure(SyntaxError { at, what: what.into() }))
 }
 
-/// Returns `parser` with its failure turned into a final error: no alternative is tried.
+/// Wraps `parser` so that its failure is final: no alternative is tried.
 fn required<'a, T>(
     what: &'static str,
     mut parser: impl Parser<&'a str, Output = T, Error = SyntaxError<'a>>,

@@ -3,7 +3,7 @@
 use super::grammar::{self, SyntaxError};
 use super::syntax::Case;
 
-/// Position of an error in a case file.
+/// Error in a case file, with its position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}:{column}: {what}")]
 pub struct ParseError {
