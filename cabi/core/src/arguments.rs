@@ -6,6 +6,12 @@
 //!
 //! A pointer and the number of elements that it points to are two arguments. They share a lifetime,
 //! which is invariant, so that a function with two such pairs cannot confuse their counts.
+//!
+//! The following is true for all types, unless the type says otherwise. A pointer that is not NULL
+//! stays valid until the function returns, which is also the end of its lifetime. It is aligned for
+//! the type to which it points, as the C standard requires. Memory of the program counts as
+//! initialized, because no Rust code has allocated it: the compiler has to assume that C has
+//! written every byte.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -138,21 +144,25 @@ pointers! {
     OwnedHandle<'a, B: Body>(*mut B::C), &'a Object<B>;
     /// Pointer that is NULL or points to a structure that the program does not change during the
     /// call. The pointers in the structure satisfy its manual page, and the program does not
-    /// destroy the objects to which they point.
+    /// destroy the objects to which they point. A structure that is only read with [`InPtr::read`]
+    /// may be unaligned.
     InPtr<'a, T>(*const T), &'a T;
     /// Pointer that is NULL or points to a structure that nothing else reads or writes during the
     /// call. The pointers in the structure satisfy its manual page, and the program does not
     /// destroy the objects to which they point.
     InOutPtr<'a, T>(*mut T), &'a mut T;
-    /// Pointer that is NULL or points to memory for a value, at any alignment.
+    /// Pointer that is NULL or points to memory for a value, at any alignment. Nothing else reads or
+    /// writes the memory during the call.
     OutPtr<'a, T>(*mut T), &'a mut T;
     /// Pointer that is NULL or points to memory on C's heap that this library allocated and that is
     /// no longer in use.
     HeapPtr<'a, T>(*mut T), &'a mut T;
-    /// Pointer that is NULL or points to a string that ends in NUL.
+    /// Pointer that is NULL or points to a string that ends in NUL. The program does not change the
+    /// string during the call.
     TextPtr<'a>(*const c_char), &'a CStr;
     /// Pointer that is NULL or points to an array with the number of elements in the [`Count`] of
-    /// the same lifetime. The program does not change the array during the call.
+    /// the same lifetime. The program does not change the array during the call. An array that is
+    /// only read with [`ArrayPtr::copies`] may be unaligned.
     ArrayPtr<'a, T>(*const T), Brand<'a>;
     /// Pointer that is NULL or points to memory for the number of elements in the [`Count`] or
     /// [`RoomPtr`] of the same lifetime. Nothing else reads or writes the memory during the call.
@@ -164,7 +174,8 @@ pointers! {
     /// same lifetime, for a structure of which the program may know a longer or shorter version.
     PrefixPtr<'a, T>(*mut T), Brand<'a>;
     /// Pointer that is NULL or points to the size of the memory at the [`ArrayMutPtr`] of the same
-    /// lifetime. The call replaces the size by the full length of the result.
+    /// lifetime, at any alignment. The call replaces the size by the full length of the result, and
+    /// nothing else reads or writes it during the call.
     RoomPtr<'a>(*mut libc::socklen_t), Brand<'a>;
 }
 
