@@ -24,8 +24,9 @@ pub(crate) fn program_name() -> &'static str {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
-    // SAFETY: the C library sets the variable before any other code runs, to NULL or a string that
-    // is never freed.
+    // SAFETY: the C library sets the variable before any other code runs, to NULL or to a string
+    // that ends in NUL and is never freed. Its documentation gives programs no reason to change it,
+    // and this library only reads it.
     unsafe {
         if program_invocation_short_name.is_null() {
             return "";
