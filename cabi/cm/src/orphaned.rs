@@ -62,7 +62,7 @@ pub(crate) unsafe fn sleep() {
         fn pause() -> c_int;
     }
     // SAFETY: pause(2) takes no arguments. A cancelled thread unwinds from it through this frame,
-    // which holds nothing and is inlined, and through its callers up to C, which hold nothing with
+    // which holds nothing and may unwind, and through its callers up to C, which hold nothing with
     // a destructor and may unwind, as the caller ensures.
     unsafe { pause() };
 }
