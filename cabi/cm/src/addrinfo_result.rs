@@ -48,15 +48,16 @@ impl AddrinfoResult {
     }
 }
 
-/// `rdma_freeaddrinfo`.
+/// `rdma_freeaddrinfo`. The program may have freed or replaced parts of the list itself, if it has
+/// stored NULL, or another block of C's heap that nothing else frees, in their place.
 pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
     let mut next = list.as_ptr();
     while !next.is_null() {
         // SAFETY: this library allocated every element of the list on C's heap, so it is aligned,
         // can be read here and is freed once: the program does not use it any more, as the type
         // requires. Its parts are NULL or blocks of C's heap that nothing else frees:
-        // `AddressQuery::convert` allocated them, and a program that frees or replaces a part
-        // itself stores NULL or another such block in its place.
+        // `AddressQuery::convert` allocated them, or the program has stored them, which the
+        // documentation of this function permits only for such blocks.
         unsafe {
             let one = ptr::read(next);
             let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];

@@ -11,7 +11,7 @@
 //! stays valid until the function returns, which is also the end of its lifetime. It is aligned for
 //! the type to which it points, as the C standard requires. Memory of the program counts as
 //! initialized, because no Rust code has allocated it: the compiler has to assume that C has
-//! written every byte.
+//! written every byte. No array is larger than `isize::MAX` bytes, as no object of C is.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -169,8 +169,9 @@ pointers! {
     /// string during the call.
     TextPtr<'a>(*const c_char), &'a CStr;
     /// Pointer that is NULL or points to an array with the number of elements in the [`Count`] of
-    /// the same lifetime. The program does not change the array during the call. An array that is
-    /// only read with [`ArrayPtr::copies`] may be unaligned.
+    /// the same lifetime. The program does not change the array during the call. The pointers in the
+    /// elements satisfy the manual page of the function. An array that is only read with
+    /// [`ArrayPtr::copies`] may be unaligned.
     ArrayPtr<'a, T>(*const T), Brand<'a>;
     /// Pointer that is NULL or points to memory for the number of elements in the [`Count`] or
     /// [`RoomPtr`] of the same lifetime. Nothing else reads or writes the memory during the call.

@@ -53,8 +53,8 @@ pub(crate) fn close(members: &[InheritableSocket], set: c_int) {
 /// Closes a child's copy of a descriptor of this library. The owner of the descriptor must have
 /// been forgotten in the child.
 pub fn close_copy(fd: c_int) {
-    // SAFETY: the call takes only an integer. The owner was forgotten, as the documentation
-    // requires of the caller, so nothing else in this process closes or uses the descriptor.
+    // SAFETY: the call takes only an integer. All callers run in the child of a fork and forget the
+    // owner of the descriptor there, so nothing else in this process closes or uses it.
     unsafe { libc::close(fd) };
 }
 

@@ -7,10 +7,11 @@ use std::slice;
 /// Argument of a call that has the lifetime `'a` in common with the call's other arguments.
 ///
 /// The program promises with it what the manual page of the function asks: a pointer that is not
-/// NULL points to as much initialized memory as the other arguments say, aligned as C requires,
-/// until the call returns. The program does not change what the call reads, and nothing else uses
-/// what the call writes. Functions here give the value, unchanged, to another function for the same
-/// call. The program makes the values; Rust makes them with [`Argument::new`], which is unsafe.
+/// NULL points to as much initialized memory as the other arguments say, aligned as C requires and
+/// at most `isize::MAX` bytes, until the call returns. The program does not change what the call
+/// reads, and nothing else uses what the call writes. Functions here give the value, unchanged, to
+/// another function for the same call. The program makes the values; Rust makes them with
+/// [`Argument::new`], which is unsafe.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Argument<'a, T>(T, PhantomData<fn(&'a ()) -> &'a ()>);

@@ -61,9 +61,13 @@ pub(crate) struct Cleanup {
 /// Handler of pthread_cleanup_push(3).
 pub(crate) type Routine = unsafe extern "C" fn(*mut c_void);
 
+/// Handler that ends the count of a wait.
+///
+/// # Safety
+/// `count` points to an `AtomicU32` that is never freed.
 unsafe extern "C" fn leave(count: *mut c_void) {
-    // SAFETY: the C library calls this function only as the handler that `counted` has pushed, with
-    // the argument that `counted` has passed: a pointer made from a `&'static AtomicU32`.
+    // SAFETY: `count` points to an aligned `AtomicU32` that is never freed, as the caller ensures:
+    // the C library passes what `counted` has given to `cleanup_push`.
     end(unsafe { &*count.cast::<AtomicU32>() });
 }
 

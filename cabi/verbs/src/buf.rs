@@ -15,7 +15,7 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
 
-/// Buffer that C refers to.
+/// Buffer that C refers to. Programs only read its structure, like this library.
 pub struct Buf {
     pd: *mut ibv_pd,
 }
@@ -61,10 +61,10 @@ pub extern "C" fn ibv_free_buf(buf: OwnedHandle<'_, Buf>) {
     boundary::value((), || {
         let addr = buf.get_any()?.abi.get(|buf| &buf.addr);
         buf.destroy(|_| Ok(()))?;
-        // SAFETY: `ibv_alloc_buf` allocated `addr` with posix_memalign, and nothing else changes
-        // the field of the object. `destroy` succeeds once for each object, so the memory is freed
-        // once, and no thread uses the buffer any more, as `OwnedHandle` requires. The child of a
-        // fork has its own copy of the memory.
+        // SAFETY: `ibv_alloc_buf` allocated `addr` with posix_memalign, and nothing changes the
+        // field afterwards, as the documentation of `Buf` says. `destroy` succeeds once for each
+        // object, so the memory is freed once, and no thread uses the buffer any more, as
+        // `OwnedHandle` requires. The child of a fork has its own copy of the memory.
         unsafe { libc::free(addr) };
         Ok(())
     });

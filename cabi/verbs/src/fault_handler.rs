@@ -186,19 +186,24 @@ pub(crate) fn install() {
     INSTALLED.store(true, Ordering::Release);
 }
 
+/// Handler of the two signals.
+///
+/// # Safety
+/// Only the kernel calls this function, as the handler with SA_SIGINFO that [`install`] has set.
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // A signal that was sent has a code that is not positive.
-    // SAFETY: `install` sets this handler with SA_SIGINFO, so the kernel passes a pointer to the
-    // information of the signal, which stays on the stack until the handler returns (sigaction(2)).
+    // SAFETY: the kernel passes a pointer to the information of the signal to a handler with
+    // SA_SIGINFO, which this is, as the caller ensures. The information stays on the stack until
+    // the handler returns (sigaction(2)).
     let sent = unsafe { (*info).si_code } <= 0;
-    // SAFETY: `install` sets this handler with SA_SIGINFO, so `context`, its third argument, is the
-    // interrupted context (sigaction(2)), as `recover` requires.
+    // SAFETY: `context` is the third argument of a handler with SA_SIGINFO, as the caller ensures,
+    // so it is the interrupted context (sigaction(2)), as `recover` requires.
     if !sent && unsafe { recover::recover(context) } {
         return;
     }
     let errno = Errno::last();
-    // SAFETY: the kernel has called this handler with these arguments, because only the kernel
-    // calls it, and the handler has not returned yet.
+    // SAFETY: the kernel has called this handler with these arguments, as the caller ensures, and
+    // the handler has not returned yet.
     unsafe { forward_signal(signal, info, context, sent) };
     errno.set();
 }

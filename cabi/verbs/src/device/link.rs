@@ -99,8 +99,9 @@ fn ask_driver<T: LinkQuery>(name: &str) -> Option<T> {
     let mut question = T::new();
     let mut request = request(name);
     request.ifr_ifru.ifru_data = ptr::from_mut(&mut question).cast();
-    // SAFETY: `ifru_data` points to `question`, a local variable with the query and the size for
-    // its answer, as `LinkQuery` requires, and nothing else uses it during the call.
+    // SAFETY: SIOCETHTOOL uses a `struct ifreq` and the memory at `ifru_data`. This points to
+    // `question`, a local variable with the query and the size for its answer, as `LinkQuery`
+    // requires, and nothing else uses it during the call.
     unsafe { ask(SIOCETHTOOL, &mut request) }.then_some(question)
 }
 
