@@ -159,8 +159,8 @@ pointers! {
     /// call. The pointers in the structure satisfy its manual page, and the program does not
     /// destroy the objects to which they point.
     InOutPtr<'a, T>(*mut T), &'a mut T;
-    /// Pointer that is NULL or points to memory for a value, at any alignment. Nothing else reads or
-    /// writes the memory during the call.
+    /// Pointer that is NULL or points to memory for a value, at any alignment. Nothing else reads
+    /// or writes the memory during the call.
     OutPtr<'a, T>(*mut T), &'a mut T;
     /// Pointer that is NULL or points to memory on C's heap that this library allocated and that is
     /// no longer in use.
@@ -169,8 +169,8 @@ pointers! {
     /// string during the call.
     TextPtr<'a>(*const c_char), &'a CStr;
     /// Pointer that is NULL or points to an array with the number of elements in the [`Count`] of
-    /// the same lifetime. The program does not change the array during the call. The pointers in the
-    /// elements satisfy the manual page of the function. An array that is only read with
+    /// the same lifetime. The program does not change the array during the call. The pointers in
+    /// the elements satisfy the manual page of the function. An array that is only read with
     /// [`ArrayPtr::copies`] may be unaligned.
     ArrayPtr<'a, T>(*const T), Brand<'a>;
     /// Pointer that is NULL or points to memory for the number of elements in the [`Count`] or
