@@ -54,8 +54,9 @@ impl<'a> InVec<'a> {
             return &[];
         }
         // SAFETY: the pointer is not NULL, as checked above, so there are `iov_len` bytes, which
-        // the program does not change during `'a`, as `InVec` requires. `elements` and `new` have
-        // checked that the length does not exceed `isize::MAX`.
+        // the program does not change during `'a`, as `InVec` requires. The length does not exceed
+        // `isize::MAX`, as `elements` and `new` have checked; in `send_bytes` it is that of a
+        // slice.
         unsafe { slice::from_raw_parts(self.0.iov_base.cast(), self.0.iov_len) }
     }
 }
