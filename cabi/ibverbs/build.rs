@@ -60,5 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(&path, nodes.iter().map(|node| format!("{node} {{ }};\n")).collect::<String>())?;
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", path.display());
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
+    // Threads and the handler of SIGSEGV need the code after dlclose(3) as well.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     Ok(())
 }

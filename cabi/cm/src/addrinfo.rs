@@ -36,8 +36,10 @@ impl AddressQuery {
     fn read(node: &TextPtr<'_>, service: &TextPtr<'_>, hints: &InPtr<'_, rdma_addrinfo>) -> Result<Self> {
         let bytes = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
             (_, 0) => Ok(Vec::new()),
-            // SAFETY: an address in the hints has the length that the hints contain, and the
-            // program does not change it during the call (rdma_getaddrinfo(3)).
+            // SAFETY: `at` is not NULL and `len` is from 1 to 128, as the pattern checks. There are
+            // `len` bytes at `at`, because `ai_src_len` and `ai_dst_len` are the lengths of these
+            // addresses (rdma_getaddrinfo(3)), as `InPtr` requires of the pointers in its
+            // structure. Nothing changes them during the call.
             (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
             _ => Err(Errno::INVAL.because("the address is NULL or too long")),
         };
@@ -61,7 +63,8 @@ impl AddressQuery {
 
     /// Makes the look-up.
     fn answer(&self) -> AddrinfoResult {
-        // SAFETY: `convert` creates the list on C's heap, and nothing else refers to it.
+        // SAFETY: `convert` returns one element, which it has allocated on C's heap like its parts,
+        // and no other pointer to them exists.
         unsafe { AddrinfoResult::new(self.look_up()) }
     }
 
@@ -81,15 +84,18 @@ impl AddressQuery {
         hints.ai_socktype = if datagrams { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
         let text = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
         let mut list = ptr::null_mut();
-        // SAFETY: the texts end in NUL, the hints are complete, and `list` has room for a pointer.
+        // SAFETY: each text is NULL or a borrowed `CString`, which ends in NUL. At most one of them
+        // is NULL, as checked above. The hints are zeros except for the fields that getaddrinfo(3)
+        // permits, and `list` is a local variable that receives a pointer.
         let error = unsafe {
             libc::getaddrinfo(text(&self.node), text(&self.service), &raw const hints, &raw mut list)
         };
         if error != 0 {
             return Err(error);
         }
-        // SAFETY: the list of the C library has at least one address of the length that it
-        // contains, and is freed once.
+        // SAFETY: the call has succeeded, so `list` points to at least one element, whose address
+        // is not NULL and has `ai_addrlen` bytes (getaddrinfo(3)). Only this function has the list.
+        // `convert` copies the bytes, and they are not used after the list is freed, once.
         unsafe {
             let first = &*list;
             let bytes = slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);

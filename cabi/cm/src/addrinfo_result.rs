@@ -8,13 +8,16 @@ use uiw_cabi_core::arguments::{HeapPtr, argument};
 /// Result of a look-up: the head of a list, or an error of the C library (`EAI_*`).
 pub(crate) struct AddrinfoResult(Result<*mut rdma_addrinfo, c_int>);
 
-// SAFETY: the list is on C's heap, and this value owns it on any thread.
+// SAFETY: the list is memory of C's heap, which any thread may read and free, and only this value
+// refers to it, as `new` requires.
 unsafe impl Send for AddrinfoResult {}
 
 impl Drop for AddrinfoResult {
     fn drop(&mut self) {
         if let Ok(list) = self.0 {
-            // SAFETY: the value owns the list, and has not passed it on.
+            // SAFETY: `HeapPtr` permits the list, because it is memory of C's heap that this
+            // library allocated, and only this value refers to it, as `new` requires. `take` would
+            // have replaced it by an error.
             rdma_freeaddrinfo(unsafe { argument(list) });
         }
     }
@@ -24,7 +27,9 @@ impl AddrinfoResult {
     /// Wraps a result.
     ///
     /// # Safety
-    /// If `result` is a list, [`rdma_freeaddrinfo`] may free it, and nothing else does.
+    /// If `result` is a list, it is one that [`rdma_freeaddrinfo`] may free: its elements and their
+    /// parts are blocks of C's heap that this library allocated, or NULL. Nothing else refers to
+    /// them.
     pub(crate) unsafe fn new(result: Result<*mut rdma_addrinfo, c_int>) -> Self {
         Self(result)
     }
@@ -43,15 +48,16 @@ impl AddrinfoResult {
     }
 }
 
-/// `rdma_freeaddrinfo`.
+/// `rdma_freeaddrinfo`. The program may have freed or replaced parts of the list itself, if it has
+/// stored NULL, or another block of C's heap that nothing else frees, in their place.
 pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
     let mut next = list.as_ptr();
     while !next.is_null() {
-        // SAFETY: this library allocated every element of the list on C's heap, so it can be read
-        // here and is freed once: the program does not use it any more, as the type requires. Its
-        // parts are NULL or blocks of C's heap that nothing else frees: `AddressQuery::convert`
-        // allocated them, and a program that frees or replaces a part itself stores NULL or another
-        // such block in its place.
+        // SAFETY: this library allocated every element of the list on C's heap, so it is aligned,
+        // can be read here and is freed once: the program does not use it any more, as the type
+        // requires. Its parts are NULL or blocks of C's heap that nothing else frees:
+        // `AddressQuery::convert` allocated them, or the program has stored them, which the
+        // documentation of this function permits only for such blocks.
         unsafe {
             let one = ptr::read(next);
             let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];

@@ -59,13 +59,16 @@ fn shared_context(device: &'static Device) -> Result<SharedContext> {
     }
     device_events::observe(report_change);
     let context = open::open(device)?;
-    // SAFETY: the context is new, so nothing else closes it.
+    // SAFETY: `Object::get` looks up the pointer. This thread has just opened the context and has
+    // not passed it to C or to another thread, so nothing frees it before this function closes it
+    // or keeps it forever.
     let domain = Pd::alloc(unsafe { Object::get(context) }?).inspect_err(|_| close(context))?;
     let new = SharedContext { context, domain };
     let kept = *OPENED.write().0.entry(name.to_owned()).or_insert(new);
     if kept.context != new.context {
         // Another thread was faster.
-        // SAFETY: the domain is new, and no other thread uses it.
+        // SAFETY: `OwnedHandle` permits the pointer: this thread has just allocated the domain, and
+        // has neither stored it in `OPENED` nor passed it to C, so no other thread uses it.
         pd::ibv_dealloc_pd(unsafe { argument(new.domain) });
         close(new.context);
     }

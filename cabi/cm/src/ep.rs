@@ -53,7 +53,10 @@ fn equip(
     pd: Handle<'_, Pd>,
     attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> Result<()> {
-    // SAFETY: the addresses in a result of `rdma_getaddrinfo` have the lengths of their families.
+    // SAFETY: `AddressPtr` permits the pointers, because each is NULL or an address from
+    // rdma_getaddrinfo(3), of the size of its family, as `InPtr` requires of the pointers in `res`
+    // (rdma_create_ep(3)). The program does not change them during the call, and they are not used
+    // after it.
     let (src, dst): (AddressPtr<'_>, AddressPtr<'_>) =
         unsafe { (argument(res.ai_src_addr.cast_const()), argument(res.ai_dst_addr.cast_const())) };
     if res.ai_flags & RAI_PASSIVE != 0 {
@@ -76,8 +79,10 @@ fn equip(
         if res.ai_connect_len > MAX_CONNECT_DATA {
             return Err(Errno::INVAL.because("the connection data is too long"));
         }
-        // SAFETY: the program has stored `ai_connect_len` bytes there, and does not change them
-        // during the call.
+        // SAFETY: `ai_connect` is not NULL and the length is from 1 to 255, as checked above. There
+        // are as many bytes, because `ai_connect_len` is the size of the buffer at `ai_connect`
+        // (rdma_getaddrinfo(3)), as `InPtr` requires of the pointers in `res`. The program does not
+        // change them during the call.
         let data = unsafe { slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
         id.lock().connect_data = data.to_vec();
     }

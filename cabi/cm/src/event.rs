@@ -147,8 +147,10 @@ fn allocate_event(
     let event = Box::into_raw(event);
     if len > 0 {
         // Pointer and length have the same offsets in both structures of the union.
-        // SAFETY: the box is new and nothing else refers to it. Its bytes do not move until the
-        // event is acknowledged.
+        // SAFETY: the box is new, so the pointer is valid and nothing else refers to the event yet.
+        // The fields that are written are plain numbers and pointers. The pointer to `private_data`
+        // stays valid until `acknowledge` frees the event, because the box does not move its
+        // content.
         unsafe {
             (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
             (*event).abi.param.conn.private_data_len = len as u8;
@@ -171,8 +173,10 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
             Err(Errno::INVAL.because("not an event, or already acknowledged"))
         };
     }
-    // SAFETY: `allocate_event` created the event from a box, and it was in the registry until this
-    // call removed it, so no other thread frees it.
+    // SAFETY: the pointer was in the registry, as checked above, so `allocate_event` created it
+    // from a box of an `UnackedEvent`, whose first field is C's structure (`repr(C)`). Only one
+    // call removes it from there, so it is freed once, and the program does not use an event that
+    // it acknowledges (rdma_get_cm_event(3)).
     let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
     event.owner.note_acknowledged();
     Ok(())

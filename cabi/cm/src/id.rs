@@ -228,7 +228,8 @@ impl Id {
     /// # Errors
     /// EINVAL if the id has no device yet.
     pub(crate) fn verbs(&self) -> Result<&Object<OpenContext>> {
-        // SAFETY: the contexts of ids belong to `devices`, and are never closed.
+        // SAFETY: `Object::get` looks up the pointer. This library stores only contexts of
+        // `devices` in the field, which `devices` never closes.
         unsafe { Object::get(self.abi.get(|id| &id.verbs)) }
     }
 

@@ -44,9 +44,10 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
             return Err(Errno::INVAL.because("the attributes of the join are not valid"));
         }
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
-        // SAFETY: `comp_mask` contains `WITH_ADDRESS`, as checked above, so `addr` satisfies its
-        // manual page, as the type of `attr` requires: it is NULL or points to a socket address of
-        // the size of its family (rdma_join_multicast_ex(3)), which is read only in this call.
+        // SAFETY: `comp_mask` contains `WITH_ADDRESS`, as checked above, so `addr` is the address
+        // of a group (rdma_join_multicast_ex(3)), as `InPtr` requires of the pointers in its
+        // structure. `AddressPtr` permits it, because it is NULL or a socket address of the size of
+        // its family, which the program does not change during the call.
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
         join(&*id.get()?, &addr, context, flags)
     });

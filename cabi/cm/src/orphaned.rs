@@ -61,7 +61,8 @@ pub(crate) unsafe fn sleep() {
     unsafe extern "C-unwind" {
         fn pause() -> c_int;
     }
-    // SAFETY: the caller ensures that no frame up to C has a destructor, so a thread that is
-    // cancelled here may unwind.
+    // SAFETY: pause(2) takes no arguments. A cancelled thread unwinds from it through this frame,
+    // which holds nothing and may unwind, and through its callers up to C, which hold nothing with
+    // a destructor and may unwind, as the caller ensures.
     unsafe { pause() };
 }

@@ -159,7 +159,9 @@ fn create_queue(id: &Id, (queue, channel): QueueFields, depth: u32) -> Result<()
     let init = CqInit {
         depth: depth.max(1),
         cq_context: id.abi().cast(),
-        // SAFETY: the channel was just created. Only calls on the id destroy it, after the queue.
+        // SAFETY: `Object::get` looks up the pointer. This thread has just created the channel.
+        // Only `destroy_queues` destroys it, in a call on the id, and the program orders the calls
+        // that change a field of the id (`AbiCell`), so not before this call returns.
         channel: Some(unsafe { Object::get(new) }?),
         vector: 0,
         timestamps: false,
@@ -176,21 +178,24 @@ fn destroy_queues(id: &Id) {
         if !channel.is_null() {
             let queue = id.abi.replace(queue, ptr::null_mut());
             if !queue.is_null() {
-                // SAFETY: `create_queue` created the queue, and no other thread uses it: the
-                // program has called `rdma_destroy_qp` or `rdma_destroy_ep`, after which it uses
-                // none of the id's queues, or its call that would have created the queue pair has
-                // failed.
+                // SAFETY: `OwnedHandle` permits the pointer, because no other thread uses the
+                // queue. Either the program destroys the id's queue pair, and then uses neither
+                // that nor its queues (`rdma_destroy_qp`). Or the call that has created the queue
+                // fails, and the program does not use a field that a call is changing (`AbiCell`).
                 cq::ibv_destroy_cq(unsafe { argument(queue) });
             }
-            // SAFETY: `create_queue` created the channel, and no other thread uses it: the program
-            // has called `rdma_destroy_qp` or `rdma_destroy_ep`, after which it uses none of the
-            // id's channels, or its call that would have created the queue pair has failed.
+            // SAFETY: `OwnedHandle` permits the pointer, because no other thread uses the channel.
+            // Either the program destroys the id's queue pair, and then uses neither that nor its
+            // channels (`rdma_destroy_qp`). Or the call that has created the channel fails, and the
+            // program does not use a field that a call is changing (`AbiCell`).
             channel::ibv_destroy_comp_channel(unsafe { argument(channel) });
         }
     }
 }
 
-/// `rdma_destroy_qp`: the program guarantees that no thread uses the queue pair of the id any more.
+/// `rdma_destroy_qp`: the program guarantees that no thread uses the queue pair of the id any more,
+/// nor the completion queues and the channels that were created with it. The same is true of
+/// `rdma_destroy_ep`.
 pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
         destroy(&*id.get()?);
@@ -202,9 +207,10 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy(id: &Id) {
     let old = id.abi.replace(|id| &id.qp, ptr::null_mut());
     if !old.is_null() {
-        // SAFETY: the program has called `rdma_destroy_qp` or `rdma_destroy_ep`, which destroy the
-        // queue pair (rdma_destroy_qp(3), rdma_destroy_ep(3)), so no other thread of the program
-        // uses it any more. The field is NULL from here on, so this library does not use it either.
+        // SAFETY: `OwnedHandle` permits the pointer, because no other thread of the program uses
+        // the queue pair any more: both callers are calls with which the program destroys it
+        // (rdma_destroy_qp(3), rdma_destroy_ep(3)). The field is NULL from here on, so this library
+        // does not use it either.
         qp::ibv_destroy_qp(unsafe { argument(old) });
     }
     destroy_queues(id);
@@ -216,8 +222,11 @@ pub(crate) fn create_for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_
     let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
     let id = new.get()?;
     let mut attr = endpoint.attr;
-    // SAFETY: nothing else uses the copy, and the program keeps the objects that it has passed to
-    // `rdma_create_ep` as long as the listener (rdma_create_ep(3)).
+    // SAFETY: `InOutPtr` permits `attr`, a local copy that nothing else uses. `Handle` and
+    // `InOutPtr` also require that the objects are not destroyed during the call. All of them are
+    // looked up, and this call uses those that exist, as rdma_create_ep(3) says of the saved
+    // parameters. So no other thread may destroy them meanwhile, which `OwnedHandle` requires of
+    // it.
     let (pd, attr) = unsafe { (argument(endpoint.pd), argument(&raw mut attr)) };
     create(&id, pd, attr, endpoint.attr.qp_type)
 }
@@ -281,9 +290,10 @@ pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy_srq(id: &Id) {
     let old = id.abi.replace(|id| &id.srq, ptr::null_mut());
     if !old.is_null() {
-        // SAFETY: the program has called `rdma_destroy_srq` or `rdma_destroy_ep`, which destroy the
-        // queue (rdma_destroy_srq(3), rdma_destroy_ep(3)), so no other thread of the program uses
-        // it any more. The field is NULL from here on, so this library does not use it either.
+        // SAFETY: `OwnedHandle` permits the pointer, because no other thread of the program uses
+        // the queue any more: both callers are calls with which the program destroys it
+        // (rdma_destroy_srq(3), rdma_destroy_ep(3)). The field is NULL from here on, so this
+        // library does not use it either.
         srq::ibv_destroy_srq(unsafe { argument(old) });
     }
 }

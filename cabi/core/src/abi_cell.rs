@@ -16,7 +16,10 @@ pub struct AbiCell<T>(UnsafeCell<T>);
 // that is tied to a thread: its pointers belong to C, and a cell only copies them. Code that
 // follows a copied pointer states at that place why the object is alive.
 unsafe impl<T> Send for AbiCell<T> {}
-// SAFETY: fields are copied by volatile accesses, never borrowed.
+// SAFETY: a shared reference permits only copying fields in and out, by volatile accesses through
+// raw pointers, and no reference to the structure or to a field is ever created. Threads of the
+// program and of this library order their accesses to a field with the calls that change it, as the
+// documentation of the type says.
 unsafe impl<T> Sync for AbiCell<T> {}
 
 impl<T: PlainAbi> AbiCell<T> {

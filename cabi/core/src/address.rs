@@ -13,10 +13,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::{ptr, slice};
 
 /// Pointer that is NULL or points to a socket address of the size of its family, at any alignment.
+/// The program does not change the address during the call.
 #[repr(transparent)]
 pub struct AddressPtr<'a>(*const libc::sockaddr, PhantomData<&'a libc::sockaddr>);
 
-// SAFETY: the structure is transparent.
+// SAFETY: the structure is declared as `repr(transparent)` above, and its only field that has a
+// size is a `C`.
 unsafe impl Argument for AddressPtr<'_> {
     type C = *const libc::sockaddr;
 }
@@ -36,7 +38,9 @@ impl AddressPtr<'_> {
         let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
         let len =
             family_len(family).ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
-        // SAFETY: the address has the size of its family, as the type requires.
+        // SAFETY: the pointer is not NULL, as checked above, so the address has `len` bytes, the
+        // size of its family, which the program does not change during the call, as the type
+        // requires. Bytes need no alignment.
         parse(unsafe { slice::from_raw_parts(self.0.cast(), len) }).map(Some)
     }
 
@@ -78,8 +82,9 @@ pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
     let known = family(bytes).and_then(family_len).and_then(|len| bytes.get(..len));
     let known = known.ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
     let mut storage = SockAddrStorage::zeroed();
-    // SAFETY: the storage accepts any bytes and is large enough for these, and there are as many of
-    // them as an address of the family has.
+    // SAFETY: `len` bytes are copied from `known`, which has that length, to `storage`, a local
+    // variable that is larger than the addresses of both families and for which all bytes are
+    // valid. `SockAddr::new` gets an initialized address and its length.
     let address = unsafe {
         ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut storage).cast::<u8>(), known.len());
         SockAddr::new(storage, known.len() as libc::socklen_t)
@@ -92,7 +97,8 @@ pub fn to_sockaddr(address: SocketAddr) -> rdma_sockaddr {
     let from = SockAddr::from(address);
     let mut to = rdma_sockaddr([0; 128]);
     let len = (from.len() as usize).min(to.0.len());
-    // SAFETY: both the `SockAddr` and the buffer have at least `len` bytes.
+    // SAFETY: the `SockAddr` has `from.len()` bytes and the buffer `to.0.len()`, and `len` is the
+    // smaller number. Both are local variables, so they do not overlap.
     unsafe { ptr::copy_nonoverlapping(from.as_ptr().cast::<u8>(), to.0.as_mut_ptr(), len) };
     to
 }

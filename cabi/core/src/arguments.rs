@@ -6,6 +6,12 @@
 //!
 //! A pointer and the number of elements that it points to are two arguments. They share a lifetime,
 //! which is invariant, so that a function with two such pairs cannot confuse their counts.
+//!
+//! The following is true for all types, unless the type says otherwise. A pointer that is not NULL
+//! stays valid until the function returns, which is also the end of its lifetime. It is aligned for
+//! the type to which it points, as the C standard requires. Memory of the program counts as
+//! initialized, because no Rust code has allocated it: the compiler has to assume that C has
+//! written every byte. No array is larger than `isize::MAX` bytes, as no object of C is.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -18,7 +24,8 @@ use std::{mem, ptr, slice};
 /// Argument of an exported function.
 ///
 /// # Safety
-/// The type has the representation of `C`.
+/// The type is `C`, or a `repr(transparent)` structure around a `C`, so it has the same
+/// representation and is passed to functions in the same way.
 pub unsafe trait Argument {
     /// The type in C's declaration of the function.
     type C;
@@ -27,10 +34,12 @@ pub unsafe trait Argument {
 /// Converts a value of C's type to the argument type, for calls from Rust.
 ///
 /// # Safety
-/// The documentation of the argument's type permits the value, until the function returns.
+/// The documentation of the argument's type and of this module permits the value, together with the
+/// values of the same lifetime, until the lifetime of the result ends.
 pub unsafe fn argument<A: Argument>(value: A::C) -> A {
-    // SAFETY: the types have the same representation, and the caller ensures that the value is
-    // permitted.
+    // SAFETY: `A` has the representation of `A::C`, as `Argument` requires, and `ManuallyDrop` has
+    // it as well, so all bytes are copied, once. The caller ensures that the documentation of `A`
+    // permits the value.
     unsafe { mem::transmute_copy(&mem::ManuallyDrop::new(value)) }
 }
 
@@ -47,13 +56,16 @@ macro_rules! call {
 /// Exported function that can be converted to the type which C's header declares.
 ///
 /// # Safety
-/// `C` is the same function type, with each argument replaced by its type in C.
+/// `Self` is the type of a function pointer, and `C` is the same type with each argument replaced
+/// by its type in C, and possibly unsafe.
 unsafe trait ExportedFn: Copy {
     type C: Copy;
 
     fn into_c(self) -> Self::C {
-        // SAFETY: the arguments of the two function types have the same representation, as
-        // `Argument` requires, so the functions have the same representation too.
+        // SAFETY: both types are function pointers of the same size. They differ only in arguments
+        // that are passed in the same way, as `Argument` and this trait require, so the function
+        // may be called through either type. `C` is unsafe to call, because its caller ensures what
+        // the argument types say.
         unsafe { mem::transmute_copy(&self) }
     }
 }
@@ -63,7 +75,8 @@ unsafe trait ExportedFn: Copy {
 macro_rules! table_functions {
     ($($name:ident($($argument:ident),*);)*) => {
         $(
-            // SAFETY: the types differ only in the types of their arguments.
+            // SAFETY: the two types differ only in the types of their arguments, each of which is
+            // replaced by `Argument::C`, and in `unsafe`.
             unsafe impl<$($argument: Argument,)* R> ExportedFn for extern "C" fn($($argument),*) -> R {
                 type C = unsafe extern "C" fn($($argument::C),*) -> R;
             }
@@ -88,7 +101,7 @@ table_functions! {
 macro_rules! plain_arguments {
     ($($type:ty),*) => {
         $(
-            // SAFETY: both are the same type.
+            // SAFETY: the type and `C` are the same.
             unsafe impl Argument for $type {
                 type C = $type;
             }
@@ -97,7 +110,7 @@ macro_rules! plain_arguments {
 }
 plain_arguments!(u8, u16, u32, u64, usize, i32, i64);
 
-// SAFETY: both are the same type.
+// SAFETY: the type and `C` are the same.
 unsafe impl<T> Argument for *mut T {
     type C = Self;
 }
@@ -110,7 +123,8 @@ macro_rules! pointers {
             #[repr(transparent)]
             pub struct $name<'a $(, $param $(: $bound)?)?>(*$kind $target, PhantomData<$marker>);
 
-            // SAFETY: the structure is transparent.
+            // SAFETY: the structure is declared as `repr(transparent)` above, and its only field
+            // that has a size is a `C`.
             unsafe impl<'a $(, $param $(: $bound)?)?> Argument for $name<'a $(, $param)?> {
                 type C = *$kind $target;
             }
@@ -138,21 +152,26 @@ pointers! {
     OwnedHandle<'a, B: Body>(*mut B::C), &'a Object<B>;
     /// Pointer that is NULL or points to a structure that the program does not change during the
     /// call. The pointers in the structure satisfy its manual page, and the program does not
-    /// destroy the objects to which they point.
+    /// destroy the objects to which they point. A structure that is only read with [`InPtr::read`]
+    /// may be unaligned.
     InPtr<'a, T>(*const T), &'a T;
     /// Pointer that is NULL or points to a structure that nothing else reads or writes during the
     /// call. The pointers in the structure satisfy its manual page, and the program does not
     /// destroy the objects to which they point.
     InOutPtr<'a, T>(*mut T), &'a mut T;
-    /// Pointer that is NULL or points to memory for a value, at any alignment.
+    /// Pointer that is NULL or points to memory for a value, at any alignment. Nothing else reads
+    /// or writes the memory during the call.
     OutPtr<'a, T>(*mut T), &'a mut T;
     /// Pointer that is NULL or points to memory on C's heap that this library allocated and that is
     /// no longer in use.
     HeapPtr<'a, T>(*mut T), &'a mut T;
-    /// Pointer that is NULL or points to a string that ends in NUL.
+    /// Pointer that is NULL or points to a string that ends in NUL. The program does not change the
+    /// string during the call.
     TextPtr<'a>(*const c_char), &'a CStr;
     /// Pointer that is NULL or points to an array with the number of elements in the [`Count`] of
-    /// the same lifetime. The program does not change the array during the call.
+    /// the same lifetime. The program does not change the array during the call. The pointers in
+    /// the elements satisfy the manual page of the function. An array that is only read with
+    /// [`ArrayPtr::copies`] may be unaligned.
     ArrayPtr<'a, T>(*const T), Brand<'a>;
     /// Pointer that is NULL or points to memory for the number of elements in the [`Count`] or
     /// [`RoomPtr`] of the same lifetime. Nothing else reads or writes the memory during the call.
@@ -164,7 +183,8 @@ pointers! {
     /// same lifetime, for a structure of which the program may know a longer or shorter version.
     PrefixPtr<'a, T>(*mut T), Brand<'a>;
     /// Pointer that is NULL or points to the size of the memory at the [`ArrayMutPtr`] of the same
-    /// lifetime. The call replaces the size by the full length of the result.
+    /// lifetime, at any alignment. The call replaces the size by the full length of the result, and
+    /// nothing else reads or writes it during the call.
     RoomPtr<'a>(*mut libc::socklen_t), Brand<'a>;
 }
 
@@ -172,7 +192,7 @@ pointers! {
 #[repr(transparent)]
 pub struct AnyPtr<T>(*mut T);
 
-// SAFETY: the structure is transparent.
+// SAFETY: the structure is declared as `repr(transparent)` above, and its only field is a `C`.
 unsafe impl<T> Argument for AnyPtr<T> {
     type C = *mut T;
 }
@@ -208,7 +228,8 @@ impl<T> AnyPtr<T> {
 #[repr(transparent)]
 pub struct TableHandle<'a, B: Body, P = <B as Body>::C>(*mut P, PhantomData<&'a Object<B>>);
 
-// SAFETY: the structure is transparent.
+// SAFETY: the structure is declared as `repr(transparent)` above, and its only field that has a
+// size is a `C`.
 unsafe impl<B: Body, P> Argument for TableHandle<'_, B, P> {
     type C = *mut P;
 }
@@ -226,7 +247,9 @@ impl<'a, B: Body> Handle<'a, B> {
     /// # Errors
     /// EINVAL for any other pointer; EIO for an object that was inherited through a fork.
     pub fn get(self) -> Result<&'a Object<B>> {
-        // SAFETY: the program does not destroy the object during the call, as the type requires.
+        // SAFETY: `Object::get` looks up the pointer. No thread frees the object during `'a`,
+        // because only a call of the program destroys it, which `Handle` excludes during this call,
+        // the end of `'a`.
         unsafe { Object::get(self.0) }
     }
 
@@ -243,8 +266,9 @@ impl<'a, B: Body, P> TableHandle<'a, B, P> {
     /// The errors are those of [`Handle::get`].
     #[inline]
     pub fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or points to a live object, and the program does not destroy
-        // the object during the call, as the type requires.
+        // SAFETY: the pointer is NULL or points to a live object of this library, as `TableHandle`
+        // requires, so the memory of the object can be read. The type also requires that the
+        // program does not destroy the object during this call, the end of `'a`.
         unsafe { Object::get_called(self.0.cast()) }
     }
 }
@@ -255,7 +279,9 @@ impl<B: Body> OwnedHandle<'_, B> {
     /// # Errors
     /// EINVAL for any other pointer.
     pub fn get_any(&self) -> Result<&Object<B>> {
-        // SAFETY: no other thread uses or destroys the object, as the type requires.
+        // SAFETY: `get_any` looks up the pointer. No other thread uses or destroys the object, as
+        // `OwnedHandle` requires, and this thread frees it only in `destroy`, which consumes
+        // `self`.
         unsafe { Object::get_any(self.0) }
     }
 
@@ -269,8 +295,9 @@ impl<B: Body> OwnedHandle<'_, B> {
         if !object.is_inherited() {
             leave(object)?;
         }
-        // SAFETY: `get_any` has found the object alive, and no thread uses it any more, as the type
-        // requires.
+        // SAFETY: `get_any` has found the object alive, so `create` returned this pointer. No other
+        // thread uses the object any more, as `OwnedHandle` requires, and this thread does not use
+        // it after this.
         unsafe { Object::<B>::free(self.0) };
         Ok(())
     }
@@ -284,8 +311,9 @@ impl<'a, T> InPtr<'a, T> {
 
     /// Returns the structure, or `None` for NULL.
     pub fn as_ref(&self) -> Option<&'a T> {
-        // SAFETY: the pointer is NULL or points to a structure that the program does not change
-        // during the call, as the type requires.
+        // SAFETY: the pointer is NULL or points to an aligned and initialized structure that the
+        // program does not change until the call returns, the end of `'a`, as `InPtr` and the
+        // module require.
         unsafe { self.0.as_ref() }
     }
 
@@ -302,8 +330,8 @@ impl<'a, T> InPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL, and the errors of [`Handle::get`].
     pub fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
-        // SAFETY: the program does not destroy the objects to which its structure points during the
-        // call, as the type requires.
+        // SAFETY: the program does not destroy the objects to which its structure points until the
+        // call returns, the end of `'a`, as `InPtr` requires.
         unsafe { object_in(self.get()?, field) }
     }
 
@@ -312,8 +340,9 @@ impl<'a, T> InPtr<'a, T> {
     where
         T: Copy,
     {
-        // SAFETY: the pointer is not NULL, so it points to a structure that the program does not
-        // change during the call, as the type requires.
+        // SAFETY: the pointer is not NULL, as checked here, so it points to an initialized
+        // structure that the program does not change during the call, as `InPtr` requires.
+        // `read_unaligned` reads it at any alignment.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 }
@@ -321,7 +350,7 @@ impl<'a, T> InPtr<'a, T> {
 /// Returns the object to which a field of a structure points.
 ///
 /// # Safety
-/// The program does not destroy the object during `'a`.
+/// No thread frees the object to which the field points, if there is one, during `'a`.
 unsafe fn object_in<'a, T, B: Body>(
     structure: &T,
     field: impl FnOnce(&T) -> &*mut B::C,
@@ -329,7 +358,8 @@ unsafe fn object_in<'a, T, B: Body>(
     let field = field(structure);
     let offset = ptr::from_ref(field).addr().wrapping_sub(ptr::from_ref(structure).addr());
     assert!(offset < size_of::<T>(), "the closure selects a field");
-    // SAFETY: the caller ensures that the object is not destroyed.
+    // SAFETY: `Object::get` looks up the pointer, and the caller ensures that no thread frees its
+    // object during `'a`.
     unsafe { Object::get(*field) }
 }
 
@@ -339,8 +369,9 @@ impl<'a, T> InOutPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL.
     pub fn get_ref(&self) -> Result<&T> {
-        // SAFETY: the pointer is NULL or points to a structure that nothing else uses during the
-        // call, as the type requires.
+        // SAFETY: the pointer is NULL or points to an aligned and initialized structure that
+        // nothing else reads or writes during the call, as `InOutPtr` and the module require. A
+        // mutable reference to it exists only after `as_mut` has consumed `self`.
         unsafe { self.0.as_ref() }.ok_or_else(|| Errno::INVAL.null_argument())
     }
 
@@ -349,15 +380,17 @@ impl<'a, T> InOutPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL, and the errors of [`Handle::get`].
     pub fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
-        // SAFETY: the program does not destroy the objects to which its structure points during the
-        // call, as the type requires.
+        // SAFETY: the program does not destroy the objects to which its structure points until the
+        // call returns, the end of `'a`, as `InOutPtr` requires.
         unsafe { object_in(self.get_ref()?, field) }
     }
 
     /// Returns the structure, or `None` for NULL.
     pub fn as_mut(self) -> Option<&'a mut T> {
-        // SAFETY: the pointer is NULL or points to a structure that nothing else uses during the
-        // call, as the type requires.
+        // SAFETY: the pointer is NULL or points to an aligned and initialized structure that
+        // nothing else reads or writes until the call returns, the end of `'a`, as `InOutPtr` and
+        // the module require. `self` is consumed, and the references that `get_ref` has returned
+        // borrow it, so this reference is the only one.
         unsafe { self.0.as_mut() }
     }
 
@@ -398,8 +431,9 @@ impl<'a, T> OutPtr<'a, T> {
     /// EINVAL for NULL.
     pub fn write(self, value: T) -> Result<()> {
         self.check()?;
-        // SAFETY: the pointer is not NULL, so there is memory for a value at any alignment, as the
-        // type requires.
+        // SAFETY: the pointer is not NULL, as checked above, so there is memory for a value, which
+        // nothing else uses during the call, as `OutPtr` requires. `write_unaligned` writes at any
+        // alignment, and does not drop what was there.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -408,8 +442,9 @@ impl<'a, T> OutPtr<'a, T> {
 impl<T> HeapPtr<'_, T> {
     /// Frees the memory.
     pub fn free(self) {
-        // SAFETY: the pointer is NULL or points to memory of C's heap that is no longer in use, as
-        // the type requires.
+        // SAFETY: the pointer is NULL or points to memory that this library has allocated on C's
+        // heap and that is no longer in use, as `HeapPtr` requires. `self` is consumed, so the
+        // memory is freed once.
         unsafe { libc::free(self.0.cast()) };
     }
 
@@ -422,8 +457,9 @@ impl<T> HeapPtr<'_, T> {
 impl<'a> TextPtr<'a> {
     /// Returns the string, or `None` for NULL.
     pub fn get(&self) -> Option<&'a CStr> {
-        // SAFETY: the pointer is not NULL, so it points to a string that ends in NUL, as the type
-        // requires.
+        // SAFETY: the pointer is not NULL, as checked here, so it points to a string that ends in
+        // NUL and that the program does not change until the call returns, the end of `'a`, as
+        // `TextPtr` requires.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
     }
 }
@@ -435,7 +471,8 @@ impl<'a> TextPtr<'a> {
 #[derive(Clone, Copy)]
 pub struct Count<'a, N = usize>(N, PhantomData<Brand<'a>>);
 
-// SAFETY: the structure is transparent.
+// SAFETY: the structure is declared as `repr(transparent)` above, and its only field that has a
+// size is a `C`.
 unsafe impl<N> Argument for Count<'_, N> {
     type C = N;
 }
@@ -461,8 +498,10 @@ impl<'a, T> ArrayPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&[]),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, and the count belongs to the same call, so there are
-            // `count` elements, which the program does not change during the call.
+            // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it,
+            // because it has the same invariant lifetime. So there are `count` aligned and
+            // initialized elements, which the program does not change until the call returns, the
+            // end of `'a`, as `ArrayPtr` and the module require.
             count => Some(unsafe { slice::from_raw_parts(self.0, count) }),
         })
     }
@@ -484,8 +523,10 @@ impl<'a, T> ArrayPtr<'a, T> {
         if list.is_null() && count > 0 {
             return Err(Errno::INVAL.because(format_args!("the list of {count} elements is NULL")));
         }
-        // SAFETY: the pointer is not NULL, and the count belongs to the same call, so there is an
-        // element at `at`, which the program does not change during the call.
+        // SAFETY: the pointer is not NULL unless `count` is 0, as checked above, and the count
+        // belongs to it, because it has the same invariant lifetime. `at` is less than it, so there
+        // is an initialized element, which the program does not change until the call returns, the
+        // end of `'a`, as `ArrayPtr` requires. `read_unaligned` reads it at any alignment.
         Ok((0..count).map(move |at| unsafe { list.add(at).read_unaligned() }))
     }
 }
@@ -509,8 +550,11 @@ impl<'a, T> ArrayMutPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, and the count belongs to the same call, so there is
-            // memory for `count` elements, which nothing else uses during the call.
+            // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it,
+            // because it has the same invariant lifetime. So there is aligned memory for `count`
+            // elements, which nothing else uses until the call returns, the end of `'a`, as
+            // `ArrayMutPtr` and the module require. `self` is consumed, so no other reference to
+            // the memory exists.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0.cast(), count) }),
         })
     }
@@ -525,8 +569,11 @@ impl<'a, T> InOutArrayPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, and the count belongs to the same call, so there are
-            // `count` elements, which nothing else uses during the call.
+            // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it,
+            // because it has the same invariant lifetime. So there are `count` aligned and
+            // initialized elements, which nothing else uses until the call returns, the end of
+            // `'a`, as `InOutArrayPtr` and the module require. `self` is consumed, so no other
+            // reference to them exists.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0, count) }),
         })
     }
@@ -555,8 +602,9 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
         for (room, value) in room.chunks_mut(size.0.max(1)).zip(values) {
             let known = room.len().min(size_of::<T>());
             room[known..].fill(MaybeUninit::new(0));
-            // SAFETY: `known` is at most the size of either, and the two do not overlap, because
-            // `room` is borrowed.
+            // SAFETY: `known` is at most the size of `value` and of `room`, as computed above. The
+            // two do not overlap, because `value` is borrowed and `room` is borrowed mutably.
+            // Padding may be copied, because both sides are `MaybeUninit` bytes.
             unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast(), room.as_mut_ptr(), known) };
         }
         Ok(())
@@ -572,8 +620,9 @@ impl<'a> RoomPtr<'a> {
         if self.0.is_null() {
             return Err(Errno(libc::EFAULT).null_argument());
         }
-        // SAFETY: the pointer is not NULL, so it points to a number that nothing else changes
-        // during the call, as the type requires.
+        // SAFETY: the pointer is not NULL, as checked above, so it points to a number, which
+        // nothing else changes during the call, as `RoomPtr` requires. `read_unaligned` reads it at
+        // any alignment.
         Ok(Count(unsafe { self.0.read_unaligned() } as usize, PhantomData))
     }
 

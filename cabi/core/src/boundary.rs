@@ -149,16 +149,18 @@ pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
 /// callers, so none of them may hold a value with a destructor.
 ///
 /// # Safety
-/// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"`
-/// or inlined into one.
+/// Each function on the stack between this one and C may unwind, because it is a Rust function or
+/// `extern "C-unwind"`, and holds no value with a destructor during this call.
 #[inline]
 pub unsafe fn read_token(fd: c_int) -> bool {
     unsafe extern "C-unwind" {
         fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     }
     let mut token = [0u8; 8];
-    // SAFETY: the buffer has the eight bytes that a token of a semaphore needs. A cancelled thread
-    // unwinds through frames without destructors, as the caller ensures.
+    // SAFETY: `read` writes at most eight bytes to the local buffer, which has eight, and an
+    // invalid descriptor gives an error. A cancelled thread unwinds through this function, which
+    // may unwind and holds only plain values, and through its callers, which hold no value with a
+    // destructor and may unwind, as the caller ensures.
     unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
 }
 
@@ -175,15 +177,16 @@ pub enum Attempt<T> {
 /// fails.
 ///
 /// # Safety
-/// The requirements are those of [`read_token`].
+/// The requirements are those of [`read_token`], which is called from here.
 #[inline]
 pub unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy) -> Option<T> {
     let mut has_token = false;
     loop {
         match guarded(|| attempt(has_token)) {
             Ok(Attempt::Taken(event)) => return Some(event),
-            // SAFETY: this frame holds nothing with a destructor, and neither do its callers, as
-            // they ensure.
+            // SAFETY: this frame may unwind and holds only plain values here: `attempt` is `Copy`,
+            // so it has no destructor, and no event was taken. The callers ensure the same for
+            // every frame between this one and C.
             Ok(Attempt::Sleep(fd)) => has_token = unsafe { read_token(fd) },
             Err(errno) => {
                 errno.set();
@@ -199,7 +202,8 @@ pub unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy)
 /// Returns whether the program made `fd` non-blocking.
 #[inline]
 pub fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: takes only integers; an invalid descriptor gives an error.
+    // SAFETY: F_GETFL takes no further argument and accesses no memory. An invalid descriptor gives
+    // an error.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }

@@ -9,8 +9,8 @@ use std::{mem, ptr};
 /// the same call.
 ///
 /// The value satisfies the manual page of the function, because the program has passed it, and it
-/// is passed on unchanged to the function of the C library. Rust code creates values with
-/// [`PassedValue::new`], which is unsafe.
+/// is passed on unchanged to the function of the C library, in the same call. Rust code creates
+/// values with [`PassedValue::new`], which is unsafe.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct PassedValue<'a, T>(T, PhantomData<fn(&'a ()) -> &'a ()>);
@@ -20,7 +20,7 @@ impl<T: Copy> PassedValue<'_, T> {
     ///
     /// # Safety
     /// The manual page of the function to which the value is passed permits it, together with the
-    /// other arguments of the same lifetime.
+    /// other arguments of the same lifetime, until the function returns.
     pub const unsafe fn new(value: T) -> Self {
         Self(value, PhantomData)
     }
@@ -34,7 +34,8 @@ impl<T: Copy> PassedValue<'_, T> {
 /// Function of the C library that this library interposes.
 ///
 /// # Safety
-/// `Type` is the type of the function, with arguments that carry the guarantees of its manual page.
+/// `Type` is the type of a function pointer, of the function with the name `NAME` in the C library.
+/// If it is safe to call, its arguments carry the guarantees of the function's manual page.
 pub unsafe trait NextFunction {
     /// Name of the function.
     const NAME: &CStr;
@@ -57,14 +58,16 @@ pub unsafe trait NextFunction {
             Self::address_cell().store(address, Ordering::Relaxed);
         }
         const { assert!(size_of::<Option<Self::Type>>() == size_of::<usize>()) };
-        // SAFETY: the function with this name has this type, as the implementation ensures, and 0
-        // is the representation of `None`.
+        // SAFETY: `address` is 0, which represents `None`, or the address of the function `NAME`,
+        // which has the type `Type`, as the trait requires. The sizes are the same, as asserted
+        // above. The C library is never unloaded.
         unsafe { mem::transmute_copy::<usize, Option<Self::Type>>(&address) }
     }
 }
 
 fn find(where_from: *mut c_void, name: &CStr) -> usize {
-    // SAFETY: the name ends in NUL.
+    // SAFETY: the name is a borrowed `CStr`, which ends in NUL, and both callers pass a handle that
+    // dlsym(3) accepts.
     unsafe { libc::dlsym(where_from, name.as_ptr()) }.addr()
 }
 
@@ -74,10 +77,11 @@ pub fn copy_to_heap<T: Copy>(items: &[T]) -> *mut T {
     if items.is_empty() {
         return ptr::null_mut();
     }
-    // SAFETY: takes only an integer.
+    // SAFETY: the call takes only an integer, and a failure returns NULL, which is checked below.
     let copy = unsafe { libc::malloc(size_of_val(items)) }.cast::<T>();
     if !copy.is_null() {
-        // SAFETY: the memory is new, has the size of the items, and is aligned for every type.
+        // SAFETY: the memory is new, so it does not overlap `items` and nothing else uses it. It
+        // has the size of `items`, which is borrowed, and malloc(3) aligns it for every type of C.
         unsafe { ptr::copy_nonoverlapping(items.as_ptr(), copy, items.len()) };
     }
     copy

@@ -78,14 +78,16 @@ pub(crate) fn report_unpublished(counters: &CounterDestination, is_published: bo
 fn library() -> String {
     let mut found: libc::Dl_info = zeroed();
     let code = library_publish_config as *const () as *const libc::c_void;
-    // SAFETY: `found` has room for the answer, and any address may be looked up.
+    // SAFETY: the call looks up an address, which may be any, and writes its answer to `found`, a
+    // local variable of this type.
     let is_found = unsafe { libc::dladdr(code, &raw mut found) } != 0;
     let name = found.dli_fname;
     if !is_found || name.is_null() {
         return String::new();
     }
-    // SAFETY: the loader's name of a shared object ends in NUL and lives as long as the object,
-    // which contains this code.
+    // SAFETY: the name is not NULL, as checked above. It is the loader's name of a shared object,
+    // which ends in NUL and lives as long as the object, which contains this code. It is copied
+    // here.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     std::fs::canonicalize(&name).map_or(name, |path| path.to_string_lossy().into_owned())
 }

@@ -162,8 +162,9 @@ pub fn before_exit(close: fn(Instant)) {
 fn flush_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler has no arguments and lives as long as the program, because the
-        // library is never unloaded: its threads run in it.
+        // SAFETY: the handler takes no arguments and may run in any thread that ends the process.
+        // It does not unwind, because a panic in an `extern "C"` function aborts. The C library
+        // calls the handlers of a shared library before it unloads the library (atexit(3)).
         unsafe { libc::atexit(at_exit) };
     });
 }

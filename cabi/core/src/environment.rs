@@ -27,7 +27,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// Returns whether the process has more rights than the user that started it.
 pub(crate) fn is_privileged() -> bool {
-    // SAFETY: takes only an integer.
+    // SAFETY: the call takes only an integer and reads a vector that the process always has.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 

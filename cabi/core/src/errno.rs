@@ -37,8 +37,9 @@ impl Errno {
     /// Sets C's `errno`.
     #[inline]
     pub fn set(self) {
-        // SAFETY: the C library provides an `errno` for every thread, and its address is always
-        // valid.
+        // SAFETY: the C library gives every thread its own `errno`, whose address is aligned and
+        // valid as long as the thread lives. Only this thread accesses it, and no reference to it
+        // exists.
         unsafe { *libc::__errno_location() = self.0 };
     }
 
@@ -98,8 +99,9 @@ impl Errno {
 
     /// Returns the last error of the C library on this thread.
     pub fn last() -> Self {
-        // SAFETY: the C library provides an `errno` for every thread, and its address is always
-        // valid.
+        // SAFETY: the C library gives every thread its own `errno`, whose address is aligned and
+        // valid as long as the thread lives. Only this thread accesses it, and no reference to it
+        // exists.
         Self(unsafe { *libc::__errno_location() })
     }
 }

@@ -94,8 +94,9 @@ impl<T: ForkState, const SHARDS: usize> ForkSafe<T, SHARDS> {
             return;
         }
         if list.is_empty() {
-            // SAFETY: the handlers have no arguments and live as long as the program, because the
-            // library is never unloaded: its threads run in it.
+            // SAFETY: the handlers take no arguments and may run in any thread that forks. They do
+            // not unwind, because a panic in an `extern "C"` function aborts. The C library removes
+            // the handlers of a shared library when it unloads the library.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
         }
         list.push(self);

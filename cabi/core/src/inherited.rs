@@ -53,14 +53,15 @@ pub(crate) fn close(members: &[InheritableSocket], set: c_int) {
 /// Closes a child's copy of a descriptor of this library. The owner of the descriptor must have
 /// been forgotten in the child.
 pub fn close_copy(fd: c_int) {
-    // SAFETY: takes only an integer. The owner was forgotten, so nothing else in this process
-    // closes or uses the descriptor.
+    // SAFETY: the call takes only an integer. All callers run in the child of a fork and forget the
+    // owner of the descriptor there, so nothing else in this process closes or uses it.
     unsafe { libc::close(fd) };
 }
 
 fn inode(fd: c_int) -> Option<u64> {
     let mut status: libc::stat = zeroed();
-    // SAFETY: `status` has room for the structure.
+    // SAFETY: the call writes one structure to `status`, a local variable of this type. An invalid
+    // descriptor gives an error.
     (unsafe { libc::fstat(fd, &raw mut status) } == 0).then_some(status.st_ino)
 }
 

@@ -92,13 +92,14 @@ impl<B: Body> Object<B> {
     /// Returns the object at C's pointer, if it is a live object of this kind and of this process.
     ///
     /// # Safety
-    /// No thread frees the object during `'a`.
+    /// No thread frees the object, if there is one at `pointer`, during `'a`.
     ///
     /// # Errors
     /// EINVAL for NULL and for any other pointer that is not such an object; EIO for an object that
     /// was inherited through a fork.
     pub unsafe fn get<'a>(pointer: *mut B::C) -> Result<&'a Self> {
-        // SAFETY: no thread frees the object during `'a`, as the caller ensures.
+        // SAFETY: no thread frees the object during `'a`, as the caller ensures, which is all that
+        // `get_any` requires.
         let object = unsafe { Self::get_any(pointer) }?;
         object.check_inherited()
     }
@@ -109,8 +110,9 @@ impl<B: Body> Object<B> {
     /// through the pointer.
     ///
     /// # Safety
-    /// `pointer` is NULL or points to readable memory as large as this object, and no thread frees
-    /// the object during `'a`.
+    /// `pointer` is NULL, or all memory from its object on, as large as `Self`, is initialized and
+    /// can be read. No thread frees or writes that memory during `'a`, except for the parts in
+    /// cells.
     ///
     /// # Errors
     /// The errors are those of [`Object::get`].
@@ -120,8 +122,8 @@ impl<B: Body> Object<B> {
         if pointer.is_null() || !object.is_aligned() {
             return Err(Errno::INVAL.because("the pointer is NULL or unaligned"));
         }
-        // SAFETY: the pointer is aligned and readable, and the object is not freed during `'a`, as
-        // the caller ensures.
+        // SAFETY: the pointer is neither NULL nor unaligned, as checked above. The memory of the
+        // object can be read and is not freed during `'a`, as the caller ensures.
         let object = unsafe { &*object };
         if object.kind.load(Ordering::Acquire) == B::KIND {
             object.check_inherited()
@@ -141,7 +143,7 @@ impl<B: Body> Object<B> {
     /// Like [`Object::get`], but also returns an object that was inherited through a fork.
     ///
     /// # Safety
-    /// The requirements are those of [`Object::get`].
+    /// No thread frees the object, if there is one at `pointer`, during `'a`.
     ///
     /// # Errors
     /// EINVAL.
@@ -152,8 +154,10 @@ impl<B: Body> Object<B> {
                 "the pointer refers to no such object: it is NULL, was freed, or belongs to another library",
             ));
         }
-        // SAFETY: the table contains a live object of this kind at this address, and the caller
-        // ensures that no thread frees it during `'a`.
+        // SAFETY: the table contains a live object of this kind at this address, as checked above,
+        // so `create` made it and it is aligned and initialized. The caller ensures that no thread
+        // frees it during `'a`. Everything that changes in it is in cells, and `free` alone has it
+        // mutably.
         Ok(unsafe { &*object })
     }
 
@@ -172,12 +176,14 @@ impl<B: Body> Object<B> {
     /// because the threads and locks of its engine are those of the parent.
     ///
     /// # Safety
-    /// [`Object::create`] created the object, and no thread uses it any more.
+    /// [`Object::create`] returned `pointer`, the object was not freed yet, and no thread uses it
+    /// any more.
     pub unsafe fn free(pointer: *mut B::C) {
         let object = Self::from_c(pointer);
         unregister(object.addr());
-        // SAFETY: `create` made the object from a box, and no thread has a reference to it, as the
-        // caller ensures.
+        // SAFETY: `create` made the object from a box and returned this pointer, and it was not
+        // freed yet, as the caller ensures. No thread has a reference to it, also as the caller
+        // ensures, and it is not in the table any more, so that no thread finds it.
         let object = unsafe { Box::from_raw(object) };
         object.kind.store(0, Ordering::Release);
         if object.is_inherited() {

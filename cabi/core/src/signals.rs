@@ -25,7 +25,7 @@ pub fn no_signals() -> libc::sigset_t {
 /// Returns the set of all signals except `signals`.
 fn all_but(signals: &[c_int]) -> libc::sigset_t {
     let mut all = no_signals();
-    // SAFETY: `all` has room for a set.
+    // SAFETY: the call writes a set to `all`, a local variable of this type.
     unsafe { libc::sigfillset(&raw mut all) };
     without(all, signals)
 }
@@ -34,14 +34,16 @@ fn all_but(signals: &[c_int]) -> libc::sigset_t {
 pub fn without(set: libc::sigset_t, signals: &[c_int]) -> libc::sigset_t {
     let mut set = set;
     for signal in signals {
-        // SAFETY: the set is a local variable; an invalid signal number gives an error.
+        // SAFETY: the call changes the local variable `set`, which is initialized. An invalid
+        // signal number gives an error.
         unsafe { libc::sigdelset(&raw mut set, *signal) };
     }
     set
 }
 
 fn contains(set: &libc::sigset_t, signal: c_int) -> bool {
-    // SAFETY: the set is borrowed; an invalid signal number gives an error.
+    // SAFETY: the call reads `set`, which is borrowed and initialized. An invalid signal number
+    // gives an error.
     unsafe { libc::sigismember(set, signal) == 1 }
 }
 
@@ -49,7 +51,9 @@ fn contains(set: &libc::sigset_t, signal: c_int) -> bool {
 /// signals may run inside this call.
 pub fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = no_signals();
-    // SAFETY: both sets are valid, and a thread may always change its own mask.
+    // SAFETY: the call reads `set`, which is borrowed, and writes a set to the local variable
+    // `before`. It changes only the mask of this thread. A handler of a pending signal may run
+    // here, as it may at any other time.
     unsafe { libc::pthread_sigmask(how, set, &raw mut before) };
     before
 }
@@ -69,7 +73,7 @@ impl SignalGuard {
     /// Returns whether a signal is pending that would end a `read` with EINTR.
     pub fn interrupts(&self) -> bool {
         let mut pending = no_signals();
-        // SAFETY: `pending` has room for a set.
+        // SAFETY: the call writes a set to `pending`, a local variable of this type.
         unsafe { libc::sigpending(&raw mut pending) };
         (1..=LAST)
             .any(|signal| contains(&pending, signal) && !contains(&self.before, signal) && ends_calls(signal))
@@ -85,7 +89,8 @@ impl Drop for SignalGuard {
 /// Returns whether the program has a handler for `signal` that does not restart system calls.
 fn ends_calls(signal: c_int) -> bool {
     let mut action: libc::sigaction = zeroed();
-    // SAFETY: `action` has room for the action, and no action is set.
+    // SAFETY: the call writes an action to `action`, a local variable of this type. The pointer to
+    // a new action is NULL, so no handler is set. An invalid signal number gives an error.
     let known = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) } == 0;
     known
         && !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)

@@ -19,8 +19,9 @@ macro_rules! next {
             use super::*;
             $(
                 pub(super) struct $name;
-                // SAFETY: the declaration is the C library's, and its arguments carry the promises
-                // of the manual page.
+                // SAFETY: the name and the type are those of the declaration in the C library's
+                // header. The arguments are integers, or `PassedValue`s and pointers of
+                // `arguments`, whose types carry the guarantees of the manual page.
                 unsafe impl NextFunction for $name {
                     const NAME: &CStr = $c;
                     type Type = for<'a> extern "C" fn($($type),*) -> $result;
@@ -112,14 +113,15 @@ extern "C" fn mremap<'a>(
     let Some(next) = next::mremap::get() else { return no_address() };
     let (from, len, to) = (old.get().addr(), old_len.get(), new_len.get());
     if to < len {
-        mapping::discard(from + to, len - to);
+        mapping::discard(from.saturating_add(to), len - to);
     }
     let is_chosen = flags.get() & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     if flags.get() & libc::MREMAP_MAYMOVE != 0 {
         if !is_chosen {
             // A mapping that can be resized in place stays registered.
-            // SAFETY: the program permits the mapping to move, so it also permits it to be resized
-            // in place.
+            // SAFETY: the program passes a mapping that mremap(2) may move with the flag
+            // MREMAP_MAYMOVE. Without flags the page permits less: the mapping keeps its address,
+            // is resized or left as it is, and the fifth argument is not used.
             let (in_place, nowhere) = unsafe { (PassedValue::new(0), PassedValue::new(ptr::null_mut())) };
             let stayed = next(old, old_len, new_len, in_place, nowhere);
             if stayed != libc::MAP_FAILED {
@@ -167,7 +169,7 @@ extern "C" fn pkey_mprotect<'a>(addr: Address<'a>, len: Len<'a>, protection: Fla
 
 /// The end of the heap.
 fn end_of_heap() -> *mut c_void {
-    // SAFETY: an increment of 0 changes nothing.
+    // SAFETY: with an increment of 0, sbrk(2) only returns the end of the heap and changes nothing.
     next::sbrk::get().map_or_else(no_address, |sbrk| sbrk(unsafe { PassedValue::new(0) }))
 }
 

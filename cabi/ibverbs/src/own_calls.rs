@@ -22,6 +22,7 @@ core::arch::global_asm!(
 
 /// socket(2).
 extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: takes integers alone; a descriptor or -1 fits the result.
+    // SAFETY: socket(2) takes three integers and accesses no memory. The result is -1 or a
+    // descriptor, which fits into a `c_int`.
     unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
 }

@@ -14,8 +14,9 @@ unsafe extern "C" {
 /// Called when the library is loaded.
 extern "C" fn load() {
     let (first, end) = (&raw const FIRST, &raw const END);
-    // SAFETY: the linker defines the two names as the ends of one section, in which `slot!` puts
-    // slots alone.
+    // SAFETY: the linker defines the two names as the beginning and the end of the section
+    // `uiw_slots`. Only `slot!` adds to it, four aligned words each, which are a `Slot`. The
+    // section lives as long as this library, and only the atomic field of a slot changes.
     let slots = unsafe { slice::from_raw_parts(first, end.offset_from_unsigned(first)) };
     system::load(slots);
 }

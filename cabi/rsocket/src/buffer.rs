@@ -29,9 +29,11 @@ impl Buffer {
         // Most connections use only the first bytes of a long buffer, and a huge page would take 2
         // MiB for them.
         sys::use_small_pages(memory.as_ptr(), len);
-        // SAFETY: the users of buffers (the ring of a stream's sending half, the slots of
-        // datagrams) assign a byte to one request at a time, and do not access it until the request
-        // has completed. Memory that peers can access is always shared, regardless of this call.
+        // SAFETY: `buffer` is private to this crate, whose users assign each byte to at most one
+        // request at a time and do not access it until that request has completed: `Sender` frees
+        // room in the ring of a `Link` only in `completed`, and `Link` and `Endpoint` read a
+        // receive before they post it again. Memory that peers can access is always shared,
+        // regardless of this call.
         let memory = unsafe { memory.exclusive() };
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;

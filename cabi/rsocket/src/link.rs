@@ -239,9 +239,10 @@ impl Link {
     }
 
     fn post(&self, requests: &[SendWr<'_>]) -> Result<()> {
-        // SAFETY: elements are either inline, or in the ring, whose bytes are not written before
-        // the completion of their request is taken (`Sender::completed`). The ring outlives the
-        // queue pair.
+        // SAFETY: elements are either inline and borrowed during the call, or in the ring. `Sender`
+        // does not write those bytes again before `completed` has taken the completion of their
+        // request. The ring stays registered longer than the queue pair lives, because `qp` is the
+        // first field of `Link` that is dropped.
         unsafe { self.qp.post_send(requests.iter().copied()) }.map_err(|error| {
             tracing::debug!(%error, "posting failed");
             Errno::IO
@@ -320,8 +321,9 @@ impl Link {
             wr_id: RECEIVE | u64::from(*slot),
             sges: &std::slice::from_ref(sge)[..used],
         });
-        // SAFETY: the word of a slot is read before its receive is posted again, and outlives the
-        // queue pair.
+        // SAFETY: the word of a slot belongs to one receive at a time, and is read before its
+        // receive is posted again. The words stay registered longer than the queue pair lives,
+        // because `qp` is the first field of `Link` that is dropped.
         unsafe { self.qp.post_recv(requests) }.map_err(|_| Errno::IO)
     }
 

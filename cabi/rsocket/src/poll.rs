@@ -149,7 +149,8 @@ pub(crate) struct Sets<'a> {
 }
 
 fn contains(set: Option<&libc::fd_set>, fd: i32) -> bool {
-    // SAFETY: the number is below FD_SETSIZE, as `select` checks.
+    // SAFETY: `fd` is from 0 to FD_SETSIZE - 1, because `select` is the only caller and has checked
+    // its `count`. A set has FD_SETSIZE bits.
     set.is_some_and(|set| unsafe { libc::FD_ISSET(fd, set) })
 }
 
@@ -183,7 +184,7 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
         return Err(Errno(libc::EBADF).because("rselect for a descriptor that is closed"));
     }
     for set in [&mut sets.read, &mut sets.write, &mut sets.except].into_iter().flatten() {
-        // SAFETY: the set is mutably borrowed.
+        // SAFETY: the set is borrowed mutably, so it may be written, and nothing else uses it.
         unsafe { libc::FD_ZERO(*set) };
     }
     let mut ready = 0;
@@ -192,7 +193,9 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
             && fd.events & asked != 0
             && fd.revents & found != 0
         {
-            // SAFETY: the number was in a set, so it is below FD_SETSIZE.
+            // SAFETY: `fd.fd` is from 0 to FD_SETSIZE - 1, because the list contains only numbers
+            // below `count`, which was checked above. The set is borrowed mutably and has
+            // FD_SETSIZE bits.
             unsafe { libc::FD_SET(fd.fd, *set) };
             ready += 1;
         }

@@ -34,13 +34,16 @@ enum IntegerCall {
 /// Makes a call.
 fn call(call: IntegerCall, arguments: [c_int; 3]) -> Result<c_int> {
     let [first, second, third] = arguments;
-    // SAFETY: the calls take only integers, and access no memory.
+    // SAFETY: the calls of `IntegerCall`, and the commands of fcntl(2) that this module passes,
+    // take only integers and access no memory. Those that replace a descriptor get numbers that the
+    // caller owns.
     result(unsafe { libc::syscall(call as c_long, first, second, third) })
 }
 
 /// Makes a call that returns a new descriptor.
 fn new_descriptor(made_by: IntegerCall, arguments: [c_int; 3]) -> Result<OwnedFd> {
-    // SAFETY: the descriptor is new, and nothing else owns it.
+    // SAFETY: the call has succeeded and `made_by` is one that creates a descriptor, as all callers
+    // in this module ensure, so the number is new, and nothing else owns it.
     call(made_by, arguments).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -88,7 +91,8 @@ pub(crate) fn ppoll(
 pub(crate) fn epoll_wait(set: RawFd, events: &mut [libc::epoll_event], timeout: c_int) -> Result<usize> {
     let most = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
     let (events, mask) = (events.as_mut_ptr(), ptr::null::<libc::sigset_t>());
-    // SAFETY: `events` has room for that many structures.
+    // SAFETY: the kernel writes at most `most` structures, and `events` has at least as many and is
+    // borrowed mutably. The mask is NULL, so the kernel reads none.
     result(unsafe { libc::syscall(libc::SYS_epoll_pwait, set, events, most, timeout, mask, SIGNALS) })
         .map(|found| found as usize)
 }
@@ -100,7 +104,8 @@ pub(crate) fn epoll_wait(set: RawFd, events: &mut [libc::epoll_event], timeout: 
 pub(crate) fn epoll_ctl(set: RawFd, op: c_int, fd: RawFd, event: Option<libc::epoll_event>) -> Result<()> {
     let mut event = event;
     let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-    // SAFETY: the structure, if any, outlives the call.
+    // SAFETY: `event` is NULL or points to a local copy, which lives until the call returns. The
+    // kernel only reads it.
     result(unsafe { libc::syscall(libc::SYS_epoll_ctl, set, op, fd, event) }).map(drop)
 }
 
@@ -137,8 +142,9 @@ pub(crate) fn replace(number: RawFd, fd: RawFd) -> Result<()> {
 /// Requests pages of the smallest size for this memory. This is a hint: kernels without huge pages
 /// refuse it, and do not need it.
 pub(crate) fn use_small_pages(at: *mut u8, len: usize) {
-    // SAFETY: the advice changes no byte of the mapping. The system call is made directly, because
-    // this library exports `madvise`.
+    // SAFETY: the advice changes the size of pages but no byte, so it conflicts with no access, and
+    // an invalid range gives an error. The system call is made directly, because this library
+    // exports `madvise`.
     unsafe { libc::syscall(libc::SYS_madvise, at, len, libc::MADV_NOHUGEPAGE) };
 }
 
@@ -163,7 +169,8 @@ fn name(fd: RawFd, of_peer: bool) -> Result<Vec<u8>> {
     let call = if of_peer { libc::SYS_getpeername } else { libc::SYS_getsockname };
     let mut name = vec![0; size_of::<libc::sockaddr_storage>()];
     let mut len = name.len() as socklen_t;
-    // SAFETY: the buffer has room for that many bytes, and `len` is valid.
+    // SAFETY: `call` is one of the two above. The kernel writes at most `len` bytes, which is the
+    // length of the local buffer `name`, and then replaces `len`, a local variable.
     result(unsafe { libc::syscall(call, fd, name.as_mut_ptr(), &raw mut len) })?;
     name.truncate(len as usize);
     Ok(name)
@@ -179,7 +186,8 @@ pub(crate) fn address_as_is(fd: RawFd, of_peer: bool) -> Result<SocketAddr> {
 
 /// Makes a call that takes an address.
 fn call_with_address(call: c_long, fd: RawFd, addr: &[u8]) -> Result<()> {
-    // SAFETY: both calls (bind, connect) read an address with that many bytes.
+    // SAFETY: `call` is bind or connect, as both callers in this module ensure. The kernel reads
+    // `addr.len()` bytes from `addr`, which is borrowed during the call.
     result(unsafe { libc::syscall(call, fd, addr.as_ptr(), addr.len()) }).map(drop)
 }
 
@@ -229,7 +237,9 @@ pub(crate) fn send_message(fd: RawFd, parts: [&[u8]; 2], to: &[u8]) -> Result<()
     message.msg_name = to.as_ptr().cast_mut().cast();
     message.msg_namelen = to.len() as socklen_t;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the buffers and the address outlive the call, which does not write to them.
+    // SAFETY: `message` is a local variable that refers to the local list `parts` with its length
+    // and to `to` with its length. The parts and `to` are borrowed, and the kernel only reads them.
+    // All other fields are zeros, so there is no control message.
     result(unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const message, flags) }).map(drop)
 }
 
@@ -242,7 +252,9 @@ pub(crate) fn receive_from(fd: RawFd, buffer: &mut [u8]) -> Result<(usize, Socke
     let mut from = [0u8; size_of::<libc::sockaddr_storage>()];
     let mut len = from.len() as socklen_t;
     let (at, room, flags) = (buffer.as_mut_ptr(), buffer.len(), libc::MSG_DONTWAIT);
-    // SAFETY: there is room for the bytes, and for an address and its length.
+    // SAFETY: the kernel writes at most `room` bytes to `buffer`, which has that length and is
+    // borrowed mutably, and at most `len` bytes to `from`, which has that size. It replaces `len`,
+    // which is a local variable like `from`.
     let count = result(unsafe {
         libc::syscall(libc::SYS_recvfrom, fd, at, room, flags, from.as_mut_ptr(), &raw mut len)
     })?;
@@ -256,7 +268,8 @@ pub(crate) fn receive_from(fd: RawFd, buffer: &mut [u8]) -> Result<(usize, Socke
 pub(crate) fn discard_report(fd: RawFd) -> Result<()> {
     let mut message: libc::msghdr = zeroed();
     let flags = libc::MSG_DONTWAIT | libc::MSG_ERRQUEUE;
-    // SAFETY: the message has no buffers, so the call writes only to the message itself.
+    // SAFETY: `message` is a local variable, and all of its pointers are NULL with a length of 0,
+    // so the kernel writes only to the structure itself.
     result(unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut message, flags) }).map(drop)
 }
 
@@ -282,7 +295,9 @@ pub(crate) fn int_option(fd: RawFd, level: c_int, name: c_int) -> Option<c_int> 
 /// OS errors.
 pub(crate) fn option_bytes(fd: RawFd, level: c_int, name: c_int, to: &mut [u8]) -> Result<usize> {
     let mut len = to.len() as socklen_t;
-    // SAFETY: `to` has room for that many bytes.
+    // SAFETY: the kernel writes a value to `to`, which is borrowed mutably, and replaces `len`, a
+    // local variable. Options count `len` in bytes, so the value fits. For an option that uses more
+    // memory, the program has passed `to`, and with it memory for that option, to `rgetsockopt`.
     result(unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, to.as_mut_ptr(), &raw mut len) })?;
     Ok(len as usize)
 }
@@ -292,7 +307,9 @@ pub(crate) fn option_bytes(fd: RawFd, level: c_int, name: c_int, to: &mut [u8]) 
 /// # Errors
 /// OS errors.
 pub(crate) fn set_option_bytes(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
-    // SAFETY: `value` has that many bytes.
+    // SAFETY: the kernel reads `value.len()` bytes from `value`, which is borrowed during the call.
+    // It also reads memory to which the value of some options refers, and gives an error if that
+    // cannot be read.
     result(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), value.len()) })
         .map(drop)
 }
@@ -319,9 +336,11 @@ pub(crate) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> 
 pub(crate) fn closed_socket() -> Result<OwnedFd> {
     let mut ends = [-1; 2];
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: `ends` has room for two descriptors.
+    // SAFETY: the kernel writes two descriptors to `ends`, a local array of two numbers of that
+    // type.
     result(unsafe { libc::syscall(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
-    // SAFETY: the descriptors are new, and nothing else owns them.
+    // SAFETY: the call has succeeded, so both numbers are new descriptors, and nothing else owns
+    // them.
     let [end, _other] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(end)
 }

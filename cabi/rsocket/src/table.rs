@@ -250,7 +250,9 @@ pub(crate) fn close(fd: RawFd) -> Result<()> {
     uncount_number(entry);
     // The number is closed after the connection, so that it is not reused while the connection
     // ends.
-    // SAFETY: the descriptor belonged to the entry, which was removed from the table.
+    // SAFETY: the program gives the number up with this call (rsocket(7), close(2)), whether this
+    // library created it (`add_as`) or the program did (`insert`). The entry was removed above,
+    // under a lock, so only this call closes the number, which is not -1.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }

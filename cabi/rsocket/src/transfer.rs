@@ -21,7 +21,8 @@ use uiw_verbs::Access;
 /// Maximum number of buffers in a call.
 const MAX_BUFFERS: usize = 1024;
 
-/// Buffer of a program. `D` determines its direction.
+/// Buffer of a program, as the manual pages of readv(2) and writev(2) describe it: the pointer is
+/// NULL or points to as many bytes as the length says. `D` determines its direction.
 #[repr(transparent)]
 pub struct Vector<D>(iovec, PhantomData<D>);
 
@@ -52,8 +53,10 @@ impl<'a> InVec<'a> {
         if self.is_empty() {
             return &[];
         }
-        // SAFETY: the pointer is not NULL, so there are that many bytes, which the program does not
-        // change during the call, as the type requires.
+        // SAFETY: the pointer is not NULL, as checked above, so there are `iov_len` bytes, which
+        // the program does not change during `'a`, as `InVec` requires. The length does not exceed
+        // `isize::MAX`, as `elements` and `new` have checked; in `send_bytes` it is that of a
+        // slice.
         unsafe { slice::from_raw_parts(self.0.iov_base.cast(), self.0.iov_len) }
     }
 }
@@ -85,9 +88,10 @@ impl<'a> OutBuffers<'a> {
             if part.is_empty() {
                 return &mut [][..];
             }
-            // SAFETY: the pointer is not NULL, so there are that many bytes, which nothing else
-            // uses during the call, as the type requires. `self` is mutably borrowed while they are
-            // used here.
+            // SAFETY: the pointer is not NULL, as checked above, so there are `iov_len` bytes,
+            // which nothing else uses during the call, another buffer included, as `OutVec`
+            // requires. `self` is borrowed mutably while the slices are used. `elements` and `new`
+            // have checked that the length does not exceed `isize::MAX`.
             unsafe { slice::from_raw_parts_mut(part.0.iov_base.cast(), part.0.iov_len) }
         })
     }
@@ -354,8 +358,10 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
         let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
-        // SAFETY: the message has that many buffers, which nothing else uses during the call
-        // (recvmsg(2)).
+        // SAFETY: `msg_iov` points to an array of `msg_iovlen` buffers, whose memory nothing else
+        // uses during the call. Both are in recvmsg(2), which `InOutPtr` requires of the pointers
+        // in the message. An `OutVec` has the representation of an `iovec`, because it is
+        // transparent.
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
         let mut list = OutBuffers::new(list, count)?;
@@ -374,8 +380,10 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
         }
         match taken.from {
             Some(from) if !message.msg_name.is_null() => {
-                // SAFETY: the message has room for a name with that many bytes, which nothing else
-                // uses during the call (recvmsg(2)).
+                // SAFETY: `msg_name` is not NULL, as matched above, so it points to `msg_namelen`
+                // bytes (recvmsg(2)), which nothing else uses during the call, as `InOutPtr`
+                // requires of the pointers in the message. The length is a field of `message`,
+                // which is borrowed mutably and not used until `write_address` has returned.
                 let (name, len) =
                     unsafe { (argument(message.msg_name.cast()), argument(&raw mut message.msg_namelen)) };
                 write_address(from, name, len)?;
@@ -448,16 +456,18 @@ pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) 
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }
-        // SAFETY: the message has that many buffers, which the program does not change during the
-        // call (sendmsg(2)).
+        // SAFETY: `msg_iov` points to an array of `msg_iovlen` buffers, which the program does not
+        // change during the call. Both are in sendmsg(2), which `InPtr` requires of the pointers in
+        // the message. An `InVec` has the representation of an `iovec`, because it is transparent.
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
         let list = elements(list, count)?;
         match table::socket(fd)? {
             AnySocket::Stream(socket) => send_on_stream(&socket, list, flags),
             AnySocket::Datagram(socket) => {
-                // SAFETY: the message has a name with that many bytes, which the program does not
-                // change during the call (sendmsg(2)).
+                // SAFETY: `msg_name` is NULL or points to an address of `msg_namelen` bytes
+                // (sendmsg(2)), which the program does not change during the call, as `InPtr`
+                // requires of the pointers in the message.
                 let (name, len) = unsafe {
                     (argument(message.msg_name.cast_const().cast()), argument(message.msg_namelen))
                 };

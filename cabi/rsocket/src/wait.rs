@@ -180,7 +180,8 @@ impl ThreadWaiter {
 impl Drop for ThreadWaiter {
     fn drop(&mut self) {
         if self.generation == fork::generation() {
-            // SAFETY: nothing else drops the value, and it is not used afterwards.
+            // SAFETY: `drop` runs once for a value, nothing else in this module drops `inner`,
+            // which is private, and it is not used after this.
             unsafe { ManuallyDrop::drop(&mut self.inner) };
         }
     }

@@ -6,9 +6,11 @@ use std::slice;
 
 /// Argument of a call that has the lifetime `'a` in common with the call's other arguments.
 ///
-/// The program promises with it what the manual page of the function asks: a pointer is valid for
-/// as much as the other arguments say, until the call returns. Functions here give it, unchanged,
-/// to another function for the same call. The program makes the values; Rust makes them with
+/// The program promises with it what the manual page of the function asks: a pointer that is not
+/// NULL points to as much initialized memory as the other arguments say, aligned as C requires and
+/// at most `isize::MAX` bytes, until the call returns. The program does not change what the call
+/// reads, and nothing else uses what the call writes. Functions here give the value, unchanged, to
+/// another function for the same call. The program makes the values; Rust makes them with
 /// [`Argument::new`], which is unsafe.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
@@ -22,8 +24,8 @@ pub(crate) type Len<'a> = Argument<'a, usize>;
 
 impl<T: Copy> Argument<'_, T> {
     /// # Safety
-    /// The value is one that the manual page of the function permits to which it is given, with the
-    /// other arguments of the same lifetime.
+    /// The manual page of the function to which the value is given permits the value, together with
+    /// the other arguments of the same lifetime, until the call returns.
     pub(crate) const unsafe fn new(value: T) -> Self {
         Self(value, PhantomData)
     }
@@ -42,16 +44,18 @@ impl<'a, T> In<'a, T> {
 
     /// The structure; `None` for NULL.
     pub(crate) fn as_ref(self) -> Option<&'a T> {
-        // SAFETY: the pointer is NULL, or a structure that the program does not change during the
-        // call, as the type says.
+        // SAFETY: the pointer is NULL, or points to a structure that the program does not change
+        // during the call, as [`Argument`] requires of a pointer that the call reads.
         unsafe { self.0.as_ref() }
     }
 
     /// The elements of a list, none for NULL.
     pub(crate) fn elements(self, count: Argument<'a, impl TryInto<usize>>) -> &'a [T] {
         match count.0.try_into() {
-            // SAFETY: the pointer is a list of so many elements, as the other argument of the call
-            // says, which the program does not change during the call.
+            // SAFETY: the pointer is not NULL, as the guard checks, and `count` is the argument of
+            // the same call, because it has the same invariant lifetime. So there are as many
+            // elements, and the program does not change them during the call, as [`Argument`]
+            // requires.
             Ok(count @ 1..) if !self.0.is_null() => unsafe { slice::from_raw_parts(self.0, count) },
             _ => &[],
         }
@@ -74,10 +78,12 @@ impl<'a, T> Out<'a, T> {
     /// The structure, which is not NULL.
     ///
     /// # Safety
-    /// No other reference to it is used meanwhile.
+    /// The pointer is not NULL, and no other reference to the structure is used while the result
+    /// is.
     pub(crate) unsafe fn as_mut(self) -> &'a mut T {
-        // SAFETY: the pointer is a structure that nothing else uses during the call, as the type
-        // says, apart from references that the caller excludes.
+        // SAFETY: the pointer is not NULL, as the caller ensures, so it points to a structure that
+        // nothing else of the program uses during the call, as [`Argument`] requires of a pointer
+        // that the call writes. The caller excludes other references here.
         unsafe { &mut *self.0 }
     }
 }

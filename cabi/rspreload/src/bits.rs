@@ -24,8 +24,9 @@ pub(crate) fn is_set(fd: c_int) -> bool {
     if bits.is_null() || at >= COUNT.load(Ordering::Relaxed) {
         return false;
     }
-    // SAFETY: `libibverbs.so.1` has so many bits there, for ever, in 64-bit words that it changes
-    // by atomic instructions alone.
+    // SAFETY: `at` is less than `COUNT`, the number of bits that `uiw_sockets_bits` has returned
+    // with the pointer, so the word is one of `libibverbs.so.1`, which never frees them. They are
+    // aligned 64-bit words that it changes only atomically.
     let word = unsafe { &*bits.add(at / 64) };
     word.load(Ordering::Acquire) >> (at % 64) & 1 == 1
 }

@@ -17,8 +17,8 @@ extern "C-unwind" fn close(fd: c_int) -> c_int {
 /// The C library closes the number of `stream` without a call of `close` that is seen.
 fn closing(stream: Out<'_, FILE>) {
     let before = errno();
-    // SAFETY: the program has the stream open until the call closes it. A stream without a number
-    // has -1.
+    // SAFETY: fclose(3) and freopen(3) require a stream that is open until the call closes it, and
+    // this function is called before that. A stream without a number gives -1.
     let fd = unsafe { libc::fileno(stream.get()) };
     if is_set(fd) {
         sockets::uiw_sockets_closing(fd);

@@ -78,8 +78,10 @@ fn accepted<'a>(
 
 /// The number of bytes that there is room for, which the system replaces.
 fn room_of(len: Out<'_, socklen_t>) -> Argument<'_, socklen_t> {
-    // SAFETY: the program has set the number for the address of the same call; it is NULL for a
-    // call without one.
+    // SAFETY: if `len` is not NULL, it points to the number of bytes that there is room for at the
+    // address of the same call (accept(2)), and nothing else uses the number during the call, as
+    // [`Argument`] requires. So the number that is read is one that the page permits with that
+    // address.
     unsafe { Argument::new(if len.get().is_null() { 0 } else { len.get().read_unaligned() }) }
 }
 
@@ -125,7 +127,9 @@ extern "C-unwind" fn connect<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argumen
         return real_len;
     }
     if real_len > 0 {
-        // SAFETY: the address has so many bytes, which `uiw_sockets_target` has written.
+        // SAFETY: `real_len` is positive, as checked above, and `uiw_sockets_target` has written an
+        // address of as many bytes to `real`. This is a local variable that nothing changes until
+        // connect(2) has read it.
         let (real, real_len) =
             unsafe { (In::new((&raw const real.0).cast()), Argument::new(real_len.cast_unsigned())) };
         let connected = next::connect(fd, real, real_len);

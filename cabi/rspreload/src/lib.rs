@@ -39,12 +39,14 @@ extern "C" fn load() {
 static LOAD: extern "C" fn() = load;
 
 fn errno() -> c_int {
-    // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
+    // SAFETY: the C library gives every thread its own `errno`, whose address is aligned and valid
+    // as long as the thread lives. Only this thread accesses it, and no reference to it exists.
     unsafe { *libc::__errno_location() }
 }
 
 fn fail(errno: c_int) -> c_int {
-    // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
+    // SAFETY: the C library gives every thread its own `errno`, whose address is aligned and valid
+    // as long as the thread lives. Only this thread accesses it, and no reference to it exists.
     unsafe { *libc::__errno_location() = errno };
     -1
 }

@@ -35,7 +35,9 @@ impl FailureValue for () {
 /// Function of the C library.
 ///
 /// # Safety
-/// `Type` is its type. It may be called with arguments that were made for it.
+/// `Type` is the type of a function pointer, of the function that the C library has under the name
+/// `NAME`. It is safe to call with arguments that were made for it ([`Argument`]), and it may
+/// unwind.
 unsafe trait NextFunction {
     const NAME: &CStr;
     type Type;
@@ -47,13 +49,15 @@ unsafe trait NextFunction {
     fn get() -> Option<Self::Type> {
         let mut address = Self::address_cell().load(Ordering::Relaxed);
         if address == 0 {
-            // SAFETY: the name ends in NUL.
+            // SAFETY: `NAME` is a `CStr`, which ends in NUL and lives during the call, and
+            // RTLD_NEXT is a handle that dlsym(3) accepts.
             address = unsafe { libc::dlsym(libc::RTLD_NEXT, Self::NAME.as_ptr()) }.addr();
             Self::address_cell().store(address, Ordering::Relaxed);
         }
         const { assert!(size_of::<Option<Self::Type>>() == size_of::<usize>()) };
-        // SAFETY: the function of this name has this type, as the implementation says, and 0 is
-        // `None`.
+        // SAFETY: `address` is 0, which represents `None`, or the address of the function `NAME`,
+        // which has the type `Type`, as the trait requires. The sizes are the same, as asserted
+        // above. The C library is never unloaded.
         unsafe { mem::transmute_copy::<usize, Option<Self::Type>>(&address) }
     }
 }
@@ -98,8 +102,9 @@ macro_rules! functions {
             use super::*;
             $(
                 pub(super) struct $name;
-                // SAFETY: the declaration is the C library's, and its arguments carry the promises
-                // of the manual page.
+                // SAFETY: the name and the type are those of the declaration in the C library's
+                // header. The pointers are [`Argument`]s, which carry the promises of the manual
+                // page, and `extern "C-unwind"` permits a cancelled thread to unwind.
                 unsafe impl NextFunction for $name {
                     const NAME: &CStr = $c;
                     type Type = function!(($($type),*) ($($word)?) ($($result)?));

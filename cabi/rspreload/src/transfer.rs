@@ -34,8 +34,9 @@ fn with_one<'a>(
     call: impl for<'b> FnOnce(In<'b, iovec>, Argument<'b, c_int>) -> isize,
 ) -> isize {
     let one = iovec { iov_base: base.get().cast_mut(), iov_len: len.get() };
-    // SAFETY: the list has one buffer, which is the one of a call that reads or fills it as the
-    // list is.
+    // SAFETY: the list is one local variable, which lives until `call` returns. Its buffer has
+    // `len` bytes, as the arguments say, which the program has passed to a function that reads or
+    // writes them in the same way as the function that `call` calls with the list.
     let (list, count) = unsafe { (In::new(&raw const one), Argument::new(1)) };
     call(list, count)
 }
@@ -148,13 +149,18 @@ fn receive_all<'a>(
     count: Argument<'a, c_uint>,
     flags: c_int,
 ) -> c_int {
+    if count.get() > 0 && messages.as_in().as_ref().is_none() {
+        return fail(libc::EFAULT);
+    }
     let mut done = 0;
     while done < count.get() {
         let later = flags & libc::MSG_WAITFORONE != 0 && done > 0;
         let flags = flags & !libc::MSG_WAITFORONE | if later { libc::MSG_DONTWAIT } else { 0 };
-        // SAFETY: this is the only reference to the message.
+        // SAFETY: the array of `count` messages (recvmmsg(2)) is not NULL, as was checked above. No other reference to this message exists.
         let message = unsafe { messages.element(done, count).as_mut() };
-        // SAFETY: the message is one of the call's, as of recvmsg(2).
+        // SAFETY: the header is that of a message of recvmmsg(2), which asks the same of it as
+        // recvmsg(2), and nothing else uses it during the call. `message` is not used until the
+        // call has returned.
         let len = sockets::rrecvmsg(fd, unsafe { Out::new(&raw mut message.msg_hdr) }, flags);
         if len < 0 {
             return if done > 0 { done as c_int } else { -1 };
@@ -239,12 +245,17 @@ extern "C-unwind" fn sendmmsg<'a>(
 
 /// The messages one after the other.
 fn send_all<'a>(fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uint>, flags: c_int) -> c_int {
+    if count.get() > 0 && messages.as_in().as_ref().is_none() {
+        return fail(libc::EFAULT);
+    }
     let mut done = 0;
     while done < count.get() {
-        // SAFETY: this is the only reference to the message.
+        // SAFETY: the array of `count` messages (sendmmsg(2)) is not NULL, as was checked above. No other reference to this message exists.
         let message = unsafe { messages.element(done, count).as_mut() };
         let header = &message.msg_hdr;
-        // SAFETY: the message is one of the call's, as of sendmsg(2), and has so many buffers.
+        // SAFETY: the header is that of a message of sendmmsg(2), which asks the same of it as
+        // sendmsg(2): `msg_iov` points to `msg_iovlen` buffers. The program changes neither during
+        // the call, and nothing here writes to the header.
         let (header, list, parts) = unsafe {
             (
                 In::new(&raw const *header),

@@ -12,7 +12,8 @@ const SECOND: i64 = 1_000_000_000;
 fn now() -> timespec {
     let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
     // It makes no system call where the C library has the clock.
-    // SAFETY: there is room for a time.
+    // SAFETY: the call writes one time to `now`, a local variable of this type, and the clock
+    // exists on every Linux system.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now
 }
@@ -131,7 +132,8 @@ extern "C-unwind" fn __ppoll_chk<'a>(
 fn sets_have_rsocket<'a>(count: Argument<'a, c_int>, sets: [Out<'a, fd_set>; 3]) -> bool {
     let mut any = false;
     for fd in 0..count.get().min(libc::FD_SETSIZE as c_int) {
-        // SAFETY: the program gives NULL or sets, which have FD_SETSIZE bits; the number is lower.
+        // SAFETY: a set that is not NULL has FD_SETSIZE bits, and the program does not change it
+        // during the call (select(2)), as [`Argument`] requires. `fd` is from 0 to FD_SETSIZE - 1.
         let is_in =
             || sets.iter().any(|set| !set.get().is_null() && unsafe { libc::FD_ISSET(fd, set.get()) });
         // Each is used, so each accepted connection becomes an rsocket.
@@ -210,7 +212,9 @@ fn wait<'a>(
             Some(count) => waiting::counted(count, || system(&time)),
             None => system(&time),
         };
-        // SAFETY: the system has filled so many of the events.
+        // SAFETY: the system has returned `found`, so it has filled as many elements of `events`
+        // and there are as many, which is what the page permits with that pointer (epoll_wait(2)).
+        // A negative result becomes 0.
         let filled = unsafe { Argument::new(found.max(0).cast_unsigned()) };
         let had_marker = waiting::take_marker(events, filled);
         let found = found - c_int::from(had_marker);

@@ -28,8 +28,9 @@ pub(crate) fn begin(set: c_int) -> Option<&'static AtomicU32> {
     let count = if counts.is_null() {
         &EARLY
     } else {
-        // SAFETY: `libibverbs.so.1` has so many counts there, for ever, and changes them by atomic
-        // instructions alone.
+        // SAFETY: `uiw_sockets_waiting` has returned the pointer with `LEN`, the number of counts,
+        // which is more than the index. `libibverbs.so.1` never frees the counts, which are
+        // aligned, and changes them only atomically.
         unsafe { &*counts.add(set as u32 as usize % LEN.load(Ordering::Relaxed)) }
     };
     count.fetch_add(1, Ordering::AcqRel);
@@ -60,8 +61,13 @@ pub(crate) struct Cleanup {
 /// Handler of pthread_cleanup_push(3).
 pub(crate) type Routine = unsafe extern "C" fn(*mut c_void);
 
+/// Handler that ends the count of a wait.
+///
+/// # Safety
+/// `count` points to an `AtomicU32` that is never freed.
 unsafe extern "C" fn leave(count: *mut c_void) {
-    // SAFETY: the C library calls it with the argument of `cleanup_push`, which is a count.
+    // SAFETY: `count` points to an aligned `AtomicU32` that is never freed, as the caller ensures:
+    // the C library passes what `counted` has given to `cleanup_push`.
     end(unsafe { &*count.cast::<AtomicU32>() });
 }
 
@@ -73,13 +79,15 @@ pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int)
     let has_handlers = next::has_cleanup();
     if has_handlers {
         let count = ptr::from_ref(count).cast_mut().cast();
-        // SAFETY: the handler is in this frame, and is taken back below unless the frame is left by
-        // force, where the C library calls it with the count, as it expects.
+        // SAFETY: `handler` has the layout of the C library's record and stays in this frame until
+        // it is popped below. If the frame is left by force, the C library takes it out and calls
+        // `leave` with the count, which is static, as that function requires.
         unsafe { next::cleanup_push(Out::new(&raw mut handler), Argument::new(leave), Out::new(count)) };
     }
     let found = system();
     if has_handlers {
-        // SAFETY: the handler is the one that was pushed last.
+        // SAFETY: `handler` is the record that was pushed above, and `system` has popped all that
+        // it has pushed, so it is the last one, as the function requires.
         next::cleanup_pop(unsafe { Out::new(&raw mut handler) }, 0);
     }
     end(count);
@@ -94,7 +102,9 @@ pub(crate) fn take_marker<'a>(events: Out<'a, epoll_event>, found: Argument<'a, 
     };
     for at in at as u32..found.get() - 1 {
         let (to, from) = (events.element(at, found), events.element(at + 1, found));
-        // SAFETY: both are elements of the list, and there are no references to them.
+        // SAFETY: `at + 1` is less than `found`, so both are elements that the system has filled
+        // (`Argument`), read and written at any alignment. The program does not use them during the
+        // call, and no reference to them exists any more.
         unsafe { to.get().write_unaligned(from.get().read_unaligned()) };
     }
     true

@@ -20,7 +20,7 @@ pub extern "C-unwind" fn ibv_get_async_event(
     context: Handle<'_, OpenContext>,
     event: OutPtr<'_, ibv_async_event>,
 ) -> c_int {
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     match unsafe { take_event(|has_token| attempt(context, has_token, &event)) } {
         Some(found) => boundary::minus_one(|| event.write(found)),
         None => -1,
@@ -81,14 +81,18 @@ fn deliver(context: &Context, event: &AsyncEvent) -> Option<ibv_async_event> {
 pub extern "C" fn ibv_ack_async_event(event: InOutPtr<'_, ibv_async_event>) {
     boundary::value((), || {
         let event = event.get()?;
-        // SAFETY: `ibv_get_async_event` of one of the two libraries has filled the event, and the
-        // program acknowledges it once.
+        // SAFETY: the program passes an event that `ibv_get_async_event` of one of the two
+        // libraries has filled, and that it has not acknowledged yet, because each event is
+        // acknowledged once (ibv_get_async_event(3)).
         if unsafe { system::acknowledge(event) } {
             return Ok(());
         }
         let element = &event.element;
-        // SAFETY: the event type determines the kind of the element's object, which is not
-        // destroyed before this acknowledgement.
+        // SAFETY: `ibv_get_async_event` of this library has filled the event, so all variants of
+        // the union are initialized, and `event_type` says which object `element` points to.
+        // `Object::get` looks it up. The object is not freed before `acknowledge` has counted the
+        // event, because `leave` waits for all delivered events when the object is destroyed, and
+        // this one was not acknowledged yet (ibv_get_async_event(3)).
         unsafe {
             match event.event_type {
                 kinds::IBV_EVENT_CQ_ERR => Object::<Cq>::get(element.cq)?.async_events.acknowledge(1),

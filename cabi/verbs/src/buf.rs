@@ -15,14 +15,15 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
 
-/// Buffer that C refers to.
+/// Buffer that C refers to. Programs only read its structure, like this library.
 pub struct Buf {
     pd: *mut ibv_pd,
 }
 
-// SAFETY: the pointer is only compared, never dereferenced.
+// SAFETY: the pointer is only compared with others, never dereferenced, so it may be moved to any
+// thread.
 unsafe impl Send for Buf {}
-// SAFETY: the pointer is never dereferenced.
+// SAFETY: a shared reference only permits comparing the pointer, which never changes.
 unsafe impl Sync for Buf {}
 
 impl Body for Buf {
@@ -43,7 +44,9 @@ pub extern "C" fn ibv_alloc_buf(
             return Err(Errno::INVAL.because("ibv_alloc_buf without memory for the handle"));
         }
         let mut addr = ptr::null_mut();
-        // SAFETY: writes a heap address to `addr`, which is valid during the call.
+        // SAFETY: the call writes one pointer to `addr`, a local variable of this type. The size of
+        // a page is a power of two and a multiple of the size of a pointer, as posix_memalign(3)
+        // requires.
         let failed = unsafe { libc::posix_memalign(&raw mut addr, page_size(), size) };
         if failed != 0 {
             return Err(Errno(failed).because(format_args!("out of memory for a buffer of {size} bytes")));
@@ -58,8 +61,10 @@ pub extern "C" fn ibv_free_buf(buf: OwnedHandle<'_, Buf>) {
     boundary::value((), || {
         let addr = buf.get_any()?.abi.get(|buf| &buf.addr);
         buf.destroy(|_| Ok(()))?;
-        // SAFETY: `ibv_alloc_buf` allocated the memory, and its object was removed, so it is freed
-        // only once. The child of a fork has its own copy of the memory.
+        // SAFETY: `ibv_alloc_buf` allocated `addr` with posix_memalign, and nothing changes the
+        // field afterwards, as the documentation of `Buf` says. `destroy` succeeds once for each
+        // object, so the memory is freed once, and no thread uses the buffer any more, as
+        // `OwnedHandle` requires. The child of a fork has its own copy of the memory.
         unsafe { libc::free(addr) };
         Ok(())
     });

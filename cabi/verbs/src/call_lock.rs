@@ -37,11 +37,16 @@ pub(crate) trait Batched: Body {
 }
 
 /// Like [`TableHandle`](uiw_cabi_core::arguments::TableHandle), for functions that C calls on the
-/// thread that has locked the object's state, before that thread unlocks it.
+/// thread that has locked the object's state, before that thread unlocks it: between
+/// `ibv_start_poll` and `ibv_end_poll` (ibv_create_cq_ex(3)), or between `ibv_wr_start` and
+/// `ibv_wr_complete` or `ibv_wr_abort` (ibv_wr_post(3)). If the call posts requests, their memory
+/// stays registered until they complete, and until then the program neither writes the memory of a
+/// source nor accesses that of a target.
 #[repr(transparent)]
 pub(crate) struct BatchHandle<'a, B: Body>(*mut B::Abi, PhantomData<&'a Object<B>>);
 
-// SAFETY: the structure is transparent.
+// SAFETY: `repr(transparent)` gives the structure the representation of its only field that has a
+// size.
 unsafe impl<B: Body> Argument for BatchHandle<'_, B> {
     type C = *mut B::Abi;
 }
@@ -49,8 +54,9 @@ unsafe impl<B: Body> Argument for BatchHandle<'_, B> {
 impl<'a, B: Batched> BatchHandle<'a, B> {
     #[inline]
     fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or points to a live object, and the program does not destroy
-        // the object during the call, as the type requires.
+        // SAFETY: the pointer is NULL or points to a live object of this library, so it may be
+        // read, and the program does not destroy the object during the call. `TableHandle` requires
+        // both, and this type requires the same.
         unsafe { Object::get_called(self.0.cast()) }
     }
 
@@ -61,8 +67,9 @@ impl<'a, B: Batched> BatchHandle<'a, B> {
         body: impl FnOnce(&'a Object<B>, &mut B::State) -> Result<R>,
     ) -> Result<R> {
         let object = self.get()?;
-        // SAFETY: this thread has the lock, as the type requires. The state is accessible only
-        // through a guard, and there is none, and through this handle, which is mutably borrowed.
+        // SAFETY: this thread has locked the state before this call, as the type requires, so no
+        // other thread accesses it. The guard was forgotten, so no other reference to the state
+        // exists on this thread, except through this handle, which is borrowed mutably.
         body(object, unsafe { &mut *object.state()?.0.data_ptr() })
     }
 
@@ -71,8 +78,9 @@ impl<'a, B: Batched> BatchHandle<'a, B> {
     pub(crate) fn unlock(self) -> Result<()> {
         let lock = self.get()?.state()?;
         if lock.is_locked() {
-            // SAFETY: this thread has locked the state, as the type requires, and the guard was
-            // forgotten.
+            // SAFETY: this thread has locked the state, as the type requires, and has forgotten the
+            // guard, so nothing else unlocks it. The handle is consumed, so no reference to the
+            // state exists.
             unsafe { lock.0.force_unlock() };
         }
         Ok(())

@@ -47,8 +47,9 @@ struct ArmedQueue {
     events: Arc<UnacknowledgedEvents>,
 }
 
-// SAFETY: the pointer is passed to C, and dereferenced only while an event of the queue is
-// delivered: `ibv_destroy_cq` waits until that event is acknowledged.
+// SAFETY: a value contains an address, which any thread may hold, and a counter that is `Send` and
+// `Sync`. Only `ibv_get_cq_event` reads through the address, and explains there why the queue is
+// alive.
 unsafe impl Send for ArmedQueue {}
 
 impl CompEvents {
@@ -154,11 +155,14 @@ pub extern "C-unwind" fn ibv_get_cq_event(
     cq: OutPtr<'_, *mut ibv_cq>,
     cq_context: OutPtr<'_, *mut c_void>,
 ) -> c_int {
-    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
+    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     let taken = unsafe { take_event(|has_token| attempt(channel, has_token, &cq, &cq_context)) };
     let Some(found) = taken else { return -1 };
-    // SAFETY: `ibv_destroy_cq` waits until the program has acknowledged the event that was just
-    // delivered.
+    // SAFETY: `found` points to a live queue: `deliver` has counted an event of it while the queue
+    // was in the table, and `ibv_destroy_cq` waits until the program acknowledges that event, which
+    // it cannot do before this function returns it (ibv_get_cq_event(3)). No reference to the
+    // structure exists (`AbiCell`), and this library never writes the field after it has created
+    // the queue.
     let context = unsafe { (*found).cq_context };
     boundary::minus_one(|| cq.write(found).and(cq_context.write(context)))
 }

@@ -75,8 +75,9 @@ impl<T> NumberedObject<T> {
     }
 }
 
-// SAFETY: the pointers are used under the lock, and objects are removed from the maps before they
-// are freed.
+// SAFETY: the values are addresses, which any thread may hold, and counters that are `Send` and
+// `Sync`. This library turns the addresses into references only with `Object::get`, which looks
+// them up.
 unsafe impl Send for NumberedObjects {}
 
 /// Context that C refers to. Objects created in it keep the [`Context`].

@@ -228,7 +228,9 @@ pub extern "C" fn poll_cq<'a>(
         cq.yield_before_poll();
         let mut to = room.as_mut_ptr().cast::<ibv_wc>();
         let taken = cq.engine.poll_with(room.len(), |completion| {
-            // SAFETY: the engine calls this at most once for each element of the memory.
+            // SAFETY: `room` has `room.len()` elements, which are aligned and used by nothing else
+            // (`ArrayMutPtr`). The engine makes at most `room.len()` calls, all before `poll_with`
+            // returns, and each writes the next element, so `to` is at most the end of `room`.
             unsafe {
                 to.write(convert(&completion));
                 to = to.add(1);

@@ -33,8 +33,8 @@ struct MappedPart {
     len: usize,
 }
 
-// SAFETY: only `drop` uses the address, to unmap the memory. The bytes are accessed through the
-// region that owns this value.
+// SAFETY: a file may be closed, and memory unmapped, by any thread. Only `drop` uses the address,
+// and it has the value for itself.
 unsafe impl Send for MappedPart {}
 
 impl Drop for MappedPart {
@@ -42,15 +42,18 @@ impl Drop for MappedPart {
         if let Err(error) = sync(self.file.as_raw_fd(), SYNC_READ_WRITE | SYNC_END) {
             tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see the written data");
         }
-        // SAFETY: `map` mapped the memory with this length, and the region that owns this value
-        // is deregistered.
+        // SAFETY: `map` mapped `len` bytes at `at`, and only this value unmaps them, once. Nothing
+        // accesses the bytes any more, because the `Memory` that owns this value accesses them only
+        // while it lives, and without a `Memory` nothing does.
         unsafe { libc::munmap(self.at, self.len) };
     }
 }
 
 fn sync(fd: RawFd, what: u64) -> Result<()> {
     loop {
-        // SAFETY: the request reads a 64-bit number, which is valid during the call.
+        // SAFETY: the kernel reads a 64-bit number, `struct dma_buf_sync`, from the pointer, which
+        // points to the argument `what`. The descriptor is that of a file that `size` has found to
+        // be a DMA-buf, so the request means this there.
         if unsafe { libc::ioctl(fd, SYNC, &raw const what) } == 0 {
             return Ok(());
         }
@@ -61,13 +64,14 @@ fn sync(fd: RawFd, what: u64) -> Result<()> {
     }
 }
 
-/// Returns querying the size of a DMA-buf failed in bytes.
+/// Returns the size of a DMA-buf in bytes.
 ///
 /// # Errors
 /// EINVAL for any other file.
 fn size(file: &File) -> Result<u64> {
     let mut stat: libc::statfs = zeroed();
-    // SAFETY: `stat` has room for the structure.
+    // SAFETY: `stat` is a local variable of the type that the kernel fills, and nothing else uses
+    // it during the call. An invalid descriptor gives an error.
     if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) } != 0 {
         return Err(Errno::last().because("querying the type of a DMA-buf failed"));
     }
@@ -90,7 +94,9 @@ fn duplicate(fd: RawFd) -> Result<File> {
             Errno(libc::EBADF).because(format_args!("duplicating descriptor {fd} of a DMA-buf failed"))
         );
     }
-    // SAFETY: the program keeps the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
+    // SAFETY: the descriptor is not -1, as checked above, and the program keeps it open during the
+    // call, because it identifies the DMA-buf to register (ibv_reg_mr(3)). If it is not open,
+    // duplicating it fails with EBADF.
     let own = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
     own.map(File::from).map_err(|error| {
         Errno::from(error).because(format_args!("duplicating descriptor {fd} of a DMA-buf failed"))
@@ -114,7 +120,9 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
     // The DMA-buf is mapped from its beginning, because some drivers (Linux's DRM shmem helper)
     // ignore the offset of a mapping.
-    // SAFETY: the kernel chooses an address where nothing is mapped.
+    // SAFETY: without an address and MAP_FIXED, the kernel chooses an address where nothing is
+    // mapped, so the call changes no memory that is in use. `len` is not 0, and an error gives
+    // MAP_FAILED.
     let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if at == libc::MAP_FAILED {
         return Err(not_mapped(fd, Errno::last()));
@@ -122,8 +130,10 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
     let mapped = MappedPart { file, at, len };
     sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
     let first = at.cast::<u8>().wrapping_add(skip);
-    // SAFETY: the bytes stay mapped while `mapped` lives, and the program does not access the bytes
-    // that its requests refer to until they complete (ibv_post_send(3)).
+    // SAFETY: `offset + length` is at most the size of the mapping, as checked above, and the bytes
+    // stay mapped until `mapped` is dropped, which the `Memory` owns. `protection` permits writing
+    // if the region does. Until a request completes, the program does not access the buffers that
+    // it names, because they may be reused only afterwards (ibv_post_send(3), ibv_post_recv(3)).
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
 }
 

@@ -37,8 +37,10 @@ struct RequestedAction {
 /// Unlocked. Generations are counted from 1.
 const FREE: u32 = 0;
 
-// SAFETY: a thread writes an action under the lock, to an element that is not the newest one. Other
-// threads read the element only after it became the newest one.
+// SAFETY: threads write elements only under the lock, and only one that is not the newest. Other
+// threads read only the newest element, which `set` publishes with a release store. A read copies
+// it immediately, before the program can have changed its handler `KEPT` times, after which the
+// element would be written again.
 unsafe impl Sync for RequestedAction {}
 
 impl RequestedAction {
@@ -54,9 +56,10 @@ impl RequestedAction {
 
     fn get(&self) -> Action {
         let newest = self.newest.load(Ordering::Acquire);
-        // SAFETY: `replace` writes an action before it makes it the newest one, and writes to the
-        // same element again only after the program has changed its handler `KEPT` more times. All
-        // bytes of the array are initialized.
+        // SAFETY: the index is less than `KEPT`, and `new` has initialized all elements. `set`
+        // writes an element before it makes it the newest one, and the acquire load sees that. It
+        // writes to the same element again only after the program has changed its handler `KEPT`
+        // more times, which takes longer than this copy.
         unsafe { (*self.actions.get())[newest % Self::KEPT] }
     }
 
@@ -90,8 +93,9 @@ impl RequestedAction {
 
     fn set(&self, action: Action) {
         let next = self.newest.load(Ordering::Relaxed).wrapping_add(1);
-        // SAFETY: this thread has the lock, or is the only one, and no other thread reads this
-        // element, because it is not the newest one.
+        // SAFETY: the index is less than `KEPT`. `replace` has the lock here, and `install` calls
+        // this function before any thread can call `replace`, so nothing else writes. No thread
+        // reads this element, because it is not the newest one.
         unsafe { (*self.actions.get())[next % Self::KEPT] = action };
         self.newest.store(next, Ordering::Release);
     }
@@ -112,7 +116,8 @@ fn wanted(signal: c_int) -> Option<&'static RequestedAction> {
 /// The C library's `sigaction`, even if this library exports its own.
 struct SystemSigaction;
 
-// SAFETY: the declaration is that of sigaction(2).
+// SAFETY: the name is that of `sigaction`, and the type is its declaration in sigaction(2). It is
+// an unsafe function, whose callers ensure what that page requires of the arguments.
 unsafe impl NextFunction for SystemSigaction {
     const NAME: &CStr = c"sigaction";
     type Type = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
@@ -126,20 +131,25 @@ unsafe impl NextFunction for SystemSigaction {
 /// Calls the C library's `sigaction`.
 ///
 /// # Safety
-/// The arguments satisfy the requirements of sigaction(2).
+/// `new` is NULL or points to an action whose handler may be called at any time, with the arguments
+/// that its flags select (sigaction(2)). `old` is NULL or points to memory for an action. Both stay
+/// so during the call, and nothing else writes there.
 unsafe fn system_sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
     // If there is no next function, the C library is linked statically. In that case this library
     // is as well, and exports no `sigaction`.
     let sigaction = SystemSigaction::get().unwrap_or(libc::sigaction);
-    // SAFETY: the caller ensures the requirements of sigaction(2).
+    // SAFETY: the function is `sigaction` of the C library, and the caller ensures that each
+    // pointer is NULL or points to an action, or to memory for one, and that the handler may be
+    // called.
     unsafe { sigaction(signal, new, old) }
 }
 
 /// Sets the action of one of the two signals, if `new` is given, and returns the previous one.
 fn replace_action(signal: c_int, new: Option<&Action>) -> Action {
     let mut old: Action = zeroed();
-    // SAFETY: the actions are valid. A new action is the default or `on_fault`, which may be called
-    // at any time.
+    // SAFETY: `new` is NULL or a borrowed action, and `old` is a local variable. The callers pass a
+    // `new` that has the default handler or `on_fault` with SA_SIGINFO, which may be called at any
+    // time.
     unsafe { system_sigaction(signal, new.map_or(ptr::null(), ptr::from_ref), &raw mut old) };
     old
 }
@@ -176,16 +186,24 @@ pub(crate) fn install() {
     INSTALLED.store(true, Ordering::Release);
 }
 
+/// Handler of the two signals.
+///
+/// # Safety
+/// Only the kernel calls this function, as the handler with SA_SIGINFO that [`install`] has set.
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // A signal that was sent has a code that is not positive.
-    // SAFETY: the system passes the information of the signal to a handler with SA_SIGINFO.
+    // SAFETY: the kernel passes a pointer to the information of the signal to a handler with
+    // SA_SIGINFO, which this is, as the caller ensures. The information stays on the stack until
+    // the handler returns (sigaction(2)).
     let sent = unsafe { (*info).si_code } <= 0;
-    // SAFETY: the system passes the interrupted context to a handler with SA_SIGINFO.
+    // SAFETY: `context` is the third argument of a handler with SA_SIGINFO, as the caller ensures,
+    // so it is the interrupted context (sigaction(2)), as `recover` requires.
     if !sent && unsafe { recover::recover(context) } {
         return;
     }
     let errno = Errno::last();
-    // SAFETY: the system has called this handler with these arguments.
+    // SAFETY: the kernel has called this handler with these arguments, as the caller ensures, and
+    // the handler has not returned yet.
     unsafe { forward_signal(signal, info, context, sent) };
     errno.set();
 }
@@ -193,7 +211,8 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
 /// Passes the signal to the program's handler, or performs the default action.
 ///
 /// # Safety
-/// The system has called a handler with these arguments.
+/// The arguments are those with which the kernel has called a handler with SA_SIGINFO for this
+/// signal, and the handler has not returned yet.
 unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, sent: bool) {
     let Some((action, wanted)) = wanted(signal).map(|wanted| (wanted.get(), wanted)) else { return };
     match action.sa_sigaction {
@@ -203,7 +222,8 @@ unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mu
             // correct signal.
             replace_action(signal, Some(&zeroed()));
             if sent {
-                // SAFETY: takes only an integer.
+                // SAFETY: the call takes an integer and uses no memory. This signal has its default
+                // action again, so no handler runs.
                 unsafe { libc::raise(signal) };
             }
         }
@@ -219,11 +239,17 @@ unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mu
             }
             if action.sa_flags & libc::SA_SIGINFO != 0 {
                 type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-                // SAFETY: the program has installed a handler of this type, with SA_SIGINFO, and it
-                // gets the arguments of the system.
+                // SAFETY: the address is neither SIG_DFL, which is 0, nor SIG_IGN, as matched
+                // above. The program has set it as a handler with SA_SIGINFO, which has this type
+                // (sigaction(2)), and the arguments are those of the kernel, as the caller ensures.
+                // If the handler leaves with siglongjmp(3), it skips only frames without
+                // destructors: this one and that of `on_fault`.
                 unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
             } else {
-                // SAFETY: the program has installed a handler of this type, without SA_SIGINFO.
+                // SAFETY: the address is neither SIG_DFL, which is 0, nor SIG_IGN, as matched
+                // above. The program has set it as a handler without SA_SIGINFO, which has this
+                // type (sigaction(2)). If it leaves with siglongjmp(3), it skips only frames
+                // without destructors: this one and that of `on_fault`.
                 unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(handler)(signal) };
             }
         }
@@ -241,7 +267,9 @@ pub extern "C" fn sigaction(signal: c_int, new: InPtr<'_, Action>, old: OutPtr<'
             }
             0
         }
-        // SAFETY: the program calls sigaction(2) with these arguments.
+        // SAFETY: the program calls sigaction(2) with these arguments, and they are passed on
+        // unchanged. `InPtr` and `OutPtr` require that they are NULL or point to an action and to
+        // memory for one, and the program has chosen the handler for the flags (sigaction(2)).
         None => unsafe { system_sigaction(signal, new.as_ptr(), old.as_ptr()) },
     }
 }
@@ -258,7 +286,8 @@ pub fn mask<'a>(
     match set.as_ref() {
         Some(blocked) if how != libc::SIG_UNBLOCK && INSTALLED.load(Ordering::Acquire) => {
             let blocked = without(*blocked, &[libc::SIGSEGV, libc::SIGBUS]);
-            // SAFETY: the set is valid during the call.
+            // SAFETY: `InPtr` permits the pointer, because it points to a local variable that
+            // nothing changes before `system` returns, and a set contains no pointers.
             system(how, unsafe { argument(&raw const blocked) }, old)
         }
         _ => system(how, set, old),
@@ -276,8 +305,9 @@ pub extern "C" fn signal(signal: c_int, handler: PassedValue<'_, libc::sighandle
     let (mut action, mut old): (Action, Action) = (zeroed(), zeroed());
     action.sa_sigaction = handler.get();
     action.sa_flags = libc::SA_RESTART;
-    // SAFETY: the actions are valid during the call, and the program has passed the handler to
-    // signal(2).
+    // SAFETY: `InPtr` and `OutPtr` permit the pointers, because they point to local variables that
+    // nothing else uses during the call. The handler is one that the program has passed to
+    // signal(2), which therefore takes one integer, as it does without SA_SIGINFO.
     match unsafe { call!(sigaction(signal, &raw const action, &raw mut old)) } {
         0 => old.sa_sigaction,
         _ => libc::SIG_ERR,

@@ -126,7 +126,8 @@ impl RangeTable {
     /// Locks the table. Returns `None` if this thread already has the lock.
     fn lock(&'static self) -> Option<LockedTable> {
         // No thread has the number 0.
-        // SAFETY: the function has no arguments, and reads a register.
+        // SAFETY: the function takes no arguments, never fails, and returns the number of this
+        // thread.
         let this = unsafe { libc::pthread_self() } as usize;
         loop {
             match self.owner.compare_exchange(0, this, Ordering::Acquire, Ordering::Relaxed) {
@@ -164,7 +165,8 @@ impl ForkState for ForkHandlers {
 
 /// Returns the table, if anything was registered.
 fn table() -> Option<&'static RangeTable> {
-    // SAFETY: the pointer is NULL or points to a table that `table_or_new` has leaked.
+    // SAFETY: the pointer is NULL or one that `table_or_new` has stored, which points to an aligned
+    // table that it has leaked. So the table lives forever, and only shared references to it exist.
     unsafe { TABLE.load(Ordering::Acquire).as_ref() }
 }
 
@@ -280,7 +282,7 @@ pub fn page_size() -> usize {
     static SIZE: AtomicUsize = AtomicUsize::new(0);
     match SIZE.load(Ordering::Relaxed) {
         0 => {
-            // SAFETY: takes only an integer.
+            // SAFETY: the call takes an integer and uses no memory of this process.
             let size = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
             SIZE.store(size, Ordering::Relaxed);
             size
@@ -330,7 +332,9 @@ fn populate(start: usize, len: usize, advice: i32) -> bool {
     debug_assert!(matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE));
     // The C library's function may be the one that this library exports, so the system call is made
     // directly.
-    // SAFETY: the advice changes no content; addresses that are not mapped give an error.
+    // SAFETY: the two advices, which the assertion above and all callers ensure, make pages present
+    // and change no content, so they conflict with no access. Addresses that are not mapped give an
+    // error.
     unsafe { libc::syscall(libc::SYS_madvise, start, len, advice) == 0 }
 }
 
@@ -348,8 +352,8 @@ fn has_populate(page: usize) -> bool {
 /// it (systemd's `@system-service`), unlike mincore(2).
 fn is_mapped(range: Range<usize>) -> bool {
     // The direct system call is not a cancellation point.
-    // SAFETY: on Linux the call changes nothing, and only checks whether all of the range is
-    // mapped.
+    // SAFETY: with MS_ASYNC, the call changes nothing on Linux (msync(2)). It only checks whether
+    // all of the range is mapped, and gives an error if not.
     unsafe { libc::syscall(libc::SYS_msync, range.start, range.len(), libc::MS_ASYNC) == 0 }
 }
 

@@ -87,8 +87,11 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     fault_handler::install();
     if on_demand && start == 0 && length == usize::MAX {
         let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
-        // SAFETY: the program does not access the bytes that its requests refer to until they
-        // complete (ibv_post_send(3)), and every access checks whether they are mapped.
+        // SAFETY: the engine accesses only the bytes that requests of the program or of a peer
+        // name, and checks at each access whether they are mapped. Until a request completes, the
+        // program does not access its buffers, because they may be reused only afterwards
+        // (ibv_post_send(3), ibv_post_recv(3)). Memory that a peer may access is shared, and the
+        // engine accesses it atomically.
         let memory = unsafe { Memory::on_demand(lowest, all) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
     }
@@ -97,17 +100,22 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
             .because(format_args!("{length} bytes at {addr:p} are empty or exceed the address space")));
     }
     if on_demand {
-        // SAFETY: the program does not access the bytes that its requests refer to until they
-        // complete (ibv_post_send(3)), and every access checks whether they are mapped.
+        // SAFETY: the engine checks at each access whether the bytes are mapped. Until a request
+        // completes, the program does not access its buffers, because they may be reused only
+        // afterwards (ibv_post_send(3), ibv_post_recv(3)). Memory that a peer may access is shared,
+        // and the engine accesses it atomically.
         let memory = unsafe { Memory::on_demand(addr.cast(), length) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: start as u64 });
     }
     // Like the kernel, which pins pages for writing if there is any of these rights.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
-    // SAFETY: the program does not access the bytes that its requests refer to until they complete
-    // (ibv_post_send(3)). If it unmaps bytes before that, the functions of the C library that this
-    // library exports (`mapping`) discard them.
+    // SAFETY: `mapping::check` has found the bytes readable, and writable if needed. Until a
+    // request completes, the program does not access its buffers, because they may be reused only
+    // afterwards (ibv_post_send(3), ibv_post_recv(3)). Memory that a peer may access is shared, and
+    // the engine accesses it atomically. If the program unmaps bytes earlier, the functions of the
+    // C library that this library exports (`mapping`) discard them, and any other access to
+    // unmapped bytes fails.
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()

@@ -92,7 +92,9 @@ pub(crate) extern "C" fn bind_mw(
         let op = bind_op(window, rkey, &request.bind_info, region)?;
         let flags = SendFlags::from_bits_truncate(request.send_flags) - SendFlags::INLINE;
         let wr = SendWr { wr_id: request.wr_id, op, sges: &[], flags };
-        // SAFETY: a bind request refers to no memory that the device reads or writes.
+        // SAFETY: the request has no elements, `INLINE` was removed from its flags, and `bind_op`
+        // does not return a `FastRegister`. The engine therefore gets no memory for which
+        // `Qp::post_send` has a rule.
         unsafe { qp.engine.post_send([wr]) }.map_err(|refused| Errno::from(refused.error))?;
         // The engine increments the key byte with every bind, like `ibv_inc_rkey`.
         window.abi.set(|mw| &mw.rkey, rkey);

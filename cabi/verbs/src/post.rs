@@ -31,16 +31,18 @@ impl AlignedLists {
     /// Copies a list.
     ///
     /// # Safety
-    /// `count` elements at `list` can be read, and `self` lives during `'a`.
+    /// `list` points to `count` initialized elements, at any alignment. `self` is neither dropped
+    /// nor cleared during `'a`.
     #[cold]
     unsafe fn add<'a>(&mut self, list: *const Sge, count: usize) -> &'a [Sge] {
-        // SAFETY: the caller ensures that there are `count` elements, and `read_unaligned` reads
-        // from any address.
+        // SAFETY: `list` points to `count` elements, as the caller ensures, `at` is less than
+        // `count`, and `read_unaligned` reads at any alignment.
         let copy = (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Vec<Sge>>();
         let (at, len) = (copy.as_ptr(), copy.len());
         self.0.push(copy);
-        // SAFETY: the elements neither move nor change while `self` lives, which the caller ensures
-        // for `'a`.
+        // SAFETY: `at` and `len` are those of the elements of the vector that is now in `self.0`.
+        // Moving a vector does not move its elements, nothing changes them, and `self` is neither
+        // dropped nor cleared during `'a`, as the caller ensures.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 }
@@ -48,8 +50,9 @@ impl AlignedLists {
 /// Returns C's elements as elements of the engine. Unaligned elements are copied to `copies`.
 ///
 /// # Safety
-/// If `list` and `count` are valid, `count` elements at `list` can be read during `'a`. `copies`
-/// lives during `'a`.
+/// If `list` is not NULL and `count` is positive, `list` points to `count` initialized elements, at
+/// any alignment, which nothing changes during `'a`. `copies` is neither dropped nor cleared during
+/// `'a`.
 ///
 /// # Errors
 /// EINVAL for NULL and a negative count.
@@ -63,8 +66,11 @@ pub(crate) unsafe fn sges<'a>(
         Ok(0) => Ok(&[]),
         Ok(count) if !list.is_null() => {
             let list = list.cast::<Sge>();
-            // SAFETY: the caller ensures that there are `count` elements during `'a`; the layouts
-            // are the same, as asserted above.
+            // SAFETY: `list` is not NULL and `count` is positive, as the patterns check, so the
+            // caller ensures that there are `count` initialized elements, which nothing changes
+            // during `'a`, and that `copies` lives during `'a`. The pointer is aligned in the first
+            // branch, and `add` needs no alignment. `Sge` has the layout of `ibv_sge`, as asserted
+            // above.
             Ok(unsafe {
                 if list.is_aligned() {
                     std::slice::from_raw_parts(list, count)
@@ -90,10 +96,11 @@ pub(crate) fn cmp_swap(remote: Remote, compare: u64, swap: u64) -> SendOp {
 /// Converts the operation of a request.
 ///
 /// # Safety
-/// The program does not destroy the window and the region of a bind request during the call.
+/// If this is a bind request, `tail.bind_mw` is initialized, and the program does not destroy its
+/// window and its region during the call.
 unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
-    // SAFETY: both variants of the union are integers, and the program has initialized the
-    // structure.
+    // SAFETY: both variants of the union consist of integers, for which all bytes are valid. The
+    // request is memory of the program, which counts as initialized (module `arguments`).
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let remote = Remote { addr: rdma.remote_addr, rkey: STag(rdma.rkey) };
     let cell = Remote { addr: atomic.remote_addr, rkey: STag(atomic.rkey) };
@@ -110,8 +117,9 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
         }
         op::IBV_WR_LOCAL_INV => SendOp::LocalInvalidate { stag: STag(wr.imm) },
         op::IBV_WR_BIND_MW => {
-            // SAFETY: with this opcode the program sets this variant, and the caller ensures that
-            // both objects are not destroyed.
+            // SAFETY: the caller ensures that `tail.bind_mw` of a bind request is initialized, and
+            // that no thread frees the two objects during the call. `Object::get` looks up both
+            // pointers.
             unsafe {
                 let bind = wr.tail.bind_mw;
                 mw::bind_op(Object::<Mw>::get(bind.mw)?, bind.rkey, &bind.bind_info, || {
@@ -144,8 +152,10 @@ pub(crate) trait Chained: Copy {
     /// otherwise NULL.
     ///
     /// # Safety
-    /// The elements and objects to which the request refers remain valid during `'a`, and so does
-    /// `copies`.
+    /// `self` is a request as [`ChainPtr`] describes it: during `'a`, nothing changes its elements,
+    /// and the program does not destroy the objects to which it refers. If `ud` is not NULL,
+    /// `wr.ud.ah` is NULL or points to an address handle of this library. `copies` is neither
+    /// dropped nor cleared during `'a`.
     unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
 }
 
@@ -157,13 +167,16 @@ impl Chained for ibv_send_wr {
     }
 
     unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
-        // SAFETY: the caller ensures that the elements and objects remain valid.
+        // SAFETY: the caller ensures that nothing changes the `num_sge` elements at `sg_list` and
+        // that `copies` lives during `'a`, and that the window and the region of a bind request are
+        // not destroyed.
         let (op, sges) = unsafe { (send_op(self)?, sges(self.sg_list, self.num_sge, copies)?) };
         let op = match ud.is_null() {
             true => op,
             false => {
-                // SAFETY: this is the variant for a UD queue pair, and the caller ensures that the
-                // address handle remains valid.
+                // SAFETY: `ud` is not NULL, so the queue pair is a UD queue pair, for which the
+                // caller ensures that `wr.ud` is initialized and that `ah` is NULL or points to an
+                // address handle that is not freed during `'a`.
                 let (ah, to) = unsafe { (Object::<Ah>::get_called(self.wr.ud.ah)?, self.wr.ud) };
                 to_datagram(op, ah::destination(ah, ud, to.remote_qpn, to.remote_qkey)?)?
             }
@@ -180,7 +193,8 @@ impl Chained for ibv_recv_wr {
     }
 
     unsafe fn convert<'a>(&self, _ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
-        // SAFETY: the caller ensures that the elements remain valid.
+        // SAFETY: the caller ensures that nothing changes the `num_sge` elements at `sg_list`, and
+        // that `copies` lives, during `'a`.
         Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge, copies) }? })
     }
 }
@@ -200,8 +214,9 @@ struct RequestChain<W> {
 /// Returns the next request of a chain.
 ///
 /// # Safety
-/// The rest of the chain and the lists of elements of its requests can be read during `'a`, and no
-/// thread frees the objects to which its requests refer. `chain` lives during `'a`.
+/// `chain.next` is a pointer that [`ChainPtr`] permits, and what that type requires of the program
+/// during the call is true during `'a`. If `chain.ud` is not NULL, the requests are those for a UD
+/// queue pair. `chain.copies` is neither dropped nor cleared during `'a`.
 #[inline]
 unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>> {
     if chain.next.is_null() {
@@ -209,12 +224,13 @@ unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>>
     }
     chain.last = chain.next;
     if !chain.next.is_aligned() {
-        // SAFETY: the rest of the chain, its lists of elements and its objects are valid during
-        // `'a`, and `chain` lives during `'a`, as the caller ensures.
+        // SAFETY: `step_unaligned` has the requirements of this function, which the caller ensures.
+        // The pointer is not NULL, as checked above.
         return unsafe { step_unaligned(chain) };
     }
-    // SAFETY: the caller ensures that there is a request and that the objects it refers to remain
-    // valid. Its pointer is aligned here.
+    // SAFETY: `chain.next` is neither NULL nor unaligned, as checked above, so it points to a
+    // request that the program does not change during `'a`, as the caller ensures. `wr` is that
+    // request, and the other requirements of `convert` are those of this function.
     unsafe {
         let wr = &*chain.next;
         convert(chain, wr)
@@ -224,11 +240,12 @@ unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>>
 /// Like [`step`], for a request in a packed structure.
 ///
 /// # Safety
-/// The requirements are those of [`step`].
+/// The requirements are those of [`step`], and `chain.next` is not NULL.
 #[cold]
 unsafe fn step_unaligned<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>> {
-    // SAFETY: the caller ensures that there is a request and that the objects it refers to remain
-    // valid.
+    // SAFETY: `chain.next` is not NULL and points to a request, as the caller ensures, and
+    // `read_unaligned` reads it at any alignment. `wr` is a copy of that request, and the other
+    // requirements of `convert` are those of this function.
     unsafe {
         let wr = chain.next.read_unaligned();
         convert(chain, &wr)
@@ -241,9 +258,10 @@ unsafe fn step_unaligned<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<
 /// The requirements are those of [`step`]; `wr` is the request at `chain.next`, or a copy of it.
 #[inline]
 unsafe fn convert<'a, W: Chained>(chain: &mut RequestChain<W>, wr: &W) -> Option<W::Wr<'a>> {
-    // SAFETY: `wr` is a request of the chain or a copy of it. The caller ensures, as `step`
-    // requires, that the elements and objects to which it refers remain valid during `'a`, and that
-    // `chain` lives during `'a`, and with it `chain.copies`.
+    // SAFETY: `wr` is the request at `chain.next` or a copy of it, so the caller ensures for it
+    // what [`ChainPtr`] says about elements and objects. `chain.ud` is NULL unless the queue pair
+    // is a UD queue pair. `chain.copies` is neither dropped nor cleared during `'a`, as the caller
+    // ensures.
     match unsafe { wr.convert(chain.ud, &mut chain.copies) } {
         Ok(converted) => {
             chain.next = wr.next();
@@ -256,13 +274,20 @@ unsafe fn convert<'a, W: Chained>(chain: &mut RequestChain<W>, wr: &W) -> Option
     }
 }
 
-/// Pointer that is NULL or points to the first request of a chain. During the call the program
-/// neither changes the requests and their lists, nor destroys the objects to which they refer. It
-/// does not access the memory to which they refer until they complete.
+/// Pointer that is NULL or points to the first request of a chain, at any alignment. Each request
+/// is a structure as ibv_post_send(3) or ibv_post_recv(3) describes it: `next` is such a pointer,
+/// `sg_list` points to `num_sge` elements, the variants of the unions are those of the opcode and
+/// of the type of the queue pair, and the objects belong to this library. During the call the
+/// program neither changes the requests and their lists, nor destroys the objects to which they
+/// refer.
+///
+/// Until a request completes, the memory of its elements stays registered, and the program neither
+/// writes the memory of a source nor accesses that of a target. The bytes of a request with
+/// `IBV_SEND_INLINE` only have to be readable during the call.
 #[repr(transparent)]
 pub(crate) struct ChainPtr<W>(*mut W);
 
-// SAFETY: the structure is transparent.
+// SAFETY: `repr(transparent)` gives the structure the representation of its only field.
 unsafe impl<W> Argument for ChainPtr<W> {
     type C = *mut W;
 }
@@ -302,8 +327,11 @@ pub(crate) extern "C" fn post_send(
     boundary::code_fast(|| {
         let qp = qp.get()?;
         let ud = if qp.is_ud() { qp.abi.get(|abi| &abi.qp_base.pd) } else { ptr::null_mut() };
-        // SAFETY: the chain and everything to which it refers satisfy the requirements of
-        // [`ChainPtr`], and `chain` outlives the call.
+        // SAFETY: `step` may follow the chain during the call, because `ChainPtr` requires that the
+        // program neither changes it nor destroys its objects. `ud` is NULL unless this is a UD
+        // queue pair. `post` owns `chain` until the engine has returned, and only adds to its
+        // copies. The engine's rule about the memory of the requests is also part of `ChainPtr`,
+        // and no request registers memory (`send_op`).
         let posted = wr.post(bad, ud, |chain| unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) });
         qp.note_post();
         posted
@@ -318,8 +346,10 @@ pub(crate) extern "C" fn post_recv(
 ) -> c_int {
     boundary::code_fast(|| {
         let qp = qp.get()?;
-        // SAFETY: the chain and everything to which it refers satisfy the requirements of
-        // [`ChainPtr`], and `chain` outlives the call.
+        // SAFETY: `step` may follow the chain during the call, because `ChainPtr` requires that the
+        // program neither changes it nor destroys its objects. `ud` is NULL. `post` owns `chain`
+        // until the engine has returned, and only adds to its copies. The engine's rule about the
+        // memory of the receives is also part of `ChainPtr`.
         wr.post(bad, ptr::null_mut(), |chain| unsafe { qp.engine.post_recv(iter::from_fn(|| step(chain))) })
     })
 }
@@ -332,8 +362,10 @@ pub(crate) extern "C" fn post_srq_recv(
 ) -> c_int {
     boundary::code_fast(|| {
         let srq = srq.get()?;
-        // SAFETY: the chain and everything to which it refers satisfy the requirements of
-        // [`ChainPtr`], and `chain` outlives the call.
+        // SAFETY: `step` may follow the chain during the call, because `ChainPtr` requires that the
+        // program neither changes it nor destroys its objects. `ud` is NULL. `post` owns `chain`
+        // until the engine has returned, and only adds to its copies. The engine's rule about the
+        // memory of the receives is also part of `ChainPtr`.
         wr.post(bad, ptr::null_mut(), |chain| unsafe { srq.engine.post_recv(iter::from_fn(|| step(chain))) })
     })
 }

@@ -45,7 +45,8 @@ pub struct Slot {
     theirs: AtomicPtr<c_void>,
 }
 
-// SAFETY: the names and the first address never change, and the other address is atomic.
+// SAFETY: no thread changes the names and `ours`, which point to constants of this library, and
+// `theirs` is atomic.
 unsafe impl Sync for Slot {}
 
 /// Functions of the system's library that this library calls itself.
@@ -77,15 +78,16 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
     let name = CString::new(path.as_bytes()).map_err(|error| error.to_string())?;
     // The library is loaded by its own path, because its name alone refers to this library. It is
     // searched first for its own symbols (RTLD_DEEPBIND), because it must call its own functions.
-    // SAFETY: the path ends in NUL. The user of the program has chosen the library, whose
-    // constructors run here.
+    // SAFETY: the path is a `CString`, which ends in NUL and lives during the call. The user of the
+    // program has chosen the library and vouches for its constructors, which run here.
     let library =
         unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND) };
     if library.is_null() {
         return Err(dl_error());
     }
     let find = |name: &CStr, node: &CStr| {
-        // SAFETY: the library is open and is never closed; the names end in NUL.
+        // SAFETY: `library` is not NULL, as checked above, and is a handle of dlopen(3) that is
+        // never closed. The names are borrowed `CStr`s, which end in NUL and live during the call.
         unsafe { libc::dlvsym(library, name.as_ptr(), node.as_ptr()) }
     };
     if !find(c"uiw_sockets_loaded", c"UIW_SOCKETS_1").is_null() {
@@ -95,7 +97,9 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         found if found.is_null() => Err(format!("it has no {}", name.to_string_lossy())),
         found => Ok(found),
     };
-    // SAFETY: functions with these names have these types in the node IBVERBS_1.1 of rdma-core.
+    // SAFETY: `needed` returns only addresses that are not NULL. The functions with these names in
+    // the node IBVERBS_1.1 have these types in verbs.h of rdma-core, and the user has chosen a
+    // library of rdma-core, whose nodes never change.
     let system = unsafe {
         use std::mem::transmute;
         SystemLibrary {
@@ -111,8 +115,8 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         }
     };
     for slot in slots {
-        // SAFETY: the names of the slots end in NUL and live as long as this library (`slot!` in
-        // `cabi/ibverbs/src/export.rs`).
+        // SAFETY: the only caller passes the slots of `cabi/ibverbs`, whose macro `slot!` sets both
+        // fields to constants that end in NUL and live as long as this library.
         let (name, node) = unsafe { (CStr::from_ptr(slot.name), CStr::from_ptr(slot.node)) };
         let theirs = find(name, node);
         if !theirs.is_null() {
@@ -124,8 +128,8 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
 
 /// Returns the loader's description of its last failure.
 fn dl_error() -> String {
-    // SAFETY: the loader returns NULL or a text of this thread, which lives until the next call of
-    // the loader and is copied before.
+    // SAFETY: dlerror(3) returns NULL or a string that ends in NUL. The string belongs to this
+    // thread until its next call of the loader, and is copied before that.
     unsafe {
         match libc::dlerror() {
             error if error.is_null() => "it cannot be loaded".to_owned(),
@@ -187,8 +191,8 @@ pub(crate) struct SystemDevices {
 /// The errors of [`system`].
 pub(crate) fn devices() -> Result<Option<SystemDevices>> {
     let Some(system) = system()? else { return Ok(None) };
-    // SAFETY: the function belongs to the system's library, and NULL means that the number is not
-    // needed.
+    // SAFETY: the pointer is that of `ibv_get_device_list` in a library that is never unloaded, and
+    // its argument is optional (ibv_get_device_list(3)).
     let list = unsafe { (system.get_device_list)(ptr::null_mut()) };
     // `then_some` would be wrong: it would create a `SystemDevices` even for NULL, and drop it,
     // which frees a list that the library did not create.
@@ -198,8 +202,9 @@ pub(crate) fn devices() -> Result<Option<SystemDevices>> {
 impl SystemDevices {
     /// Returns the devices in the library's order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = *mut ibv_device> {
-        // SAFETY: `ibv_get_device_list` created the list, which ends in NULL; nothing after the
-        // NULL is read.
+        // SAFETY: `ibv_get_device_list` returned the list, which is not NULL, as `devices` checks,
+        // and ends in NULL (ibv_get_device_list(3)). Nothing after that NULL is read. The list
+        // lives as long as `self`, which frees it on drop, and nothing changes it.
         (0..).map(|at| unsafe { *self.list.add(at) }).take_while(|device| !device.is_null())
     }
 
@@ -212,7 +217,10 @@ impl SystemDevices {
 
 impl Drop for SystemDevices {
     fn drop(&mut self) {
-        // SAFETY: the library created the list, and this value owns it and frees it once.
+        // SAFETY: `ibv_get_device_list` of the library to which `free` belongs returned the list.
+        // This value owns the list and frees it once: `attach_to_list` forgets the value, and
+        // `free_with` creates the only later one. The program does not use the list any more when
+        // it passes it to `ibv_free_device_list`, as `HeapPtr` requires.
         unsafe { (self.free)(self.list) };
     }
 }
@@ -231,20 +239,23 @@ pub(crate) fn free_with(list: *mut *mut ibv_device) {
 /// Acknowledges an event of the system's library. Returns false if the event is one of ours.
 ///
 /// # Safety
-/// `event` is an event of either library that was not acknowledged yet.
+/// `ibv_get_async_event` of this library or of the system's library has filled `event`, and the
+/// program has not acknowledged it yet.
 pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
     if !LOADED.load(Ordering::Acquire) {
         return false;
     }
     // An event of a port has a number in this field, and needs no acknowledgement in either
     // library.
-    // SAFETY: the variants of the union are pointers and an integer, and the library that filled
-    // the event has initialized all bytes.
+    // SAFETY: the variants of the union are pointers and an integer. The memory is that of the
+    // program, which counts as initialized (module `arguments`), so any bytes of it are a pointer.
     let element = unsafe { event.element.cq };
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {
-            // SAFETY: the event belongs to the system's library, because its object is not ours,
-            // and the caller ensures that it was not acknowledged yet.
+            // SAFETY: `element` is not an object of this library, so the system's library has
+            // filled the event, and the caller ensures that it was not acknowledged yet. `event` is
+            // borrowed mutably, so nothing else uses it during the call. The library is never
+            // unloaded.
             unsafe { (system.ack_async_event)(event) };
             true
         }

@@ -59,3 +59,12 @@ fn second_engine_counted() {
         assert_eq!(ended.well().said, "verbs: 1\nsecond: 2\ncm: 2\n", "{}", program.display());
     }
 }
+
+/// The threads of the engine continue after a program has closed its handle of the library.
+#[test]
+fn engine_survives_dlclose() {
+    let libraries = Libraries::get();
+    let Some([_, opening]) = programs(&libraries) else { return };
+    let ended = Running::start(command(&libraries, &opening, &["verbs", "unload"])).end();
+    assert_eq!(ended.well().said, "verbs: 1\nunload: 1\n");
+}

@@ -69,14 +69,15 @@ pub(crate) use layout;
 ///
 /// # Safety
 /// All fields are integers, raw pointers, optional functions, or structures, unions and arrays of
-/// these.
+/// these, so zeros are a value of the type, and any other values of the fields are as well.
 pub unsafe trait PlainAbi: Sized {}
 
 macro_rules! plain {
     ($($name:ty),* $(,)?) => {
         $(
-            // SAFETY: the declaration contains only integers, raw pointers, optional functions, and
-            // structures, unions and arrays of these.
+            // SAFETY: the declaration, which is above or in the crate `libc`, contains only
+            // integers, raw pointers, optional functions, and structures, unions and arrays of
+            // these.
             unsafe impl PlainAbi for $name {}
         )*
     };

@@ -238,8 +238,10 @@ impl Endpoint {
             sges: &[self.staged.sge(start..start + len)],
             flags: SendFlags::SIGNALED,
         };
-        // SAFETY: the slot is free when it is written, and becomes free again when the completion
-        // is taken. The memory is dropped after the queue pair.
+        // SAFETY: `start..start + len` is in a slot that was taken out of `free`, and `process`
+        // adds it to `free` again only when it takes the completion of this request. Until then
+        // nothing writes to the slot. The memory stays registered longer than the queue pair lives,
+        // because the fields of `Endpoint` are dropped in that order.
         unsafe { self.queue_pairs[at].qp.post_send([request]) }.map_err(|error| {
             tracing::debug!(%error, "a datagram cannot be posted");
             Errno::IO
@@ -322,7 +324,10 @@ impl Endpoint {
             wr_id: IS_RECEIVE | u64::from(*slot),
             sges: std::slice::from_ref(sge),
         });
-        // SAFETY: a slot is read before its receive is posted again, and outlives the queue pairs.
+        // SAFETY: each slot belongs to one receive at a time: `new` posts every slot once, and
+        // afterwards a slot is posted again only when its completion was taken and its message was
+        // read. The memory stays registered longer than the queue and its queue pairs live, because
+        // the fields of `Endpoint` are dropped in that order.
         if let Err(error) = unsafe { self.srq.post_recv(requests) } {
             tracing::warn!(%error, "a datagram rsocket has lost a receive");
         }

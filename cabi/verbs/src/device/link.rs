@@ -42,29 +42,31 @@ const _: () = assert!(size_of::<EthtoolDriver>() == 196);
 /// Structure of linux/ethtool.h.
 ///
 /// # Safety
-/// `new` returns a structure with the number of a query that the kernel answers in a structure of
-/// this type, whose fields are integers.
+/// `new` returns a structure whose first field is the number of an ethtool query. The kernel writes
+/// the answer to that query as a structure with the layout of this type, whose fields are integers.
 unsafe trait LinkQuery {
     fn new() -> Self;
 }
 
-// SAFETY: the kernel answers `ETHTOOL_GSET` in a `struct ethtool_cmd`.
+// SAFETY: the number 1 is `ETHTOOL_GSET`, which the kernel answers with a `struct ethtool_cmd` of
+// 44 bytes, the size asserted above.
 unsafe impl LinkQuery for EthtoolCmd {
     fn new() -> Self {
         Self { cmd: 1, ..zeroed() }
     }
 }
 
-// SAFETY: the kernel answers `ETHTOOL_GDRVINFO` in a `struct ethtool_drvinfo`.
+// SAFETY: the number 3 is `ETHTOOL_GDRVINFO`, which the kernel answers with a `struct
+// ethtool_drvinfo` of 196 bytes, the size asserted above.
 unsafe impl LinkQuery for EthtoolDriver {
     fn new() -> Self {
         Self { cmd: 3, ..zeroed() }
     }
 }
 
-// SAFETY: the fields are integers and arrays of integers.
+// SAFETY: the fields are integers and arrays of integers, as declared above.
 unsafe impl PlainAbi for EthtoolCmd {}
-// SAFETY: the fields are integers and arrays of integers.
+// SAFETY: the fields are integers and arrays of integers, as declared above.
 unsafe impl PlainAbi for EthtoolDriver {}
 
 const SIOCETHTOOL: c_ulong = 0x8946;
@@ -82,11 +84,13 @@ fn request(name: &str) -> libc::ifreq {
 /// Makes an ioctl request. Returns whether it succeeded.
 ///
 /// # Safety
-/// `request` has the form that `code` requires: if the query uses a structure, the data of the
-/// request points to it.
+/// `code` is a request of `linux/sockios.h` that reads and writes a `struct ifreq`. If it also uses
+/// the memory at `ifru_data`, that pointer points to the structure for this request, and nothing
+/// else uses the structure during the call.
 unsafe fn ask(code: c_ulong, request: &mut libc::ifreq) -> bool {
     let Ok(socket) = Socket::new(Domain::IPV4, Type::DGRAM, None) else { return false };
-    // SAFETY: the caller ensures that the request is valid, and it lives during the call.
+    // SAFETY: the socket is open during the call. The request is a `struct ifreq`, borrowed
+    // mutably, and the caller ensures that `code` uses one and that `ifru_data` suits it.
     unsafe { libc::ioctl(socket.as_raw_fd(), code as _, ptr::from_mut(request)) == 0 }
 }
 
@@ -95,16 +99,19 @@ fn ask_driver<T: LinkQuery>(name: &str) -> Option<T> {
     let mut question = T::new();
     let mut request = request(name);
     request.ifr_ifru.ifru_data = ptr::from_mut(&mut question).cast();
-    // SAFETY: the data points to a structure for this query, as the trait requires.
+    // SAFETY: SIOCETHTOOL uses a `struct ifreq` and the memory at `ifru_data`. This points to
+    // `question`, a local variable with the query and the size for its answer, as `LinkQuery`
+    // requires, and nothing else uses it during the call.
     unsafe { ask(SIOCETHTOOL, &mut request) }.then_some(question)
 }
 
 /// Returns the size of the longest packet, in bytes.
 pub(super) fn mtu(name: &str) -> Option<u32> {
     let mut request = request(name);
-    // SAFETY: the request has no data, and the kernel answers in the request.
+    // SAFETY: SIOCGIFMTU uses only the `struct ifreq` itself, not the memory at `ifru_data`.
     let answered = unsafe { ask(libc::SIOCGIFMTU as c_ulong, &mut request) };
-    // SAFETY: an integer may consist of any bytes.
+    // SAFETY: `request` has set all bytes of the union to zeros, and the kernel may have replaced
+    // some. An integer may consist of any initialized bytes.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     answered.then(|| u32::try_from(mtu).unwrap_or(1500))
 }

@@ -25,7 +25,7 @@ use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 
 /// Device that C refers to. Devices are never freed, because a process has few network devices, and
-/// programs keep pointers to them.
+/// programs keep pointers to them. Programs only read the structure, like this library.
 #[repr(C)]
 pub struct Device {
     abi: ibv_device,
@@ -35,9 +35,11 @@ pub struct Device {
     netdev: String,
 }
 
-// SAFETY: the only pointers are two that are always NULL.
+// SAFETY: the only pointers of a device are the two in `_ops`, which are always NULL.
 unsafe impl Send for Device {}
-// SAFETY: a device does not change after it was created.
+// SAFETY: nothing writes to a device after `Device::new` has created it. This library only passes
+// out shared references and C's pointer, and programs only read through the latter, as the
+// documentation of the type requires.
 unsafe impl Sync for Device {}
 
 /// Devices that were found so far, by the name of their network device. They are never freed, and
@@ -111,7 +113,9 @@ impl Device {
         if !object::is_alive(abi.addr(), Self::KIND) {
             return Err(Errno::INVAL.because("the pointer refers to no device in the list"));
         }
-        // SAFETY: the table contains a device at this address, and `find` has leaked it.
+        // SAFETY: the table contains a device at this address, as checked above. `find` has
+        // registered it as the address of the first field of a `Device`, which is `repr(C)` and
+        // which it has leaked, so the device lives forever, and nothing writes to it.
         Ok(unsafe { &*abi.cast::<Self>() })
     }
 }

@@ -114,10 +114,10 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
         };
         SendWr { wr_id: wr.wr_id, op: wr.op, sges, flags: wr.flags | flags }
     });
-    // SAFETY: the program keeps the memory to which its requests refer, and its registration, until
-    // they complete, and until then neither writes the sources nor accesses the targets, because
-    // buffers may be reused only after the completion (ibv_post_send(3)). Inline data is in
-    // `batch`, which is borrowed during the call. There are no requests that register memory.
+    // SAFETY: until the requests complete, their memory stays registered, and the program does not
+    // access it in conflict with them, as `BatchHandle`, the argument of `wr_complete`, requires.
+    // Inline data is in `batch`, which is borrowed during the call. There are no requests that
+    // register memory.
     let posted = unsafe { object.engine.post_send_all(wrs) }.map_err(|refused| refused.error.into());
     object.note_post();
     posted
@@ -231,8 +231,9 @@ extern "C" fn wr_set_inline_data_list<'a>(
                 if buffer.addr.is_null() {
                     return Err(Errno::INVAL.null_argument());
                 }
-                // SAFETY: the program does not change the bytes of its buffers during the call
-                // (ibv_wr_set_inline_data_list(3)).
+                // SAFETY: the address and the length are not 0, as checked above, so there are as
+                // many bytes as `length` says (ibv_wr_post(3)). The setter copies them
+                // (ibv_wr_post(3)), so the program does not change them before it returns.
                 let bytes = unsafe { slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length) };
                 batch.inline.extend_from_slice(bytes);
             }

@@ -81,7 +81,7 @@ impl Qp {
     /// Programs pass queue pairs that they have created themselves to rdma_cm by number.
     ///
     /// # Safety
-    /// The program must not destroy the queue pair during `'a`.
+    /// The program does not destroy the queue pair during `'a`, so that no thread frees it.
     ///
     /// # Errors
     /// EINVAL if the context has no queue pair with this number.
@@ -93,7 +93,8 @@ impl Qp {
             .get(&number)
             .ok_or_else(|| Errno::INVAL.because("the context has no queue pair with this number"))?
             .object();
-        // SAFETY: the caller ensures that the queue pair is not destroyed during `'a`.
+        // SAFETY: `Object::get` looks up the pointer, and the caller ensures that no thread frees
+        // the queue pair during `'a`.
         unsafe { Object::get(qp) }
     }
 

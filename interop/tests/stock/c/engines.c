@@ -4,6 +4,7 @@
  *   cm            a listener of librdmacm
  *   sockets       a connection of TCP sockets
  *   second FILE   a queue pair of another copy of libibverbs
+ *   unload        closes the handle of the libibverbs that was used last
  * An engine with one shard has one thread named uiw-driver as soon as peers can connect. */
 #define _GNU_SOURCE
 #include "tcp.h"
@@ -69,9 +70,11 @@ static void *library(const char *name)
 
 #define FUNCTION(library, name) ((__typeof__(&name))dlsym(library, #name))
 
+static void *verbs;
+
 static void use_verbs(const char *file)
 {
-	void *verbs = library(file);
+	verbs = library(file);
 	struct ibv_device **devices = FUNCTION(verbs, ibv_get_device_list)(NULL);
 	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC};
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
@@ -126,6 +129,8 @@ int main(int argc, char **argv)
 			use_cm();
 		else if (!strcmp(step, "sockets"))
 			use_sockets();
+		else if (!strcmp(step, "unload"))
+			CHECK(!dlclose(verbs) && !usleep(100000));
 		else
 			use_verbs(argv[++at]);
 		printf("%s: %d\n", step, engines());

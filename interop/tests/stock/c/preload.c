@@ -90,6 +90,8 @@ static void transfers(size_t size)
 	CHECK(recvmmsg(ends[0], messages, 2, MSG_WAITALL, NULL) == 2);
 	CHECK(messages[1].msg_len == size - 1 && memcmp(from, to, size) == 0);
 	FAILS(recv(ends[0], to, size, MSG_DONTWAIT), EAGAIN);
+	FAILS(sendmmsg(ends[1], NULL, 1, 0), EFAULT);
+	FAILS(recvmmsg(ends[0], NULL, 1, 0, NULL), EFAULT);
 	unpair(ends);
 	free(to);
 	free(from);
@@ -452,6 +454,7 @@ static void files(void)
 	CHECK(recv(ends[0], got, sizeof got, MSG_WAITALL) == sizeof got);
 	CHECK(pread(file, sent, sizeof sent, 50) == sizeof sent && memcmp(sent, got, sizeof got) == 0);
 	CHECK(lseek(file, 0, SEEK_CUR) == 3050 && close(file) == 0);
+	FAILS(sendfile(ends[1], -1, NULL, 1), EBADF);
 	unpair(ends);
 }
 
