@@ -4,7 +4,8 @@
  *   cm            a listener of librdmacm
  *   sockets       a connection of TCP sockets
  *   second FILE   a queue pair of another copy of libibverbs
- *   unload        closes the handle of the libibverbs that was used last
+ *   list          the list of devices, for which no engine is needed
+ *   unload        dlclose of the library that was used last, which must stay loaded
  * An engine with one shard has one thread named uiw-driver as soon as peers can connect. */
 #define _GNU_SOURCE
 #include "tcp.h"
@@ -90,6 +91,19 @@ static void use_verbs(const char *file)
 	CHECK(!FUNCTION(verbs, ibv_modify_qp)(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 }
 
+static void unload(void)
+{
+	char line[1000];
+	int mapped = 0;
+	FILE *maps;
+
+	CHECK(!dlclose(verbs) && (maps = fopen("/proc/self/maps", "r")));
+	while (fgets(line, sizeof line, maps))
+		mapped += strstr(line, "libibverbs.so") != NULL;
+	fclose(maps);
+	CHECK(mapped);
+}
+
 static void use_cm(void)
 {
 	void *cm = library("librdmacm.so.1");
@@ -130,7 +144,9 @@ int main(int argc, char **argv)
 		else if (!strcmp(step, "sockets"))
 			use_sockets();
 		else if (!strcmp(step, "unload"))
-			CHECK(!dlclose(verbs) && !usleep(100000));
+			unload();
+		else if (!strcmp(step, "list"))
+			CHECK(FUNCTION((verbs = library("libibverbs.so.1")), ibv_get_device_list)(NULL));
 		else
 			use_verbs(argv[++at]);
 		printf("%s: %d\n", step, engines());
