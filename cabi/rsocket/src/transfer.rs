@@ -492,7 +492,7 @@ pub extern "C" fn rwritev<'a>(fd: c_int, list: ArrayPtr<'a, InVec<'a>>, len: Cou
 /// `riomap`: with PROT_WRITE, the peer's program may write to the buffer with `riowrite`, at
 /// `offset`, or at the buffer's address if `offset` is -1.
 ///
-/// The buffer is memory of the program until it is unmapped.
+/// The buffer stays memory of the program. It is registered until `riounmap` removes it.
 pub extern "C" fn riomap(
     fd: c_int,
     buffer: *mut c_void,

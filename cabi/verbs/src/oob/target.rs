@@ -86,7 +86,8 @@ impl Target {
         })
     }
 
-    /// Returns whether this end connects immediately.
+    /// Returns whether this end connects immediately. The other end first waits for that
+    /// connection.
     pub(super) fn initiates(&self) -> bool {
         let key = |end: &PairEnd| (end.qp_num, end.gid.raw);
         self.is_self || key(&self.own) < key(&self.peer)
