@@ -1,5 +1,6 @@
-//! Writes the lines of the exports from their tables, and the version script: every node that is
-//! named, empty. The names in the nodes come with `.symver`.
+//! Generates two files from the tables of exports: `exports.rs` with the macro calls that export
+//! the functions, and the version script `nodes.map`, which defines every version node without
+//! symbols. The directive `.symver` assigns the symbols to the nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -7,14 +8,15 @@ use std::path::Path;
 use std::{env, fs};
 use uiw_cabi_exports::{PRIVATE, PUBLIC};
 
-/// The one function of a private node that is offered to programs, for objects of either library.
+/// Only function of a private node that is offered to programs. It works for objects of either
+/// library.
 const OF_OBJECT: &str = "verbs::device::port::ibv_query_gid_type";
 
-/// The node that a linker uses for new programs where a name is in several: rdma-core 34 to 56 have
-/// it.
+/// Tag of the private node that a linker uses for new programs if several nodes have a name. This
+/// node exists in rdma-core 34 to 56.
 const USUAL_TAG: &str = "34";
 
-/// Rows of a private table as those of the public one.
+/// Converts the rows of a private table to the format of the public one.
 fn private_rows(table: &str) -> Vec<[String; 5]> {
     let mut rows = Vec::new();
     for line in table.lines().skip(1) {
@@ -29,7 +31,7 @@ fn private_rows(table: &str) -> Vec<[String; 5]> {
             _ => "system",
         };
         rows.extend(tags.iter().map(|tag| {
-            // The names with NN are of one node each.
+            // The tag replaces NN, so each of these names is in one node only.
             let kind = if *tag == default || name.ends_with("NN") { "default" } else { "compat" };
             let (name, node) = (name.replace("NN", tag), format!("IBVERBS_PRIVATE_{tag}"));
             [name, node, kind.to_owned(), route.to_owned(), function.to_owned()]

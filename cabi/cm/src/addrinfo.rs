@@ -16,7 +16,7 @@ use uiw_cabi_core::c_library::copy_to_heap;
 use uiw_cabi_core::errno::Errno;
 use uiw_verbs::integration::spawn_thread;
 
-/// `IBV_QPT_UD`
+/// Value of `IBV_QPT_UD`.
 const UD: c_int = 4;
 
 /// Owned parameters of a look-up, which may be made on another thread.
@@ -140,7 +140,7 @@ impl AddressQuery {
     }
 }
 
-/// Copies bytes to C's heap. Returns NULL if there are none.
+/// Copies bytes to C's heap. Returns NULL if there are none, or no memory.
 fn copy(bytes: &[u8]) -> (*mut libc::sockaddr, libc::socklen_t) {
     let copy = copy_to_heap(bytes);
     (copy.cast(), if copy.is_null() { 0 } else { bytes.len() as libc::socklen_t })

@@ -27,8 +27,8 @@ pub(crate) struct Channel {
     accepted: Mutex<VecDeque<Weak<Id>>>,
 }
 
-/// Maximum number of ids in `accepted`. A peer that opens its next connection as soon as the
-/// previous one is established has only one.
+/// Maximum number of ids in `accepted`. There is only one at a time if a peer opens its next
+/// connection as soon as the previous one is established.
 const ACCEPTED: usize = 8;
 
 impl Channel {
@@ -64,8 +64,9 @@ impl Channel {
         *self.reader.lock() = Some(thread::current().id());
     }
 
-    /// Returns the thread that read the channel last, unless it is the calling thread. That thread
-    /// is expected to read the channel again and to sleep there.
+    /// Returns the thread that read the channel last, unless it is the calling thread, or the
+    /// program has made the descriptor non-blocking. That thread is expected to read the channel
+    /// again and to sleep there.
     pub(crate) fn other_reader(&self) -> Option<ThreadId> {
         let fd = self.queue.fd().ok()?.as_raw_fd();
         self.reader.lock().filter(|&reader| reader != thread::current().id() && !is_nonblocking(fd))

@@ -48,8 +48,8 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<DeliveredEvent> {
     }
 }
 
-/// Creates an id for a request. It has the listener's context and, if the listener is synchronous,
-/// its own channel.
+/// Creates an id for a request, and the event that reports the request. The id has the listener's
+/// context and, if the listener is synchronous, its own channel.
 fn deliver_request(listener: &Arc<Id>, request: ConnRequest) -> Option<DeliveredEvent> {
     let private_data = request.private_data().to_vec();
     let (peer_ird, peer_ord) = request.peer_ird_ord().unwrap_or((u16::MAX, u16::MAX));

@@ -100,7 +100,7 @@ pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
 
 /// Returns whether an id that is bound to `address` has no device yet. This is the case for the
 /// unspecified address, and for an address of the loopback device without a port if there are other
-/// devices.
+/// devices, unless UIW_LOOPBACK is `own`.
 ///
 /// The kernel has no device for either (`cma_any_addr`). Programs that look for devices, such as
 /// libfabric, bind an id in this way, and take the device of the id, if there is one, for the only

@@ -14,11 +14,13 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::device;
 
-/// Flags in `comp_mask` of `rdma_cm_join_mc_attr_ex`.
+/// Flag in `comp_mask` of `rdma_cm_join_mc_attr_ex`: the address is present.
 const WITH_ADDRESS: u32 = 1;
+/// Flag in `comp_mask` of `rdma_cm_join_mc_attr_ex`: the join flags are present.
 const WITH_FLAGS: u32 = 2;
-/// Join flags, for members that also receive and for those that only send.
+/// Join flags of a member that sends and receives.
 const FULL_MEMBER: u32 = 0;
+/// Join flags of a member that only sends.
 const SEND_ONLY: u32 = 1;
 
 /// `rdma_join_multicast`: the event follows immediately.

@@ -46,7 +46,8 @@ fn option_bytes<'a, const N: usize>(value: &ArrayPtr<'a, u8>, len: Count<'a>) ->
         .ok_or_else(|| Errno::INVAL.because("the value of the option is NULL or has the wrong length"))
 }
 
-/// `rdma_set_local_ece`: accepted before there is a queue pair, but not sent.
+/// `rdma_set_local_ece`: accepts options while the id has no queue pair of its own, but does not
+/// send them.
 pub extern "C" fn rdma_set_local_ece(id: AnyPtr<rdma_cm_id>, ece: InPtr<'_, ibv_ece>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
@@ -60,7 +61,7 @@ pub extern "C" fn rdma_set_local_ece(id: AnyPtr<rdma_cm_id>, ece: InPtr<'_, ibv_
     })
 }
 
-/// `rdma_get_remote_ece`: always returns empty options.
+/// `rdma_get_remote_ece`: returns empty options while the id has no queue pair of its own.
 pub extern "C" fn rdma_get_remote_ece(id: AnyPtr<rdma_cm_id>, ece: OutPtr<'_, ibv_ece>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;

@@ -113,8 +113,8 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     Ok(())
 }
 
-/// Moves a new queue pair so that it accepts receives immediately, regardless of its initial state.
-/// A UD queue pair can then send and receive.
+/// Moves a new queue pair that is in RESET to INIT, where it accepts receives, and a UD queue pair
+/// on to RTS, where it can also send.
 fn prepare_receive(new: *mut ibv_qp) -> Result<()> {
     // SAFETY: `create_extended`, the only caller, has just created the queue pair and has not
     // stored it in the id yet, so the program does not know the pointer and cannot destroy the

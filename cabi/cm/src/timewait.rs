@@ -1,4 +1,4 @@
-//! RDMA_CM_EVENT_TIMEWAIT_EXIT. On InfiniBand and RoCE this event tells that late packets cannot
+//! RDMA_CM_EVENT_TIMEWAIT_EXIT. On InfiniBand and RoCE this event reports that late packets cannot
 //! reach the queue pair of a closed connection any more.
 //!
 //! TCP itself discards late packets, so nothing in this library depends on the event. Some programs

@@ -135,7 +135,7 @@ pub fn value_fast<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded_fast(body).unwrap_or(fallback)
 }
 
-/// Runs the body of a function that cannot report a failure.
+/// Runs the body of a function that returns `fallback` if the body fails. `errno` stays unchanged.
 pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded(body).unwrap_or(fallback)
 }

@@ -1,9 +1,9 @@
 //! The environment of the process. This module is the only place where the libraries read it.
 //!
 //! A program with more rights than the user that started it (setuid, setgid or file capabilities)
-//! runs in an environment that this user has chosen. There a variable must not decide which files
-//! are opened or made, which interfaces are used, or which code is loaded, so [`variable`] returns
-//! only the few that are harmless.
+//! runs in an environment that this user has chosen. In such a program a variable must not decide
+//! which files are opened or made, which interfaces are used, or which code is loaded, so
+//! [`variable`] returns only the few that are harmless.
 
 use std::env;
 use std::ffi::{OsStr, OsString};

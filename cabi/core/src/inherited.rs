@@ -15,7 +15,7 @@ pub struct InheritableSocket {
 }
 
 impl InheritableSocket {
-    /// Returns the file that the descriptor refers to now.
+    /// Returns the socket to which the descriptor refers now, or `None` if it is not open.
     pub fn from_fd(fd: c_int) -> Option<Self> {
         inode(fd).map(|inode| Self { fd, inode })
     }

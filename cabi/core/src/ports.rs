@@ -51,7 +51,8 @@ fn shard(port: u16) -> &'static RwLock<PortTable> {
 pub struct PortReservation {
     port: u16,
     holder: usize,
-    /// Socket that is bound, but neither listening nor connected. `None` for a TCP in this process.
+    /// Socket that is bound, but neither listening nor connected. `None` after
+    /// [`PortReservation::unbind`], and if TCP runs in this process.
     bound: Option<Socket>,
 }
 
@@ -125,7 +126,8 @@ pub fn reserve(
             continue;
         }
         match record(PortEntry { at: bound, datagrams, reuse, holder }, Some(socket)) {
-            // The socket of an id may be closed before its reservation ends.
+            // The system may assign a port that is still recorded here, because the socket of an id
+            // may be closed before its reservation ends.
             Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => {}
             taken => return taken.map(|reservation| (bound, reservation)),
         }

@@ -218,7 +218,7 @@ pub struct Settings {
     pub acknowledged: Option<bool>,
     /// Requests whose payload is copied before its CRC is computed, if set.
     pub stable_tx: Option<StableTx>,
-    /// Unreliable datagrams, if set.
+    /// True if unreliable datagrams are offered, if set.
     pub ud: Option<bool>,
     /// True if events report private data in the length that the peer sent, if set.
     pub exact_private_data: Option<bool>,
@@ -227,11 +227,12 @@ pub struct Settings {
     pub own_loopback: bool,
     /// Number of shards of the device, if set.
     pub shards: Option<usize>,
-    /// Port range of queue pairs with out-of-band connections.
+    /// Range of the TCP and UDP ports of queue pairs that are connected out of band or send
+    /// datagrams.
     pub qp_ports: Option<RangeInclusive<u16>>,
     /// File that maps LIDs to addresses.
     pub lid_map: Option<PathBuf>,
-    /// Number that is added to every rdma_cm port.
+    /// Number that is added to every port of rdma_cm and rsockets.
     pub port_offset: i32,
     /// Programs and ports whose sockets stay on TCP instead of becoming rsockets.
     pub sockets_on_tcp: Vec<String>,
@@ -356,7 +357,7 @@ impl Settings {
                 && let Ok(settings) = &mut read
             {
                 settings.is_privileged = true;
-                // The environment would determine the directory.
+                // The environment must not determine where a privileged process writes counters.
                 settings.counters = CounterDestination::Off;
             }
             let is_first = SETTINGS.set(Box::new(read)).is_ok();
@@ -385,8 +386,8 @@ impl Settings {
         settings.as_ref().map_err(|_| Errno::INVAL)
     }
 
-    /// Returns the configuration of the program's own connections: that of [`Settings::conn`], and
-    /// the values that have no default there.
+    /// Returns the configuration of the program's own connections: [`Settings::conn`], with the
+    /// settings that are stored in other fields if these are set.
     pub fn connection(&self) -> ConnConfig {
         let mut options = self.conn.clone();
         if let Some(DeadAfter(time)) = self.dead_after {
@@ -422,8 +423,8 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns whether the sockets of the program `name`, or the connections to the port with that
-    /// number, stay on TCP.
+    /// Returns whether the sockets of the program `name` stay on TCP, or, if `name` is a port
+    /// number, the connections to that port.
     pub fn stays_on_tcp(&self, name: &str) -> bool {
         self.sockets_on_tcp.iter().any(|listed| listed == name)
     }

@@ -37,7 +37,7 @@ impl AnySocket {
         }
     }
 
-    /// Returns whether it is this stream.
+    /// Returns whether this socket is the stream `other`.
     pub(crate) fn is_stream(&self, other: &Arc<Socket>) -> bool {
         matches!(self, Self::Stream(one) if Arc::ptr_eq(one, other))
     }
@@ -50,7 +50,8 @@ impl AnySocket {
         }
     }
 
-    /// Like [`AnySocket::ready`], but registers the task, which the next change wakes.
+    /// Like [`AnySocket::ready`], but also registers the task under the condition `registers`. The
+    /// next change wakes a registered task.
     pub(crate) fn poll_ready(
         &self,
         events: c_short,
@@ -79,7 +80,8 @@ impl AnySocket {
         }
     }
 
-    /// Called after an attempt that did not wait.
+    /// Counts an attempt of a call that does not wait, and yields the processor after many
+    /// fruitless ones.
     pub(crate) fn yield_if_fruitless(&self, found: bool) {
         match self {
             Self::Stream(socket) => socket.attempts().note(found),

@@ -12,8 +12,9 @@ use uiw_cabi_core::lock::Mutex;
 const ATTEMPTS_BEFORE_YIELD: u32 = 32;
 
 /// A call that may wait begins with an attempt that does not wait. After this number of successive
-/// fruitless attempts, only one of this number of calls makes such an attempt.
+/// fruitless attempts, most calls omit it.
 const ATTEMPTS_BEFORE_WAITS: u32 = 4;
+/// Number of calls of which one still begins with an attempt, if most calls omit it.
 const CALLS_PER_ATTEMPT: u32 = 16;
 
 /// Statistics of attempts at a socket, and whether the last wait was short. They are approximate if
@@ -95,8 +96,9 @@ impl Attempts {
     }
 }
 
-/// Number of waits in a trial, and number of waits between two pairs of trials.
+/// Number of waits in a trial.
 const TRIAL: u32 = 256;
+/// Number of waits between two pairs of trials.
 const BETWEEN_TRIALS: u32 = 1 << 14;
 /// Waits of this duration or more are not counted, because they depend on the peer, or on a
 /// processor that another program uses.
@@ -111,16 +113,19 @@ struct PollChoice {
     /// Number of waits until the choice is made again, or the next trial begins.
     left: u32,
     trial: PollTrial,
-    /// Total duration of the waits of this trial. The total of the previous trial follows.
+    /// Total duration of the waits of this trial.
     total: Duration,
+    /// Total duration of the waits of the last trial with polling.
     with_polling: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PollTrial {
-    /// The trial with polling comes first, then the one without.
+    /// Trial with polling, which comes first.
     Polls,
+    /// Trial without polling, which follows it.
     Sleeps,
+    /// No trial: the better choice applies.
     None,
 }
 
@@ -138,8 +143,8 @@ impl Default for PollChoice {
 
 impl PollChoice {
     /// Returns whether the next wait is counted regardless of the duration of the last one. This
-    /// applies to a trial without polling and to the first wait after it, because waits that would
-    /// be short with polling may be longer there.
+    /// applies to a trial without polling and, if polling was chosen, to the first wait after it,
+    /// because waits that would be short with polling may be longer there.
     fn counts_all_waits(&self) -> bool {
         self.trial == PollTrial::Sleeps || self.polls && self.left == BETWEEN_TRIALS
     }

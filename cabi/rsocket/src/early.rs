@@ -100,7 +100,8 @@ impl Socket {
     /// stored.
     ///
     /// # Errors
-    /// EAGAIN if there is no room, or the connection is not being established.
+    /// EAGAIN if there is no room, if the connection is not being established, or if the task
+    /// cannot be started; EPIPE if the program has shut down writing.
     pub(super) fn store_early_data<'a>(
         self: &Arc<Self>,
         mut parts: impl Iterator<Item = &'a [u8]>,
@@ -139,7 +140,8 @@ impl Socket {
         limit.as_mut().is_none_or(|limit| Pin::new(limit).poll(cx).is_ready())
     }
 
-    /// Starts a task that sends the stored data when the peer answers.
+    /// Starts a task that sends the stored data and performs the early shutdown when the peer
+    /// answers, and then closes the socket if the program has closed its last descriptor.
     pub(super) fn spawn_early_task(self: &Arc<Self>) -> Result<()> {
         let (socket, closing) = (Arc::clone(self), ClosingToken::new());
         service::spawn(async move {

@@ -267,7 +267,7 @@ pub extern "C" fn rsetsockopt<'a>(
             let bytes = bytes.get(at..)?.first_chunk::<4>()?;
             Some(c_int::from_ne_bytes(*bytes))
         };
-        // Options with the name of an algorithm or a structure have no integer value.
+        // The value of TCP_CONGESTION is the name of an algorithm and not an integer.
         let named = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
         let first = if named { Some(0) } else { int(0) };
         let first = first

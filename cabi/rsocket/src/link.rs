@@ -49,7 +49,7 @@ pub(crate) enum PollMode {
 
 /// Completion that was taken.
 pub(crate) enum LinkCompletion {
-    /// The oldest message in the send queue has completed.
+    /// The oldest signaled request in the send queue has completed.
     Sent,
     /// A message of the peer was received.
     Received(u32),
@@ -88,7 +88,7 @@ fn shard_of_thread(device: &Device) -> usize {
     thread_local! {
         static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed);
     }
-    // The thread-local storage does not exist any more when the thread ends.
+    // When the thread ends, its thread-local storage may already be destroyed.
     OWN.try_with(|own| *own).unwrap_or(0) % device.shards()
 }
 
@@ -188,7 +188,8 @@ impl Link {
         Some(Duration::from_micros(us.into()))
     }
 
-    /// Takes entry `index` of the list of targets, if the peer has written it.
+    /// Takes entry `index` of the list of targets, if the peer has written it, and clears the
+    /// entry.
     pub(crate) fn take_target(&self, index: usize) -> Result<Option<Target>> {
         let at = index % TARGETS * Target::LEN;
         let mut len = [0; 4];
@@ -370,7 +371,7 @@ impl Link {
         taken
     }
 
-    /// Ends the connection because the peer has violated the protocol.
+    /// Ends the connection without waiting for data in flight.
     pub(crate) fn abort(&self) {
         let _ = self.qp.modify(QpState::Err);
     }

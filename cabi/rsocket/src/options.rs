@@ -8,7 +8,7 @@ use std::time::Duration;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// Level of rsockets' own options. The options follow.
+/// Level of the options that only rsockets have, which are the following constants.
 pub(super) const SOL_RDMA: c_int = 0x10000;
 pub(super) const RDMA_SQSIZE: c_int = 0;
 pub(super) const RDMA_RQSIZE: c_int = 1;
@@ -23,11 +23,11 @@ pub(crate) const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Segment size that is reported to programs.
 const SEGMENT: c_int = 2048;
 
-/// Value of an option in C's representation: one or two integers, or `tcp_info`.
+/// Value of an option, to be converted to C's representation.
 pub(crate) enum Value {
     Int(c_int),
     Linger(libc::linger),
-    /// State of TCP in the first byte of `tcp_info`; all other bytes are 0.
+    /// A `tcp_info` with this state of TCP in its first byte; all other bytes are 0.
     Info(u8),
     /// A `timeval`.
     Time(Duration),
@@ -94,11 +94,12 @@ pub(crate) fn set_time(socket: &Socket, name: c_int, time: Option<Duration>) {
     }
 }
 
-/// `rsetsockopt`. `value` is the integer value of the option, and `linger` the second integer of
+/// `rsetsockopt`. `value` is the integer value of the option, and `second` is the second integer of
 /// SO_LINGER.
 ///
 /// # Errors
-/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that is set too late.
+/// ENOPROTOOPT for an option that rsockets do not have; EINVAL for one that is set too late, and
+/// for a TCP_KEEPIDLE that is not positive.
 pub(crate) fn set(
     socket: &Socket,
     level: c_int,

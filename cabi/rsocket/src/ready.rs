@@ -7,8 +7,8 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM}
 use std::ffi::c_short;
 use std::task::{Context, Poll};
 
-/// Reports that the socket has to become one of the kernel. Programs do not see it, and the system
-/// has no event with this number.
+/// Event that reports that TCP has to be tried with the original socket. It is not passed to
+/// programs, and the system does not report an event with this number.
 pub(crate) const FALL_BACK: c_short = 0x4000;
 /// Events that are reported even if they were not requested.
 const ALWAYS: c_short = POLLERR | POLLHUP | FALL_BACK;
@@ -66,7 +66,8 @@ pub(super) fn ready_events(socket: &Socket, events: c_short) -> c_short {
     socket.update_then(None, |state| ready(state) & (events | ALWAYS))
 }
 
-/// Like [`ready_events`], but registers the task, which the next change wakes.
+/// Like [`ready_events`], but also registers the task under the condition `registers`. The next
+/// change wakes a registered task.
 pub(super) fn poll(
     socket: &Socket,
     events: c_short,

@@ -62,9 +62,11 @@ pub struct Receiver {
     granted: u32,
     /// Offset of the next target.
     next: u32,
-    /// Number of data messages that were read, that arrived, and that may arrive, modulo 2^16.
+    /// Number of data messages that were read, modulo 2^16.
     read: u16,
+    /// Number of data messages that have arrived, modulo 2^16.
     arrived: u16,
+    /// Number of data messages that may arrive in total, modulo 2^16.
     limit: u16,
 }
 

@@ -78,7 +78,7 @@ impl Timer {
             state.next_timer += 1;
             state.next_timer
         };
-        // An `Instant` can represent this time. No longer time is in use.
+        // The limit ensures that an `Instant` can represent the sum. No caller needs a longer time.
         let at = Instant::now() + time.min(Duration::from_secs(1 << 31));
         Ok(Self { key: (at, number), queue })
     }
@@ -91,7 +91,8 @@ impl Future for Timer {
         if Instant::now() >= self.key.0 {
             return Poll::Ready(());
         }
-        // The thread checks its timers after it has polled this task.
+        // No notification is needed, because the thread checks its timers after it has polled this
+        // task.
         self.queue.lock().timers.insert(self.key, cx.waker().clone());
         Poll::Pending
     }
@@ -104,7 +105,7 @@ impl Drop for Timer {
     }
 }
 
-/// Task of the service; `None` after it has ended.
+/// Task of the service. Its job is `None` after it has ended.
 struct ServiceTask {
     job: uiw_cabi_core::lock::Mutex<Option<Job>>,
     queue: Arc<TaskQueue>,

@@ -50,26 +50,28 @@ pub(crate) struct SocketOptions {
     /// TCP_LINGER2: time for which a connection waits for its peer to accept it after the program
     /// has closed it.
     pub(crate) orphan_timeout: Duration,
-    /// SO_RCVTIMEO and SO_SNDTIMEO.
+    /// SO_RCVTIMEO; `None` means no limit.
     pub(crate) receive_timeout: Option<Duration>,
+    /// SO_SNDTIMEO; `None` means no limit.
     pub(crate) send_timeout: Option<Duration>,
 }
 
 /// Number of the event that announces that TCP is connected.
 pub(crate) const TCP_CONNECTED: u64 = 2;
 
-/// State of a socket that was one of the kernel before, while its TCP connection is established or
+/// State of an rsocket that replaces a TCP socket of the program whose connection is established or
 /// is being established.
 pub(crate) struct PendingConversion {
     /// True while TCP is not connected yet.
     pending: bool,
     /// Socket for the case that the peer has no rsockets.
     fallback: Option<FallbackSocket>,
-    /// True for reading and writing if they were shut down before the connection was established.
+    /// Whether reading and writing, in this order, were shut down before the connection was
+    /// established.
     shut: [bool; 2],
-    /// Data that was sent before that, see [`super::early`].
+    /// Data that the program sent before the connection was established (see [`super::early`]).
     pub(super) early: VecDeque<u8>,
-    /// True if a task sends this data.
+    /// True if a task sends the early data and performs the early shutdown.
     pub(super) has_task: bool,
     /// True after data was sent that the peer does not read: see [`State::loses_send`].
     has_lost: bool,
@@ -93,7 +95,7 @@ impl PendingConversion {
 
 /// Progress of a socket.
 pub(crate) enum Phase {
-    /// The socket may have a local port.
+    /// Initial state, with the reserved local port if the socket is bound.
     New(Option<PortReservation>),
     Listening(Arc<Acceptor>),
     /// The port stays reserved for the socket within this process.
@@ -101,7 +103,7 @@ pub(crate) enum Phase {
     /// The program itself has accepted the connection, which waits for the peer's Request. The
     /// Request is answered with these options.
     Requested(#[expect(dead_code, reason = "kept for its drop")] AwaitedRequest, Arc<ConnConfig>),
-    /// The connection of a listener waits until the peer has received the Reply.
+    /// The Request was accepted, and the peer has not received the Reply yet.
     Accepting(Box<Stream>),
     Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<PortReservation>),
     /// The peer has no rsockets. The thread that detects this tries TCP.
@@ -140,10 +142,10 @@ pub(crate) struct Socket {
     engine: Waker,
     attempts: Attempts,
     numbers: Numbers,
-    /// True if the socket may become one of the kernel again.
+    /// True if TCP may still have to be tried instead of the rsocket.
     may_fall_back: AtomicBool,
-    /// Sockets of the system behind the descriptor numbers, for a socket that was one of the kernel
-    /// before.
+    /// Sockets of the system behind the descriptor numbers, for an rsocket that replaces a socket
+    /// of the kernel.
     descriptor_sockets: OnceLock<DescriptorSockets>,
 }
 
@@ -204,15 +206,16 @@ impl Socket {
         let (is_refused, is_connected) = self.update_then(None, |state| {
             (matches!(state.phase, Phase::Refused), matches!(state.phase, Phase::Connected(..)))
         });
-        // Every call on the socket asks this, and checking the socket drives the engine.
+        // Every call on the socket asks this, and the check above drives the engine. It is not
+        // needed any more once the socket is connected.
         if is_connected {
             self.may_fall_back(false);
         }
         is_refused
     }
 
-    /// Returns the original socket of the program, with its flags and options, to the first thread
-    /// that asks.
+    /// Returns the original socket of the program, with its flags and options. Only the first call
+    /// returns it.
     pub(crate) fn take_instead(&self) -> Option<(FallbackSocket, c_int, SocketOptions)> {
         self.may_fall_back(false);
         let mut state = self.lock();
@@ -432,8 +435,8 @@ impl Socket {
         let was_requested = matches!(ended, Some(Phase::Requested(..)));
         // Connections are given up and queue pairs are destroyed after the lock is released.
         drop((ended, fallback));
-        // From now on no Request arrives. A Request that has arrived and was not answered is
-        // rejected.
+        // From now on no Request arrives. A Request that has arrived unanswered is rejected when
+        // its event is dropped.
         while was_requested && self.channel.try_pop().is_some() {}
         self.wake(None);
     }
@@ -624,7 +627,7 @@ impl State {
     }
 
     /// Shuts down the directions that were shut down while the connection was being established,
-    /// when all stored data was sent.
+    /// once all early data has been sent.
     pub(super) fn apply_early_shutdown(&mut self) {
         let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else { return };
         let shut = std::mem::take(&mut opened.shut);
@@ -646,8 +649,8 @@ impl State {
         self.opened.as_ref().is_some_and(|opened| opened.shut[1])
     }
 
-    /// Returns whether a task has to be started, which shuts down the directions when the peer
-    /// answers.
+    /// Returns whether the caller has to start a task that shuts down the directions when the peer
+    /// answers, and records that there is such a task.
     pub(super) fn needs_task_to_shut(&mut self) -> bool {
         match &mut self.opened {
             Some(opened) if opened.shut != [false; 2] => !std::mem::replace(&mut opened.has_task, true),
@@ -679,7 +682,8 @@ impl State {
     /// Shuts down directions.
     ///
     /// # Errors
-    /// ENOTCONN.
+    /// ENOTCONN if there is no connection, and none is being established for a TCP socket of the
+    /// program.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
         let waits = self.is_beginning() || self.flush_early_data().is_err();
         if !waits && let Ok(stream) = self.connected() {

@@ -47,7 +47,7 @@ fn new_descriptor(made_by: IntegerCall, arguments: [c_int; 3]) -> Result<OwnedFd
     call(made_by, arguments).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Creates an epoll set.
+/// Creates an epoll set, which exec(3) closes.
 ///
 /// # Errors
 /// EMFILE; EINVAL for unknown flags.
@@ -55,7 +55,7 @@ pub(crate) fn epoll_create(flags: c_int) -> Result<OwnedFd> {
     new_descriptor(IntegerCall::EpollCreate, [flags | libc::EPOLL_CLOEXEC, 0, 0])
 }
 
-/// Creates an eventfd.
+/// Creates an eventfd, which exec(3) closes.
 ///
 /// # Errors
 /// EMFILE.
@@ -328,8 +328,8 @@ pub(crate) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> 
     set_option_bytes(fd, level, name, &value.to_ne_bytes())
 }
 
-/// Creates a socket that reads as closed. It is the placeholder for an rsocket, which the system's
-/// own calls see.
+/// Creates a socket whose peer is closed, so that a read returns the end of the stream. It is the
+/// placeholder for an rsocket, and the only socket that the system's own calls see.
 ///
 /// # Errors
 /// EMFILE.
@@ -364,7 +364,7 @@ pub(crate) fn is_marked(fd: RawFd) -> bool {
 const NAME: &[u8] = b"\0uiw-rsocket-";
 
 /// Gives a socket of [`closed_socket`] a name by which the next program of the process can identify
-/// it after exec(3): [`stood_for_rsocket`]. The socket works without a name as well.
+/// it after exec(3) (see [`stood_for_rsocket`]). The socket works without a name as well.
 pub(crate) fn name_placeholder(fd: RawFd) {
     let Some(cookie) = cookie(fd) else { return };
     let family = (libc::AF_UNIX as libc::sa_family_t).to_ne_bytes();

@@ -1,5 +1,5 @@
-//! Table of the descriptors of rsockets. Each is a real descriptor of the process, with nothing
-//! behind it, so no other file gets its number.
+//! Table of the descriptors of rsockets. Each is a real descriptor of the process, often a
+//! placeholder with nothing behind it, so that no other file gets its number.
 
 use crate::any::AnySocket;
 use crate::datagram::Datagram;
@@ -78,7 +78,8 @@ impl ForkState for SocketTable {
                 // no such thread.
                 Entry::Plain(plain) if plain.is_becoming() => {}
                 plain @ Entry::Plain(_) => *entry = plain,
-                // The system's own members are still in the set.
+                // The number is an ordinary descriptor from now on, because the system's own
+                // members are still in the set.
                 Entry::Epoll(set) => {
                     std::mem::forget(set);
                     BITMAP.clear(*fd);

@@ -32,7 +32,8 @@ pub type InVec<'a> = Vector<&'a [u8]>;
 pub type OutVec<'a> = Vector<&'a mut [u8]>;
 
 impl<D> Vector<D> {
-    /// Creates a buffer. Its length must fit into the result of a call.
+    /// Creates a buffer. Fails with EINVAL if the length exceeds `isize::MAX`, because the result
+    /// of a call could not report it.
     fn new(base: *mut u8, len: Count<'_>) -> Result<Self> {
         let iov_len = len.get().ok().filter(|len| isize::try_from(*len).is_ok());
         let iov_len = iov_len.ok_or_else(|| Errno::INVAL.out_of_range())?;
@@ -121,7 +122,7 @@ fn sum<D>(list: &[Vector<D>]) -> Result<usize> {
 /// Returns the total size of a list of buffers.
 ///
 /// # Errors
-/// EFAULT if one of them is NULL; EINVAL.
+/// EFAULT if a buffer that is not empty is NULL; EINVAL if the total exceeds `isize::MAX`.
 fn length<D>(list: &[Vector<D>]) -> Result<usize> {
     if list.iter().any(|part| part.0.iov_base.is_null() && part.0.iov_len > 0) {
         return Err(Errno(libc::EFAULT).null_argument());
@@ -426,7 +427,8 @@ fn destination<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result
     if addr.is_null() { Ok(None) } else { read_address(addr, len).map(Some) }
 }
 
-/// `rsendto`. An address is only for datagrams. It is refused for a stream, which is connected.
+/// `rsendto`. Only datagrams may have an address. For a stream, which is connected, an address is
+/// refused with EISCONN.
 pub extern "C" fn rsendto<'a, 'b>(
     fd: c_int,
     buffer: ArrayPtr<'a, u8>,
@@ -490,7 +492,7 @@ pub extern "C" fn rwritev<'a>(fd: c_int, list: ArrayPtr<'a, InVec<'a>>, len: Cou
 /// `riomap`: with PROT_WRITE, the peer's program may write to the buffer with `riowrite`, at
 /// `offset`, or at the buffer's address if `offset` is -1.
 ///
-/// The buffer is memory of the program until it is unmapped.
+/// The buffer stays memory of the program. It is registered until `riounmap` removes it.
 pub extern "C" fn riomap(
     fd: c_int,
     buffer: *mut c_void,

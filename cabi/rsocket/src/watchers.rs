@@ -36,7 +36,7 @@ impl Watchers {
 
     /// Removes a waker that does not wait any more.
     pub(crate) fn remove(&self, waker: &Waker) {
-        // The waker was woken and thereby removed.
+        // If there are no watchers, the waker was woken and thereby removed.
         if !self.any.load(Ordering::Relaxed) {
             return;
         }
@@ -70,7 +70,7 @@ impl Watchers {
         }
     }
 
-    /// Returns the waker for the engine.
+    /// Returns the waker for the engine, which wakes all watchers.
     pub(crate) fn all(self: &Arc<Self>) -> Waker {
         Waker::from(Arc::clone(self))
     }

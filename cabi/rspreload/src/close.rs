@@ -14,7 +14,8 @@ extern "C-unwind" fn close(fd: c_int) -> c_int {
     next::close(fd)
 }
 
-/// The C library closes the number of `stream` without a call of `close` that is seen.
+/// Reports that the C library is about to close the number of `stream`, which it does without
+/// calling the `close` of this library.
 fn closing(stream: Out<'_, FILE>) {
     let before = errno();
     // SAFETY: fclose(3) and freopen(3) require a stream that is open until the call closes it, and
@@ -54,8 +55,8 @@ extern "C-unwind" fn freopen64<'a>(
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // Marking them for exec(3) closes none; CLOSE_RANGE_UNSHARE is for threads with descriptors of
-    // their own, which rsockets have not.
+    // With CLOSE_RANGE_CLOEXEC, no descriptor is closed. CLOSE_RANGE_UNSHARE is for threads with a
+    // descriptor table of their own, which rsockets do not support.
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
     if flags & CLOSE_RANGE_CLOEXEC == 0 && first <= last {
         sockets::uiw_sockets_close_range(first, last);
@@ -69,7 +70,7 @@ extern "C-unwind" fn closefrom(first: c_int) {
     next::closefrom(first);
 }
 
-/// `new` is what `old` is.
+/// Records that `new` is a duplicate of `old`, and returns `new`.
 pub(crate) fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0 && (is_set(old) || is_set(new)) {
         sockets::uiw_sockets_duplicated(old, new);

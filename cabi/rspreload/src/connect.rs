@@ -21,7 +21,7 @@ extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
     };
     if refused != 0 {
         let reason = errno();
-        // The program does not get it.
+        // The program does not get the descriptor.
         next::close(fd);
         return fail(reason);
     }
@@ -54,9 +54,10 @@ extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     listens
 }
 
-/// The connection that the system accepted may become an rsocket.
+/// Records a connection that the system has accepted and that may become an rsocket. If that fails,
+/// closes the descriptor and returns -1 with `errno`.
 ///
-/// `room` is what `len` said before the call.
+/// `room` is the value of `len` before the call.
 fn accepted<'a>(
     listening: c_int,
     fd: c_int,
@@ -71,12 +72,13 @@ fn accepted<'a>(
         return fd;
     }
     let reason = errno();
-    // The program does not get it.
+    // The program does not get the descriptor.
     next::close(fd);
     fail(reason)
 }
 
-/// The number of bytes that there is room for, which the system replaces.
+/// Returns the number of bytes that there is room for. It has to be read before the call, because
+/// the system replaces it.
 fn room_of(len: Out<'_, socklen_t>) -> Argument<'_, socklen_t> {
     // SAFETY: if `len` is not NULL, it points to the number of bytes that there is room for at the
     // address of the same call (accept(2)), and nothing else uses the number during the call, as

@@ -1,4 +1,4 @@
-//! The functions of the C library that this library stands in front of.
+//! Functions of the C library that this library replaces for the program and calls itself.
 
 use crate::argument::{Argument, In, Len, Out};
 use crate::waiting::{Cleanup, Routine};
@@ -44,7 +44,7 @@ unsafe trait NextFunction {
 
     fn address_cell() -> &'static AtomicUsize;
 
-    /// The function behind this library, if there is one.
+    /// Returns the C library's function, or `None` if the C library does not have it.
     #[inline]
     fn get() -> Option<Self::Type> {
         let mut address = Self::address_cell().load(Ordering::Relaxed);
@@ -62,27 +62,28 @@ unsafe trait NextFunction {
     }
 }
 
-/// Returns whether the C library has handlers for threads that are cancelled, outside of the macros
-/// of its headers.
+/// Returns whether the C library exports functions that install and remove handlers for the
+/// cancellation of a thread, in addition to the macros of its headers.
 pub(crate) fn has_cleanup() -> bool {
     [found::cleanup_push::address_cell(), found::cleanup_pop::address_cell()]
         .iter()
         .all(|found| found.load(Ordering::Relaxed) != 0)
 }
 
-/// The type of a function by those of its arguments, of the variadic one, and of its result.
+/// Expands to the type of a function, given the types of its arguments, of its variadic argument,
+/// and of its result.
 macro_rules! function {
     (($($type:ty),*) () ()) => { for<'a> extern "C-unwind" fn($($type),*) };
     (($($type:ty),*) () ($result:ty)) => { for<'a> extern "C-unwind" fn($($type),*) -> $result };
     (($($type:ty),*) ($word:ty) ($result:ty)) => { for<'a> extern "C-unwind" fn($($type),*, ...) -> $result };
 }
 
-/// Functions by their names and types; an argument behind a semicolon is that of a variadic
+/// Defines functions by their names and types. An argument after a semicolon is that of a variadic
 /// function.
 macro_rules! functions {
     ($($name:ident = $c:literal ($($argument:ident: $type:ty),* $(; $rest:ident: $word:ty)?) $(-> $result:ty)?;)*) => {
         $(
-            /// The C library's.
+            /// Calls the C library's function of this name.
             #[allow(clippy::extra_unused_lifetimes, reason = "some functions take integers alone")]
             #[inline]
             pub(crate) fn $name<'a>($($argument: $type),* $(, $rest: $word)?) $(-> $result)? {
@@ -96,7 +97,7 @@ macro_rules! functions {
             }
         )*
 
-        /// The functions by their names.
+        /// Types that represent the functions, by their names.
         #[expect(non_camel_case_types, reason = "C's names")]
         mod found {
             use super::*;
@@ -117,7 +118,8 @@ macro_rules! functions {
             )*
         }
 
-        /// Looks up all of them: later a thread may be in a signal handler, or the child of a fork.
+        /// Looks up all functions in advance, because a later call may be made in a signal handler
+        /// or in the child of a fork.
         pub(crate) fn find_all() {
             $(found::$name::get();)*
         }

@@ -1,5 +1,6 @@
-//! Waits for epoll sets by the system's call, until a set has rsockets:
-//! `uiw_cabi_rsocket::preload::waiting` says how they end then.
+//! Waits for epoll sets with the system's call, as long as a set has no rsockets.
+//! `uiw_cabi_rsocket::preload::waiting` describes how such a wait ends when the set gets its first
+//! rsocket.
 
 use crate::argument::{Argument, Out};
 use crate::bits::is_set;
@@ -20,7 +21,8 @@ pub(crate) fn find() {
     COUNTS.store(counts.cast_mut().cast(), Ordering::Release);
 }
 
-/// The count of a set, where the set may be waited for by the system's call.
+/// Counts a wait for a set with the system's call, and returns the count. Returns `None` if the set
+/// has rsockets, because the system's call must not be used then.
 pub(crate) fn begin(set: c_int) -> Option<&'static AtomicU32> {
     /// Calls that come before this library is initialized are counted here.
     static EARLY: AtomicU32 = AtomicU32::new(0);
@@ -34,8 +36,8 @@ pub(crate) fn begin(set: c_int) -> Option<&'static AtomicU32> {
         unsafe { &*counts.add(set as u32 as usize % LEN.load(Ordering::Relaxed)) }
     };
     count.fetch_add(1, Ordering::AcqRel);
-    // Either this thread sees that the set has rsockets, or that which adds the first sees the
-    // count.
+    // Either this thread sees that the set has rsockets, or the thread that adds the first one sees
+    // the count.
     fence(Ordering::SeqCst);
     if is_set(set) {
         end(count);
@@ -71,8 +73,9 @@ unsafe extern "C" fn leave(count: *mut c_void) {
     end(unsafe { &*count.cast::<AtomicU32>() });
 }
 
-/// Waits by `system`, counted until then, or until the thread is cancelled or jumps out of the
-/// wait: no destructor may run then.
+/// Calls `system`, which waits, and subtracts the wait from `count` afterwards. If the thread is
+/// cancelled or jumps out of the wait, a handler that is registered with the C library does this,
+/// because this frame must not hold a value with a destructor.
 pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int) -> c_int {
     let mut handler =
         Cleanup { routine: None, argument: ptr::null_mut(), cancel_type: 0, before: ptr::null_mut() };
@@ -94,7 +97,8 @@ pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int)
     found
 }
 
-/// Takes the event out that is not the program's, if it is there: the events behind it move up.
+/// Removes this library's own event, which wakes a wait, if it is among the events. The later
+/// events move up.
 pub(crate) fn take_marker<'a>(events: Out<'a, epoll_event>, found: Argument<'a, u32>) -> bool {
     let marker = COUNTS.load(Ordering::Acquire).addr() as u64;
     let Some(at) = events.as_in().elements(found).iter().position(|event| event.u64 == marker) else {

@@ -20,13 +20,15 @@ use uiw_verbs::{Access, Memory};
 
 /// Magic number that statfs(2) returns for a DMA-buf (`linux/magic.h`).
 const MAGIC: i64 = 0x444d_4142;
-/// Request `DMA_BUF_IOCTL_SYNC` (`linux/dma-buf.h`). Its flags follow.
+/// Request `DMA_BUF_IOCTL_SYNC` (`linux/dma-buf.h`).
 const SYNC: c_ulong = 0x4008_6200;
+/// Flags `DMA_BUF_SYNC_RW`. Without [`SYNC_END`], they start an access of the CPU.
 const SYNC_READ_WRITE: u64 = 3;
+/// Flag `DMA_BUF_SYNC_END`, which ends an access.
 const SYNC_END: u64 = 1 << 2;
 
-/// Mapped part of a DMA-buf. The CPU may access it, because the value is created by starting an
-/// access with `DMA_BUF_IOCTL_SYNC`, and ends it on drop.
+/// Mapped part of a DMA-buf. [`map`] starts an access of the CPU with `DMA_BUF_IOCTL_SYNC`, and
+/// dropping the value ends the access.
 struct MappedPart {
     file: File,
     at: *mut c_void,

@@ -263,7 +263,7 @@ fn each_registration(start: usize, len: usize, f: fn(&PageState, &Range<usize>))
     }
     let page = page_size();
     if !start.is_multiple_of(page) {
-        // The call of the program fails.
+        // The program's call will fail with EINVAL, so the mapping does not change.
         return None;
     }
     let range = start..start.checked_add(len)?.checked_next_multiple_of(page)?;

@@ -134,8 +134,8 @@ pub fn program_memory(addr: *mut c_void, length: usize, writable: bool) -> Resul
     bytes(addr, length, flags).map(|bytes| (bytes.memory, bytes.registered))
 }
 
-/// Registers memory of the program. For peers and in elements the region begins at `iova`, if
-/// given.
+/// Registers memory of the program. For peers and in elements the region begins at 0 if it is
+/// zero-based, otherwise at `iova` if given, otherwise at its own address.
 pub(crate) fn register(
     domain: &Object<Pd>,
     addr: *mut c_void,

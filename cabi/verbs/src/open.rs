@@ -13,7 +13,7 @@ use uiw_cabi_core::engine;
 /// Opens `device` on the engine of the process.
 ///
 /// # Errors
-/// The errors of opening the engine.
+/// The errors of opening the engine, and of [`open_on`].
 pub fn open(device: &'static Device) -> Result<*mut ibv_context> {
     open_on(device, &engine::get()?)
 }

@@ -13,7 +13,7 @@ use uiw_cabi_core::users::{UserToken, Users};
 
 /// Protection domain that C refers to.
 pub struct Pd {
-    /// Context.
+    /// Open device to which the domain belongs.
     pub context: Arc<Context>,
     /// Domain of the engine. A parent domain is another handle of the domain on which it is based.
     pub engine: uiw_verbs::Pd,

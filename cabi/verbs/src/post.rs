@@ -55,7 +55,7 @@ impl AlignedLists {
 /// `'a`.
 ///
 /// # Errors
-/// EINVAL for NULL and a negative count.
+/// EINVAL for a negative count, and for NULL with a positive count.
 #[inline]
 pub(crate) unsafe fn sges<'a>(
     list: *mut ibv_sge,

@@ -78,7 +78,6 @@ layout!(ibv_cq_init_attr_ex: 56 { cqe: 0, cq_context: 8, channel: 16, comp_vecto
 
 pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: u64 = 1 << 7;
 pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: u64 = 1 << 11;
-/// `IBV_WC_STANDARD_FLAGS`
 pub const IBV_WC_STANDARD_FLAGS: u64 = 0x7F;
 pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1;
 pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 2;

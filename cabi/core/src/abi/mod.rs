@@ -45,8 +45,8 @@ pub use wr::{
     ibv_target_atomic, ibv_target_rdma, ibv_target_ud, ibv_wc,
 };
 
-/// `pthread_mutex_t` or `pthread_cond_t` in a verbs object. Zeros are their static initialiser;
-/// this library uses neither.
+/// `pthread_mutex_t` or `pthread_cond_t` in a verbs object. This library uses neither. Zeros are
+/// their static initializer.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct pthread_words<const N: usize>(pub [u64; N]);

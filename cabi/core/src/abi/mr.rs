@@ -42,7 +42,7 @@ pub struct ibv_mr {
 }
 layout!(ibv_mr: 48 { pd: 8, addr: 16, length: 24, handle: 32, lkey: 36, rkey: 40 });
 
-/// Opaque in the header.
+/// Buffer of `ibv_mr_init_attr`. The type is opaque in the header.
 #[repr(C)]
 pub struct ibv_buf {
     pub addr: *mut c_void,

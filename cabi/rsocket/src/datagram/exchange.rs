@@ -69,7 +69,8 @@ impl Datagram {
             return false;
         }
         if header.operation == Operation::Control {
-            // If nothing was sent to this peer, its queue pair number is not needed.
+            // This has no effect if nothing was sent to the peer, because its queue pair number is
+            // not needed in that case.
             state.peers.learn(from, qpn.raw());
             return false;
         }

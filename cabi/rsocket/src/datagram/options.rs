@@ -22,8 +22,8 @@ fn int(bytes: &[u8]) -> Result<c_int> {
 /// `rsetsockopt`. For SO_RCVTIMEO and SO_SNDTIMEO, `time` is the value.
 ///
 /// # Errors
-/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that is set too late; the
-/// OS errors.
+/// ENOPROTOOPT for an option that rsockets do not have; EINVAL for one that is set too late, and
+/// for a value that is too short; OS errors.
 pub(crate) fn set_option(
     socket: &Datagram,
     level: c_int,
@@ -43,7 +43,8 @@ pub(crate) fn set_option(
         (SOL_RDMA, RDMA_INLINE) => state.sizes.inline = bounded(int(bytes)?),
         // There are no routes to choose from, and datagrams have no mappings.
         (SOL_RDMA, RDMA_ROUTE | RDMA_IOMAPSIZE) => {}
-        // The merged datagrams would be taken for one.
+        // An option of UDP such as UDP_GRO would merge datagrams, and the result would be taken for
+        // one datagram.
         (SOL_RDMA | libc::IPPROTO_UDP, _) => return Err(unsupported(level, name)),
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
             let time = time.ok_or_else(|| {
@@ -75,7 +76,7 @@ pub(crate) fn set_option(
 /// written.
 ///
 /// # Errors
-/// OS errors.
+/// ENOPROTOOPT for an option that rsockets do not have; OS errors.
 pub(crate) fn option(socket: &Datagram, level: c_int, name: c_int, to: &mut [u8]) -> Result<usize> {
     let mut state = socket.lock();
     let udp = state.udp()?;

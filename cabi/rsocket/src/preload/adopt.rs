@@ -125,7 +125,8 @@ fn give_numbers(plain: &Arc<PlainSocket>, socket: &Arc<Socket>, placeholder: Opt
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
     for number in table::find_numbers(is_plain) {
         // The order matters: a set whose threads wait checks in the table whether its members are
-        // open, and moves them by the socket of the kernel.
+        // open, and it can move a member only while the number still refers to the socket of the
+        // kernel.
         if table::replace(number, Entry::Socket(Arc::clone(socket))) {
             for set in table::epoll_sets() {
                 set.becomes_rsocket(number, socket);
@@ -237,8 +238,9 @@ fn restore(fd: RawFd, flags: c_int, set: &SocketOptions) {
     }
 }
 
-/// Tries TCP with the same descriptors, because the peer has no rsockets. Returns false if that
-/// fails immediately; the rsocket has the error.
+/// Tries TCP with the same descriptors, because the peer has no rsockets. Returns false if another
+/// thread has already taken the original socket, or if the attempt fails immediately; in the latter
+/// case the rsocket has the error.
 pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     let Some((fallback, flags, set)) = socket.take_instead() else { return false };
     plain::unlimit_attempt(fallback.socket.as_raw_fd(), fallback.syn_retries);

@@ -1,4 +1,4 @@
-//! Bitmap of the descriptors that are not what the system has behind them. The preload library
+//! Bitmap of the descriptors that have an entry in the table of this library. The preload library
 //! reads a descriptor's bit before each call.
 
 use std::os::fd::RawFd;

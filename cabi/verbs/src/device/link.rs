@@ -130,7 +130,7 @@ fn has_bus(bus: &[u8; 32]) -> bool {
     bus.contains(&b':')
 }
 
-/// Returns `None` for 0 and -1 (also in 16 bits), which represent an unknown speed.
+/// Returns `speed`, or `None` for 0 and -1 (in 32 or 16 bits), which represent an unknown speed.
 fn known_speed(speed: u32) -> Option<u32> {
     (speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
 }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use uiw_mem::PageState;
 
-/// Start of a range, and its number among the ranges with the same start.
+/// Start of a range, and a number that no other range has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) start: usize,
@@ -38,8 +38,8 @@ struct RangeNode {
 }
 
 impl RangeNode {
-    /// Returns the priority of the node in the treap, a hash of its key. No node is above one with
-    /// a higher priority, so subtrees are shallow for all sequences of registrations.
+    /// Returns the priority of the node in the treap, a hash of its number. No node is above one
+    /// with a higher priority, so subtrees are shallow for all sequences of registrations.
     fn priority(&self) -> u64 {
         let mixed = (self.key.id ^ (self.key.id >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9)

@@ -30,7 +30,8 @@ pub(crate) struct Target {
 /// Returns our address and the address of the peer, or of a multicast group, in an address vector.
 ///
 /// # Errors
-/// EINVAL for an index without a GID, and for a GID or LID without an address.
+/// EINVAL for an index without a GID, for a GID or LID without an address, and if the two addresses
+/// belong to different families.
 pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, IpAddr)> {
     let global = ah.is_global != 0;
     let remote = if global {
@@ -57,8 +58,8 @@ impl Target {
     /// Creates the target from the attributes of RTR, with the current addresses of the device.
     ///
     /// # Errors
-    /// EINVAL for an index without a GID, a GID or LID without an address, or a number without a
-    /// port.
+    /// The errors of [`addresses`]; EINVAL for the address of a multicast group, and for a queue
+    /// pair number that contains no port or has more than 24 bits.
     pub(crate) fn new(
         netdev: &NetDev,
         (number, unreliable): (u32, bool),
@@ -85,7 +86,8 @@ impl Target {
         })
     }
 
-    /// Returns whether this end connects immediately.
+    /// Returns whether this end connects immediately. The other end first waits for that
+    /// connection.
     pub(super) fn initiates(&self) -> bool {
         let key = |end: &PairEnd| (end.qp_num, end.gid.raw);
         self.is_self || key(&self.own) < key(&self.peer)

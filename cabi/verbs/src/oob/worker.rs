@@ -28,8 +28,9 @@ use uiw_verbs::{ConnConfig, QpState, Revision, WcStatus};
 const SIMULTANEOUS_DELAY: Duration = Duration::from_millis(500);
 /// Time for which a peer waits for a queue pair that is not in RTR.
 const PENDING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of waiting peers for one queue pair. The limit for all of them follows.
+/// Maximum number of waiting peers for one queue pair.
 const MAX_PENDING_EACH: usize = 4;
+/// Maximum number of waiting peers for all queue pairs.
 const MAX_PENDING: usize = 1024;
 
 /// State shared by the threads of the program and the worker's thread.
@@ -93,7 +94,7 @@ impl Worker {
             .outlives_peer(true)
             // A Send waits for its receive, as on InfiniBand.
             .no_receive_timeout(Duration::MAX);
-        // A request succeeds as soon as it was sent.
+        // On an unreliable queue pair, a request succeeds as soon as it was sent.
         let unreliable =
             options.clone().acknowledged(false).no_receive_timeout(RetryPolicy::UNRELIABLE.receive);
         let worker = Arc::new(Self {
@@ -170,8 +171,8 @@ impl Worker {
         }
     }
 
-    /// Starts the time-out of queue pair `number` after a post. Returns false if no connection is
-    /// being made.
+    /// Starts the time-out of queue pair `number` after a post. Returns false if the queue pair is
+    /// already connected, or if this worker does not know it.
     pub(super) fn note_post(&self, number: u32) -> bool {
         let Some(pair) = self.pair(number) else { return false };
         let mut pair = pair.lock();

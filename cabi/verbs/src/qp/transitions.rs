@@ -137,7 +137,8 @@ fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)
 /// requested state.
 ///
 /// # Errors
-/// EINVAL.
+/// EINVAL if there is no such transition, if `mask` lacks a required attribute, or if it contains
+/// one that is not permitted.
 pub(super) fn check(kind: QpType, now: QpState, to: Option<QpState>, mask: c_int) -> Result<()> {
     let to = to.unwrap_or(now);
     let Some((required, optional)) = attributes(kind, now, to) else {
