@@ -110,7 +110,7 @@ impl SleeperFd {
 
 impl Wake for SleeperFd {
     fn wake(self: Arc<Self>) {
-        // A wake-up is lost only if 2^64 - 2 others have not been read.
+        // This does not block in practice, because the counter has room for 2^64 - 2 wake-ups.
         let _ = (&self.event).write(&1u64.to_ne_bytes());
     }
 }
