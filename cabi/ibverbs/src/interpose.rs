@@ -175,7 +175,8 @@ fn end_of_heap() -> *mut c_void {
     next::sbrk::get().map_or_else(no_address, |sbrk| sbrk(unsafe { PassedValue::new(0) }))
 }
 
-/// Discards the pages of the heap after `end`, which is about to become its end.
+/// Removes the pages of the heap after `end` from registered regions, because `end` is about to
+/// become the end of the heap.
 fn about_to_shrink(end: usize) {
     let now = end_of_heap();
     if now != libc::MAP_FAILED {

@@ -202,8 +202,8 @@ impl Stream {
         self.ended.is_some() || self.shut.peer_write && self.shut.write
     }
 
-    /// Returns whether no more data will be read: the connection has ended, the peer sends no more
-    /// data, or this program has shut down reading.
+    /// Returns whether reads return 0 once all received data was read: the connection has ended,
+    /// the peer sends no more data, or this program has shut down reading.
     pub(crate) fn at_end(&self) -> bool {
         self.ended.is_some() || self.shut.peer_write || self.shut.read
     }
@@ -344,8 +344,8 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Shuts down directions. Notifies the peer when writing ends: with DISCONNECT if the peer sends
-    /// no more data or this program has shut down reading as well, and otherwise with SHUTDOWN.
+    /// Shuts down directions. Sends DISCONNECT once this program has shut down writing and no data
+    /// is to be received any more, and SHUTDOWN if it has shut down writing only.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
         let was = self.shut;
         self.shut.read |= read;
