@@ -46,9 +46,10 @@ impl QueuePair<'_> {
     }
 }
 
-/// Returns the queue pair of an id, or the queue pair of its device that the program names by
-/// number, ready to be connected. With other transports than iWARP, a connection does not need a
-/// queue pair.
+/// Returns the queue pair with which the id is connected: its own queue pair, or the queue pair of
+/// its device with the number `qp_num`. Moves the queue pair to INIT if it is in RESET. If the
+/// program has not given the id such a queue pair, and the transport is not iWARP, creates a
+/// placeholder.
 fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair<'_>> {
     let context = id.verbs()?;
     let qp = match id.queue_pair(qp_num) {
@@ -388,7 +389,7 @@ pub extern "C" fn rdma_init_qp_attr(
     })
 }
 
-/// Sets the path to the peer, if there is one.
+/// Sets the path to the peer, if the peer is known and the transport is not iWARP.
 fn set_path(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
     let context = id.verbs()?;
     let (local, peer) = {

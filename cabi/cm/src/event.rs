@@ -71,8 +71,8 @@ pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
     reads.min(MAX_RD_ATOMIC) as u8
 }
 
-/// Creates an event about a connection of `id`. It is counted by `owner`, which is the listener for
-/// a request. Returns `None` if the owner is being destroyed.
+/// Creates an event about `id`. It is counted by `owner`, which is the listener for a request, and
+/// `id` itself otherwise. Returns `None` if the owner is being destroyed.
 pub(crate) fn create_event(owner: &Arc<Id>, id: &Id, draft: &EventDraft<'_>) -> Option<DeliveredEvent> {
     let mut conn: rdma_conn_param = zeroed();
     conn.responder_resources = draft.responder_resources;

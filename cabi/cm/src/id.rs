@@ -28,8 +28,8 @@ use uiw_verbs::cm::{
 #[repr(C)]
 pub(crate) struct Id {
     pub(crate) abi: AbiCell<rdma_cm_id>,
-    /// Held by calls that change the id's connection or listener, while the engine does so. Events
-    /// are delivered without this lock.
+    /// Held by calls that change the id's connection or listener, while the engine makes the
+    /// change. Events are delivered without this lock.
     control: Mutex<()>,
     state: Mutex<State>,
     /// Events that were delivered and not acknowledged yet.
@@ -106,8 +106,9 @@ pub(crate) struct State {
     /// Outstanding request for the peer's UD queue pair.
     pub(crate) sidr: Option<SidrHandle>,
     pub(crate) port: Option<PortReservation>,
-    /// Real addresses, with the port numbers of TCP.
+    /// Real local address, with the port number of TCP.
     pub(crate) local: Option<SocketAddr>,
+    /// Real address of the peer, with the port number of TCP.
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) options: IdOptions,
     /// Number of outstanding Reads that the peer of a request asks for, limited to one byte.
@@ -242,8 +243,8 @@ impl Id {
         unsafe { Object::get(self.abi.get(|id| &id.qp)) }.ok()
     }
 
-    /// Returns whether the program uses its own queue pair, which it moves itself and names by
-    /// number.
+    /// Returns whether the id has no queue pair of its own: the program uses another one, which it
+    /// moves itself and names by number.
     pub(crate) fn has_foreign_qp(&self) -> bool {
         self.abi.get(|id| &id.qp).is_null()
     }
@@ -290,7 +291,8 @@ impl Id {
         Ok(())
     }
 
-    /// Posts an event about the id's device, unless the program got it or is about to get it.
+    /// Posts an event about the id's device, unless the same event is still queued. The event for
+    /// the removal of the device is posted only once.
     pub(crate) fn post_device_event(&self, event: c_int) {
         let is_known = {
             let mut state = self.lock();

@@ -18,8 +18,8 @@
 //! Events may arrive before the call that created their connection has returned. No lock is held
 //! across that call. Instead, the channel counts it as an unrouted call, and a thread that takes an
 //! event without a route waits until the unrouted calls of its channel have added their routes. The
-//! destruction of an id removes its route and its events under the channel's lock, so the route of
-//! an event without one is always still to be added.
+//! destruction of an id removes its route and its events under the channel's lock. Therefore, if an
+//! event has no route, the route has not been added yet.
 //!
 //! A wait is a `read` of the channel's descriptor, in functions that hold nothing with a
 //! destructor, because threads may be cancelled there.

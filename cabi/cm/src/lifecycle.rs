@@ -76,7 +76,7 @@ pub(crate) fn discard(id: &Id) {
     drop(routes::remove(sources, &channel, |event| id.is_about(event, conn)));
 }
 
-/// Acknowledges the event that a synchronous id shows.
+/// Acknowledges the event to which the `event` field of a synchronous id points.
 pub(crate) fn acknowledge_shown(id: &Id) {
     let event = id.abi.replace(|id| &id.event, ptr::null_mut());
     if !event.is_null() {

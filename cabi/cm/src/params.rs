@@ -15,8 +15,8 @@ use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::oob::{acknowledgement_time, receive_time};
 use uiw_verbs::ConnConfig;
 
-/// Number of retries of a queue pair. rdma_cm takes retries from the connection's parameters, and
-/// uses the maximum if there are none.
+/// Maximum number of retries. It applies to acknowledgements, and to receivers that are not ready
+/// if the program passes no parameters.
 const RETRIES: u8 = 7;
 
 /// Returns the configuration of a connection or listener of an id.
@@ -42,7 +42,7 @@ pub(crate) fn connection_config(
 ) -> Result<Arc<ConnConfig>> {
     let mut options = conn_config(set, params.responder_resources, params.initiator_depth)?;
     if persona != Persona::Iwarp {
-        // On iWARP no attempt is repeated, and a Send waits as long as with any other peer.
+        // On iWARP no attempt is repeated, and a Send waits for a receive for the default time.
         let options = Arc::make_mut(&mut options);
         options.no_receive_timeout = options.no_receive_timeout.max(params.receive_time());
     }
@@ -60,8 +60,8 @@ pub(crate) struct ConnParams {
 }
 
 impl ConnParams {
-    /// Returns the time for which a Send of the peer may wait for a receive. rdma_cm sets the time
-    /// between two attempts to the value 0.
+    /// Returns the time for which a Send of the peer may wait for a receive. rdma_cm sets
+    /// `min_rnr_timer`, which encodes the time between two attempts, to 0.
     fn receive_time(&self) -> Duration {
         receive_time(0, self.rnr_retry)
     }

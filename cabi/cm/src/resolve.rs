@@ -56,7 +56,7 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Returns the error for binding to an address that belongs to no device.
+/// Replaces ENODEV by EADDRNOTAVAIL, the error for binding to an address that belongs to no device.
 fn not_available(errno: Errno) -> Errno {
     if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno }
 }

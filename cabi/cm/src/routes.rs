@@ -56,8 +56,8 @@ pub(crate) fn add(source: EventSource, id: &Arc<Id>, call: Option<UnroutedCall>)
     drop(before);
 }
 
-/// Removes the routes of `sources`, for which the engine raises no more events. Returns their
-/// events in the channel, and those that `gone` selects.
+/// Removes the routes of `sources`, for which the engine raises no more events. Removes and returns
+/// the events in the channel that `gone` selects.
 ///
 /// This is atomic with regard to [`next`], so an event without a route is always one whose route is
 /// still to be added.

@@ -49,7 +49,8 @@ pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
     Ok(())
 }
 
-/// Returns all addresses of all devices for which the unspecified address stands.
+/// Returns the addresses of all devices on which a listener at the unspecified address `any`
+/// listens.
 fn all_addresses(any: SocketAddr, v6_only: bool) -> Result<Vec<SocketAddr>> {
     let stands_for = |ip: &IpAddr| ip.is_ipv4() == any.is_ipv4() || ip.is_ipv4() && !v6_only;
     let netdevs = netdev::all()?;
@@ -122,7 +123,8 @@ pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> 
     request.accept(qp.engine().num(), qkey, &params.private_data).map_err(Into::into)
 }
 
-/// Creates an id for a request, as for connections.
+/// Creates an id for a request, and the event that passes the id to the program. Returns `None` if
+/// the id cannot be created or the listener is being destroyed; the request is then rejected.
 pub(crate) fn deliver_request(listener: &Arc<Id>, request: SidrRequest) -> Option<DeliveredEvent> {
     let private_data = request.private_data().to_vec();
     let peer = request.peer_addr();
@@ -153,7 +155,8 @@ fn create_request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>
     Ok(id)
 }
 
-/// Creates the event for the response of the peer, which contains its queue pair.
+/// Creates the event for the response of the peer, which contains its queue pair. If the device of
+/// the local address is gone, the event reports that the peer cannot be reached.
 pub(crate) fn deliver_resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<DeliveredEvent> {
     let handle = {
         let mut state = id.lock_alive()?;

@@ -28,12 +28,12 @@ impl<T: PlainAbi> AbiCell<T> {
         Self(UnsafeCell::new(value))
     }
 
-    /// Pointer that C gets.
+    /// Returns the pointer for C.
     pub const fn as_ptr(&self) -> *mut T {
         self.0.get()
     }
 
-    /// Pointer to the field that `field` selects.
+    /// Returns a pointer to the field that `field` selects.
     #[inline]
     fn pointer<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> *mut F {
         let like: T = zeroed();
@@ -43,7 +43,7 @@ impl<T: PlainAbi> AbiCell<T> {
         self.0.get().wrapping_byte_add(offset).cast()
     }
 
-    /// Copies the field that `field` selects.
+    /// Returns a copy of the field that `field` selects.
     #[inline]
     pub fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
         // SAFETY: `pointer` returns the address of a field of type `F` inside the structure,
@@ -53,7 +53,7 @@ impl<T: PlainAbi> AbiCell<T> {
         unsafe { self.pointer(field).read_volatile() }
     }
 
-    /// Changes the field that `field` selects.
+    /// Sets the field that `field` selects.
     #[inline]
     pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
         // SAFETY: `pointer` returns the address of a field of type `F` inside the structure,
@@ -63,7 +63,7 @@ impl<T: PlainAbi> AbiCell<T> {
         unsafe { self.pointer(field).write_volatile(value) };
     }
 
-    /// Changes the field that `field` selects, and returns its previous value.
+    /// Sets the field that `field` selects, and returns its previous value.
     pub fn replace<F: Copy>(&self, field: impl Fn(&T) -> &F, value: F) -> F {
         let before = self.get(&field);
         self.set(field, value);

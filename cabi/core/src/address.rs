@@ -12,8 +12,8 @@ use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::{ptr, slice};
 
-/// Pointer that is NULL or points to a socket address of the size of its family, at any alignment.
-/// The program does not change the address during the call.
+/// Pointer that is NULL or points to a socket address of the size of its family. The pointer may be
+/// unaligned. The program does not change the address during the call.
 #[repr(transparent)]
 pub struct AddressPtr<'a>(*const libc::sockaddr, PhantomData<&'a libc::sockaddr>);
 
@@ -112,15 +112,16 @@ pub fn to_program(address: SocketAddr) -> rdma_sockaddr {
     to_sockaddr(address)
 }
 
-/// Returns the bytes of the buffer that belong to the address.
+/// Returns the bytes of the buffer that belong to the address. An address of an unknown family has
+/// the size of an IPv4 address.
 #[inline]
 pub fn significant_bytes(address: &rdma_sockaddr) -> &[u8] {
     let len = family(&address.0).and_then(family_len).unwrap_or(size_of::<libc::sockaddr_in>());
     &address.0[..len]
 }
 
-/// Returns the address with its real port, without converting IPv4-mapped IPv6 addresses. Returns
-/// `None` if the port offset leads to an invalid port.
+/// Converts an address of the program to its real address, without converting IPv4-mapped IPv6
+/// addresses. Returns `None` if the port offset leads to an invalid port.
 pub fn to_real_same_family(address: SocketAddr) -> Option<SocketAddr> {
     let mut address = address;
     if address.port() != 0 {
@@ -129,8 +130,8 @@ pub fn to_real_same_family(address: SocketAddr) -> Option<SocketAddr> {
     Some(address)
 }
 
-/// Returns the real address for an address of the program: `UIW_PORT_OFFSET` is added to its port.
-/// Port 0 remains 0 (any port).
+/// Converts an address of the program to its real address: `UIW_PORT_OFFSET` is added to its port,
+/// and an IPv4-mapped IPv6 address becomes an IPv4 address. Port 0 remains 0 (any port).
 ///
 /// # Errors
 /// EADDRNOTAVAIL if the sum is not a valid port.
@@ -160,9 +161,10 @@ fn real_port(program: u16, offset: i32) -> Option<u16> {
     u16::try_from(i32::from(program) + offset).ok().filter(|real| *real != 0)
 }
 
-/// Returns the number by which the program sees a real port. If the program cannot have that port
-/// (see `has_program_port`), for example because it is the local port of an outgoing connection,
-/// the number wraps at 65536. Numbers remain distinct, but such a number is only for display.
+/// Returns the number by which the program sees a real port. If no port of the program corresponds
+/// to the real port (see `has_program_port`), for example for the local port of an outgoing
+/// connection, the number wraps at 65536. Numbers remain distinct, but such a number is only for
+/// display.
 pub fn program_port(real: u16) -> u16 {
     (i32::from(real) - offset()).rem_euclid(1 << 16) as u16
 }

@@ -145,7 +145,7 @@ type Brand<'a> = fn(&'a ()) -> &'a ();
 
 pointers! {
     /// Pointer to an object of this library, which the program does not destroy during the call.
-    /// Other pointers are detected, and the call fails.
+    /// Any other pointer is detected, and the call fails.
     Handle<'a, B: Body>(*mut B::C), &'a Object<B>;
     /// Like [`Handle`], for functions that destroy the object: no other thread of the program uses
     /// the object any more.
@@ -183,8 +183,8 @@ pointers! {
     /// same lifetime, for a structure of which the program may know a longer or shorter version.
     PrefixPtr<'a, T>(*mut T), Brand<'a>;
     /// Pointer that is NULL or points to the size of the memory at the [`ArrayMutPtr`] of the same
-    /// lifetime, at any alignment. The call replaces the size by the full length of the result, and
-    /// nothing else reads or writes it during the call.
+    /// lifetime. The pointer may be unaligned. The call replaces the size by the full length of the
+    /// result, and nothing else reads or writes it during the call.
     RoomPtr<'a>(*mut libc::socklen_t), Brand<'a>;
 }
 
@@ -464,9 +464,9 @@ impl<'a> TextPtr<'a> {
     }
 }
 
-/// Number of elements at the [`ArrayPtr`] or [`ArrayMutPtr`] of the same lifetime. If a function
-/// has two counts, for an array of structures whose size the program chooses, their product is the
-/// number of bytes at the [`PrefixPtr`].
+/// Number of elements at the [`ArrayPtr`], [`ArrayMutPtr`] or [`InOutArrayPtr`], or of bytes at the
+/// [`PrefixPtr`], of the same lifetime. A function that takes an array of structures whose size the
+/// program chooses has two counts, whose product is the number of bytes at the [`PrefixPtr`].
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Count<'a, N = usize>(N, PhantomData<Brand<'a>>);
@@ -584,7 +584,7 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
     /// program may have been compiled with a longer or shorter version of the structure.
     ///
     /// # Errors
-    /// EINVAL for NULL.
+    /// EINVAL for NULL, unless `size` is 0.
     pub fn write(self, size: Count<'a>, value: &T) -> Result<()> {
         self.write_table(Count(1, PhantomData), size, &[*value])
     }
@@ -593,7 +593,7 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
     /// left out.
     ///
     /// # Errors
-    /// EINVAL for NULL.
+    /// EINVAL for NULL, unless `count` or `size` is 0, and if their product overflows.
     pub fn write_table(self, count: Count<'a>, size: Count<'a>, values: &[T]) -> Result<()> {
         let bytes = count.0.checked_mul(size.0).ok_or_else(|| Errno::INVAL.out_of_range())?;
         let bytes = Count(bytes, PhantomData);
@@ -629,7 +629,7 @@ impl<'a> RoomPtr<'a> {
     /// Writes the full length of the result, in bytes.
     ///
     /// # Errors
-    /// EFAULT for NULL.
+    /// EINVAL for NULL.
     pub fn finish(self, bytes: usize) -> Result<()> {
         OutPtr(self.0, PhantomData).write(bytes as libc::socklen_t)
     }
@@ -638,7 +638,7 @@ impl<'a> RoomPtr<'a> {
     /// result.
     ///
     /// # Errors
-    /// EFAULT for NULL.
+    /// EINVAL for NULL.
     pub fn restore(self, room: Count<'a, libc::socklen_t>) -> Result<Self> {
         OutPtr(self.0, PhantomData).write(room.0)?;
         Ok(self)

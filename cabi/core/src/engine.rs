@@ -21,8 +21,8 @@ use uiw_verbs::{Device, DeviceConfig, Limits};
 /// one byte.
 pub const MAX_RD_ATOMIC: u16 = 255;
 
-/// Maximum time for which the process waits at exit until its peers have acknowledged all sent
-/// data.
+/// Time-out of each of the two waits at exit: for the function that [`before_exit`] has registered,
+/// which may extend it, and for the acknowledgement of all sent data by the peers.
 const EXIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum time for which [`get_if_open`] waits for the lock.
@@ -115,6 +115,7 @@ impl Engine {
             DeviceConfig::default()
                 .limits(limits)
                 .progress_hooks(PROGRESS_HOOKS)
+                // Peers may invalidate a plain region with Send with Invalidate, as with siw.
                 .lenient_invalidate(true)
                 .shards(settings.shards)
                 .capture_to(sink)
@@ -129,7 +130,6 @@ impl Engine {
         drop(held);
         counters::report_unpublished(&settings.counters, device.publishes_counters());
         self.sockets = device.wait_fds().to_vec();
-        // Peers may invalidate a plain region with Send with Invalidate, as with siw.
         self.device = Some(device.clone());
         flush_at_exit();
         Ok(device)
@@ -154,7 +154,8 @@ impl Engine {
 static BEFORE_EXIT: OnceBox<fn(Instant)> = OnceBox::new();
 
 /// Registers `close`, which is called at the end of the process before the engine is closed.
-/// `close` must return by the time that is passed to it.
+/// `close` should return by the time that is passed to it, but may take longer while peers
+/// acknowledge data. Only the first registration has an effect.
 pub fn before_exit(close: fn(Instant)) {
     BEFORE_EXIT.get_or_init(|| Box::new(close));
 }
@@ -169,8 +170,8 @@ fn flush_at_exit() {
     });
 }
 
-/// Waits until connections whose queue pair was destroyed have finished sending, and writes the
-/// capture to its file.
+/// Calls the function that [`before_exit`] has registered, waits until connections whose queue pair
+/// was destroyed have finished sending, and writes the capture to its file.
 extern "C" fn at_exit() {
     // Another thread may be opening the engine, or may have been stopped while it did. In that case
     // nothing was sent yet.

@@ -136,7 +136,7 @@ impl From<uiw_mem::RegisterError> for Errno {
 }
 
 impl From<Error> for Errno {
-    /// Returns the number with which rdma-core's own drivers report the same mistake.
+    /// Returns the number with which rdma-core's own drivers report the same error.
     fn from(error: Error) -> Self {
         tracing::debug!(%error, "call refused");
         match error {

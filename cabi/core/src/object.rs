@@ -1,6 +1,7 @@
 //! Objects that C refers to: C's structure, followed by the Rust value, in one box. A table
 //! contains the address of each live object. For any other pointer, freed or not created by this
-//! library, calls return an error without reading through the pointer.
+//! library, calls return an error without reading through the pointer. Only calls through the
+//! function table of an object do not use the table (see [`Object::get_called`]).
 
 use crate::abi::PlainAbi;
 use crate::abi_cell::AbiCell;
@@ -21,7 +22,8 @@ struct ObjectTable(BTreeMap<usize, u32>);
 impl ForkState for ObjectTable {
     const NEW: Self = Self(BTreeMap::new());
 
-    /// Keeps inherited objects: calls on them return EIO, and destroying them frees their memory.
+    /// Keeps inherited objects: calls on them return EIO, and destroying them only removes them
+    /// from the table.
     fn in_child(&mut self) {}
 }
 

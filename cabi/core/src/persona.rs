@@ -1,5 +1,5 @@
 //! The kind of device that programs see. Some programs refuse an iWARP device although they would
-//! work with one. The protocol on the wire is the same for all three.
+//! work with one. The protocol on the wire is the same for all kinds.
 
 use crate::abi::device as dev;
 use std::ffi::c_int;
@@ -53,7 +53,8 @@ impl Persona {
         if self == Self::Iwarp { QpState::Init } else { QpState::Reset }
     }
 
-    /// Returns the partition keys of the port. InfiniBand programs look for 0xFFFF.
+    /// Returns the number of partition keys of the port. InfiniBand programs look for the key
+    /// 0xFFFF, so other devices than iWARP have this one.
     pub fn pkeys(self) -> u16 {
         u16::from(self != Self::Iwarp)
     }

@@ -63,7 +63,7 @@ pub struct SignalGuard {
     before: libc::sigset_t,
 }
 
-/// Blocks all signals of the calling thread until the guard is dropped.
+/// Blocks the signals of the calling thread, except for `OWN_FAULTS`, until the guard is dropped.
 #[must_use]
 pub fn block_all() -> SignalGuard {
     SignalGuard { before: change_mask(libc::SIG_SETMASK, &all_but(&OWN_FAULTS)) }

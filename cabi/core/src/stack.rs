@@ -13,8 +13,8 @@ use uiw_smol::capability::refusal;
 /// Dynamic ports (RFC 6335 section 6).
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
-/// Opens the TCP implementation. The reason of a failure is written to standard error, because an
-/// error number alone does not tell it.
+/// Opens the TCP implementation. The reason of a failure is written to standard error, because the
+/// error number alone does not show it.
 pub(crate) fn open(settings: &Settings) -> Result<Box<dyn TransportStack>> {
     settings.llp.open().map_err(|error| {
         if settings.llp.own().is_some() {

@@ -1,12 +1,12 @@
 //! Watches the TLS files (`UIW_TLS`, and the files that it names), and reads them again after they
 //! have changed.
 //!
-//! A service normally reads its configuration again on SIGHUP. In this case the signal belongs to
-//! the program, which ends by default, and which may block the signal, wait for it or handle it.
-//! The files themselves are therefore watched: a thread compares their times, sizes and inodes in
-//! intervals. This works on every file system and for links that change, and needs no descriptor,
-//! which matters to programs that expect particular descriptor numbers. Files that are being
-//! written are not read: they must have been unchanged for an interval.
+//! A service normally reads its configuration again on SIGHUP. Here the signal belongs to the
+//! program: by default it ends the program, and the program may block the signal, wait for it or
+//! handle it. The files themselves are therefore watched: a thread compares their times, sizes and
+//! inodes at intervals. This works on every file system and for links that change, and needs no
+//! descriptor, which matters to programs that expect particular descriptor numbers. Files that are
+//! being written are not read: they must have been unchanged for an interval.
 //!
 //! inotify would not need the intervals, but it misses changes on network file systems, needs a
 //! watch on each directory that a link leads through, is limited to 128 instances for each user by

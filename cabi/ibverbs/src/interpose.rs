@@ -1,6 +1,6 @@
-//! Functions of the C library that programs find here first: those that change mappings, and those
-//! that change or block the handlers of faults. They have no version, as a loader takes such a name
-//! for every version of it.
+//! Functions that replace those of the C library in the program: the ones that change mappings, and
+//! the ones that change or block the handlers of faults. They have no symbol version, because the
+//! loader then uses them for every version that a program requests.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -10,10 +10,10 @@ use uiw_cabi_core::c_library::{NextFunction, PassedValue};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::{fault_handler, mapping};
 
-/// The C library's functions, by their names and types.
+/// Declares functions of the C library by their names and types.
 macro_rules! next {
     ($($name:ident = $c:literal ($($type:ty),*) -> $result:ty;)*) => {
-        /// The functions by their names.
+        /// Functions of the C library by their names.
         #[expect(non_camel_case_types, reason = "C's names")]
         mod next {
             use super::*;
@@ -54,13 +54,13 @@ type Len<'a> = PassedValue<'a, usize>;
 /// Protection, advice or flags of a mapping call.
 type Flags<'a> = PassedValue<'a, c_int>;
 
-/// The C library has no such function.
+/// Returns the result for a function that the C library does not have: -1, with ENOSYS.
 fn absent() -> c_int {
     Errno::NOSYS.set();
     -1
 }
 
-/// The same, where the result is an address.
+/// Like [`absent`], for functions that return an address.
 fn no_address() -> *mut c_void {
     absent();
     libc::MAP_FAILED
@@ -87,7 +87,8 @@ extern "C" fn mmap<'a>(
     next::mmap::get().map_or_else(no_address, |next| next(addr, len, protection, flags, fd, offset))
 }
 
-/// Same as [`mmap`]: offsets have 64 bits on the supported processors.
+/// `mmap64`, which is the same as [`mmap`], because offsets have 64 bits on the supported
+/// processors.
 #[unsafe(no_mangle)]
 extern "C" fn mmap64<'a>(
     addr: Address<'a>,
@@ -100,8 +101,8 @@ extern "C" fn mmap64<'a>(
     mmap(addr, len, protection, flags, fd, offset)
 }
 
-/// The fifth argument is there with some flags only; in the calling conventions of these processors
-/// it is in a register either way.
+/// `mremap`. The program passes the fifth argument only with some flags. In the calling conventions
+/// of the supported processors, a register holds it in either case.
 #[unsafe(no_mangle)]
 extern "C" fn mremap<'a>(
     old: Address<'a>,
@@ -149,7 +150,8 @@ extern "C" fn madvise<'a>(addr: Address<'a>, len: Len<'a>, advice: Flags<'a>) ->
 
 fn about_to_protect(addr: Address<'_>, len: Len<'_>, protection: Flags<'_>, key: c_int) {
     const ALL: c_int = libc::PROT_READ | libc::PROT_WRITE;
-    // Every thread has other rights by the keys; 0 and -1 are none.
+    // With a protection key, threads have different rights. The values 0 and -1 mean that there is
+    // no such key.
     if protection.get() & ALL != ALL || key > 0 {
         mapping::protect(addr.get().addr(), len.get());
     }
@@ -167,17 +169,18 @@ extern "C" fn pkey_mprotect<'a>(addr: Address<'a>, len: Len<'a>, protection: Fla
     next::pkey_mprotect::get().map_or_else(absent, |next| next(addr, len, protection, key))
 }
 
-/// The end of the heap.
+/// Returns the end of the heap.
 fn end_of_heap() -> *mut c_void {
     // SAFETY: with an increment of 0, sbrk(2) only returns the end of the heap and changes nothing.
     next::sbrk::get().map_or_else(no_address, |sbrk| sbrk(unsafe { PassedValue::new(0) }))
 }
 
-/// The end of the heap is about to become `end`.
+/// Removes the pages of the heap after `end` from registered regions, because `end` is about to
+/// become the end of the heap.
 fn about_to_shrink(end: usize) {
     let now = end_of_heap();
     if now != libc::MAP_FAILED {
-        // The page that the end is in stays.
+        // The page that contains the new end remains.
         let first = end.next_multiple_of(mapping::page_size());
         mapping::discard(first, now.addr().saturating_sub(first));
     }

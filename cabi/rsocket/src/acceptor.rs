@@ -26,14 +26,16 @@ use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnRequest, Listener};
 const MAX_BACKLOG: usize = 1024;
 /// Number of the event that ends a listener's task.
 const CLOSED: u64 = 0;
-/// Number of the event that announces that the program has taken a connection.
+/// Number of the event that announces that there may be room in the backlog: the program has taken
+/// a connection, or a connection has failed.
 const TAKEN: u64 = 1;
 
 /// Connections of a listening socket.
 pub(crate) struct Acceptor {
     queue: Mutex<AcceptQueue>,
     channel: Arc<CmChannel>,
-    /// `None` after the listener was closed. The port is reserved within this process.
+    /// Listener and its port, which stays reserved within this process; `None` after the listener
+    /// was closed.
     listener: Mutex<Option<(Listener, PortReservation)>>,
     options: Arc<ConnConfig>,
     ipv6: bool,

@@ -40,7 +40,7 @@ impl PendingConnection {
 /// EINVAL if an environment variable has an invalid value.
 pub(crate) fn conn_config(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
     let settings = Settings::get()?;
-    // rsockets have no Reads. rdma-core requests one on iWARP.
+    // rsockets use no Reads, but rdma-core requests a depth of one on iWARP.
     let mut options = settings.conn_config(1, 1, None);
     (options.stream.tos, options.stream.v6_only) = (set.tos, set.v6_only);
     // If nothing listens on the port, the program may want to use TCP.
@@ -78,7 +78,8 @@ pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
 /// Starts to connect. The events of the connection follow.
 ///
 /// # Errors
-/// EALREADY, EISCONN, EINVAL, and the errors of reaching the peer that are known immediately.
+/// EALREADY, EISCONN, EINVAL; ECONNREFUSED for port 0; and the errors of reaching the peer that are
+/// known immediately.
 pub(crate) fn start(socket: &Socket, state: &mut State, to: SocketAddr) -> Result<()> {
     match &state.phase {
         Phase::New(_) => {}

@@ -71,7 +71,7 @@ use std::time::{Duration, Instant};
 
 /// Interval at which the acknowledgements of closed connections are checked.
 const PROGRESS_CHECK: Duration = Duration::from_millis(100);
-/// Maximum time that the end of a process waits even if peers acknowledge data.
+/// Maximum duration of the wait at the end of the process, even if peers still acknowledge data.
 const LONGEST_EXIT: Duration = Duration::from_secs(60);
 
 /// True while the process ends: see [`is_exiting`].

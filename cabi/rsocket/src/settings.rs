@@ -10,18 +10,21 @@ use uiw_cabi_core::persona::Persona;
 
 /// Directory of the configuration of rdma-core's rsockets.
 const FOLDER: &str = "/etc/rdma/rsocket";
-/// Minimum size of a queue. The maximum follows.
+/// Minimum size of a queue, in messages.
 const MIN_QUEUE: u16 = 16;
+/// Maximum size of a queue, in messages.
 const MAX_QUEUE: u16 = 16000;
-/// Minimum size of a buffer. The maximum follows.
+/// Minimum size of a buffer, in bytes.
 const MIN_BUFFER: u32 = 4096;
+/// Maximum size of a buffer, in bytes.
 const MAX_BUFFER: u32 = 1 << 28;
 
 /// Default polling time in microseconds.
 const DEFAULT_POLLING: u64 = 100;
+/// Maximum polling time in microseconds.
 const MAX_POLLING: u64 = 100_000;
 
-/// Sizes of a connection.
+/// Sizes of the queues and buffers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     /// Number of data messages in the send queue: `RDMA_SQSIZE`.

@@ -29,8 +29,9 @@ pub(crate) enum Ending {
 /// Directions that were shut down.
 #[derive(Clone, Copy, Debug, Default)]
 struct ShutDirections {
-    /// True if this program has shut down writing. `read` is the same for reading.
+    /// True if this program has shut down writing.
     write: bool,
+    /// True if this program has shut down reading.
     read: bool,
     /// True if SHUTDOWN was received: the peer sends no more data.
     peer_write: bool,
@@ -45,8 +46,9 @@ pub(crate) struct Stream {
     pub(super) sender: Sender,
     /// Byte order in which the peer's memory is written.
     order: Order,
-    /// The peer's list of targets. The index of the next entry to write follows.
+    /// The peer's list of targets.
     lists: Target,
+    /// Index of the next entry to write in the peer's list.
     entry: u32,
     /// Index of the next entry to take from our list.
     next_target: usize,
@@ -73,7 +75,7 @@ impl Stream {
             sender,
             order: peer.order,
             lists: peer.targets,
-            // The private data contains the peer's first entry.
+            // Entry 0 of each list is transmitted in the private data.
             entry: 1,
             next_target: 1,
             published: None,
@@ -181,7 +183,7 @@ impl Stream {
         self.ended.get_or_insert(ending);
     }
 
-    /// Returns the error that ended the connection.
+    /// Returns the error with which the connection failed, if it did.
     pub(crate) fn failure(&self) -> Option<Errno> {
         match self.ended {
             Some(Ending::Failed(errno)) => Some(errno),
@@ -200,7 +202,8 @@ impl Stream {
         self.ended.is_some() || self.shut.peer_write && self.shut.write
     }
 
-    /// Returns whether the peer sends no more data.
+    /// Returns whether reads return 0 once all received data was read: the connection has ended,
+    /// the peer sends no more data, or this program has shut down reading.
     pub(crate) fn at_end(&self) -> bool {
         self.ended.is_some() || self.shut.peer_write || self.shut.read
     }
@@ -254,7 +257,7 @@ impl Stream {
     ///
     /// # Errors
     /// EPIPE after this program shut down the direction, ECONNRESET after the peer closed the
-    /// connection; EAGAIN if there is no room.
+    /// connection, the error of a connection that failed; EAGAIN if there is no room.
     pub(crate) fn check_room(&mut self) -> Result<()> {
         self.check_open()?;
         if self.sender.has_room() { Ok(()) } else { Err(Errno::AGAIN) }
@@ -263,7 +266,8 @@ impl Stream {
     /// Returns the result of sending no bytes.
     ///
     /// # Errors
-    /// The errors of a direction that was shut down.
+    /// EPIPE after this program shut down the direction, and the errors of a connection that has
+    /// ended.
     pub(crate) fn check_room_or_nothing(&self) -> Result<u64> {
         self.check_open().map(|()| 0)
     }
@@ -340,7 +344,8 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Shuts down directions, and notifies the peer.
+    /// Shuts down directions. Sends DISCONNECT once this program has shut down writing and no data
+    /// is to be received any more, and SHUTDOWN if it has shut down writing only.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
         let was = self.shut;
         self.shut.read |= read;
@@ -381,7 +386,8 @@ fn is_quick(filled: Duration, round_trip: Option<Duration>) -> bool {
     round_trip.is_some_and(|time| filled < time * QUICK_ROUND_TRIPS)
 }
 
-/// Returns the part of a mapping from `offset` on, and its size.
+/// Returns the part of a mapping from `offset` on, and its size, or `None` if the mapping does not
+/// contain `offset`.
 fn place(mapping: &Mapping, offset: u64) -> Option<(Target, u32)> {
     let skip = offset.checked_sub(mapping.offset)?;
     let skip = u32::try_from(skip).ok().filter(|skip| *skip < mapping.target.len)?;

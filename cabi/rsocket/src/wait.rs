@@ -86,9 +86,9 @@ impl SleeperFd {
         Ok(Arc::new(Self { event: fd.into(), generation: fork::generation() }))
     }
 
-    /// Takes the eventfd of this thread for a wait, like [`ThreadWaiter`]. A wait in a signal
-    /// handler uses another one, so it takes neither the tokens nor the registrations of the
-    /// interrupted wait.
+    /// Takes this thread's eventfd out of its place for the duration of a wait. A wait in a signal
+    /// handler therefore uses another one, and takes neither the tokens nor the registrations of
+    /// the interrupted wait.
     fn take() -> Result<Arc<Self>> {
         let kept = SLEEPER.try_with(RefCell::take).unwrap_or_default();
         // The child of a fork shares the previous descriptor with its parent.
@@ -96,7 +96,7 @@ impl SleeperFd {
     }
 
     fn put_back(self: Arc<Self>) {
-        // The thread-local storage does not exist any more when the thread ends.
+        // This fails only if the thread is ending and its thread-local storage was destroyed.
         let _ = SLEEPER.try_with(|place| place.replace(Some(self)));
     }
 
@@ -110,7 +110,7 @@ impl SleeperFd {
 
 impl Wake for SleeperFd {
     fn wake(self: Arc<Self>) {
-        // This fails only if 2^64 wake-ups were not read.
+        // This does not block in practice, because the counter has room for 2^64 - 2 wake-ups.
         let _ = (&self.event).write(&1u64.to_ne_bytes());
     }
 }
@@ -146,8 +146,8 @@ pub(crate) fn until<T>(
     waited
 }
 
-/// Set in which this thread sleeps together with other descriptors. It is removed from its place
-/// during a wait, because a signal handler may wait as well.
+/// Waiter with which this thread sleeps until the engine or another descriptor is ready. It is
+/// taken out of its place during a wait, because a signal handler may wait as well.
 struct ThreadWaiter {
     /// Dropped only in the process that created it. In the child of a fork, threads of the parent
     /// may hold its locks.
@@ -172,7 +172,7 @@ impl ThreadWaiter {
     }
 
     fn put_back(self) {
-        // The thread-local storage does not exist any more when the thread ends.
+        // This fails only if the thread is ending and its thread-local storage was destroyed.
         let _ = WAITER.try_with(|place| place.replace(Some(self)));
     }
 }
@@ -218,7 +218,7 @@ pub(crate) fn until_or<T>(
     result
 }
 
-/// Makes one round of `shards`, for a thread that repeatedly waits for arrivals there.
+/// Drives `shards` for one round, in a thread that repeatedly waits for arrivals there.
 pub(crate) fn make_round(device: &Device, shards: ShardSet) {
     match ThreadWaiter::take(device) {
         Ok(mut waiter) => {
@@ -263,7 +263,7 @@ fn sleep_without_engine<T>(
     result
 }
 
-/// Implementation of [`until_or`].
+/// Implements the part of [`until_or`] in which the thread sleeps.
 fn sleep_with<T>(
     waiter: &mut PollWaiter,
     fds: &mut Vec<libc::pollfd>,
@@ -429,7 +429,7 @@ pub(crate) fn complete<T>(
     waited
 }
 
-/// Converts the answer of a call that is repeated.
+/// Converts the result of an attempt: EAGAIN becomes `Pending`.
 pub(crate) fn pending<T>(answer: Result<T>) -> Poll<Result<T>> {
     match answer {
         Err(Errno::AGAIN) => Poll::Pending,

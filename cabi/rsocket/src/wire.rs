@@ -205,7 +205,8 @@ impl Mapping {
 pub struct ConnData {
     /// Byte order of integers that the sender reads.
     pub order: Order,
-    /// Transport of the sender's messages, which only uiw announces.
+    /// Transport of the sender's messages; `None` if the sender does not announce it. Only uiw
+    /// announces it.
     pub variant: Option<Variant>,
     /// Number of data messages that may be sent to the sender before it gives credits.
     pub credits: u16,
@@ -249,7 +250,8 @@ impl ConnData {
         out
     }
 
-    /// Decodes the private data of a peer. Bytes that follow it are padding of other transports.
+    /// Decodes the private data of a peer. Bytes after the first [`ConnData::LEN`] are ignored,
+    /// because other transports add padding.
     ///
     /// # Errors
     /// [`WireError`] for private data that no rsocket sends.
@@ -288,7 +290,7 @@ impl ConnData {
 }
 
 /// Encodes a number of mappings in one byte: numbers up to 128 directly, larger ones in units of
-/// 256.
+/// 256, rounded down. Numbers from 129 to 255 are encoded as 128.
 const fn to_scale(value: u16) -> u8 {
     if value <= 0x80 { value as u8 } else { 0x80 | (value >> 8) as u8 }
 }
@@ -333,7 +335,7 @@ impl Message {
     const CREDITS: u32 = 4;
     const MAPPED: u32 = 6;
     const CONTROL: u32 = 7;
-    /// Maximum value of a message.
+    /// Maximum value in the lower 29 bits of a message.
     pub const MAX_VALUE: u32 = (1 << 29) - 1;
 
     /// Encodes the message in 32 bits.

@@ -1,5 +1,6 @@
-//! Options and flags. The last argument of `fcntl` and `ioctl` is there with some commands only; in
-//! the calling conventions of these processors it is in a register either way.
+//! Options and flags of sockets. Programs pass the last argument of `fcntl` and `ioctl` only with
+//! some commands. In the calling conventions of the supported processors, a register holds it in
+//! either case.
 
 use crate::argument::{Argument, In, Out};
 use crate::bits::{is_rsocket, is_rsocket_already, is_set};
@@ -36,7 +37,7 @@ extern "C-unwind" fn setsockopt<'a>(
     next::setsockopt(fd, level, name, value, len)
 }
 
-/// fcntl(2), with the C library's function.
+/// Implements fcntl(2). `next` is the C library's function.
 fn control<'a>(
     fd: c_int,
     command: c_int,
@@ -67,8 +68,8 @@ extern "C-unwind" fn ioctl<'a>(fd: c_int, request: c_ulong, argument: Out<'a, c_
     const SIOCATMARK: c_ulong = 0x8905;
     let is_rsocket = match request {
         libc::FIONBIO => is_rsocket_already(fd),
-        // They count bytes. What the kernel counts of an accepted connection that was not used are
-        // bytes of MPA.
+        // These requests count bytes. For an accepted connection that was not used yet, the kernel
+        // would count bytes of MPA.
         libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK => is_rsocket(fd),
         _ => false,
     };

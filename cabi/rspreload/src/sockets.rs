@@ -1,5 +1,5 @@
-//! The functions of `libibverbs.so.1`: those that `uiw_cabi_rsocket::preload::exports` describes,
-//! and the API of rsockets.
+//! Functions of `libibverbs.so.1` that this library calls: those that
+//! `uiw_cabi_rsocket::preload::exports` describes, and the API of rsockets.
 
 use crate::argument::{Argument, In, Len, Out};
 use libc::{
@@ -7,19 +7,19 @@ use libc::{
 };
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
-/// The descriptor is the system's.
+/// Result for a descriptor that is not an rsocket.
 pub(crate) const ORDINARY: c_int = 1;
-/// The same, where a call returns a number of bytes.
+/// Like [`ORDINARY`], for calls that return a number of bytes.
 pub(crate) const SYSTEM: isize = -2;
-/// It is an rsocket.
+/// Result for a descriptor that is an rsocket.
 pub(crate) const RSOCKET: c_int = 2;
 
-/// Room for every address.
+/// Buffer for a socket address of any family.
 #[repr(C, align(8))]
 pub(crate) struct Address(pub(crate) [u8; 128]);
 
-// The functions have these types, but for the arguments, which carry the same promises there. One
-// line a function.
+// `libibverbs.so.1` declares the functions with these types, except that it has its own argument
+// types, which carry the same guarantees. Each declaration is on one line.
 #[rustfmt::skip]
 unsafe extern "C" {
     pub(crate) safe fn uiw_sockets_bits(count: &mut usize) -> *const u64;

@@ -1,4 +1,4 @@
-//! Moving bytes.
+//! Functions of the C library that transfer data, such as read(2), sendmsg(2) and sendfile(2).
 
 use crate::argument::{Argument, In, Len, Out};
 use crate::bits::{is_rsocket, is_set};
@@ -6,14 +6,15 @@ use crate::{fail, next, sockets};
 use libc::{iovec, mmsghdr, msghdr, off_t, off64_t, sockaddr, socklen_t, timespec};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// One of two calls.
+/// Evaluates `$rsocket` if the descriptor is an rsocket, and `$next` otherwise.
 macro_rules! of {
     ($fd:expr, $rsocket:expr, $next:expr) => {
         if is_rsocket($fd) { $rsocket } else { $next }
     };
 }
 
-/// Like [`of`], where one call finds out what the descriptor is and does its work.
+/// Like [`of`], but `$tried` both determines whether the descriptor is an rsocket and makes the
+/// call. Its result is then returned from the calling function.
 macro_rules! tried {
     ($fd:expr, $tried:expr, $next:expr) => {{
         if is_set($fd) {
@@ -50,8 +51,9 @@ extern "C-unwind" fn read<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>) 
     )
 }
 
-/// A call of a program that was compiled with checks of its buffers (`_FORTIFY_SOURCE`), here and
-/// below: where `len` is more than `room` the C library's function ends the program.
+/// `read` of a program that was compiled with checks of its buffers (`_FORTIFY_SOURCE`). The same
+/// applies to the other functions whose names end in `_chk`. If `len` is more than `room`, the C
+/// library's function ends the program.
 #[unsafe(no_mangle)]
 extern "C-unwind" fn __read_chk<'a>(
     fd: c_int,
@@ -141,8 +143,9 @@ extern "C-unwind" fn recvmmsg<'a>(
     of!(fd, receive_all(fd, messages, count, flags), next::recvmmsg(fd, messages, count, flags, timeout))
 }
 
-/// The messages one after the other, as the system does it: an error behind the first one is left
-/// for the next call.
+/// Receives messages one after the other, as recvmmsg(2) does, but without a time-out. If a message
+/// after the first one fails, the number of messages received before is returned, and the next call
+/// reports the error if it persists.
 fn receive_all<'a>(
     fd: c_int,
     messages: Out<'a, mmsghdr>,
@@ -197,8 +200,9 @@ extern "C-unwind" fn send<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, f
     )
 }
 
-/// Returns whether a call would connect a socket that may become an rsocket: by TCP, past
-/// `connect`. It is refused as by a system without TCP Fast Open, and programs connect then.
+/// Returns whether the call would connect a socket that may become an rsocket through TCP Fast
+/// Open, which bypasses `connect`. Such a call is refused as on a system without TCP Fast Open;
+/// programs then call `connect`.
 fn connects(fd: c_int, flags: c_int) -> bool {
     flags & libc::MSG_FASTOPEN != 0 && is_set(fd) && !is_rsocket(fd)
 }
@@ -243,7 +247,7 @@ extern "C-unwind" fn sendmmsg<'a>(
     of!(fd, send_all(fd, messages, count, flags), next::sendmmsg(fd, messages, count, flags))
 }
 
-/// The messages one after the other.
+/// Sends messages one after the other, until one fails or is sent only in part.
 fn send_all<'a>(fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uint>, flags: c_int) -> c_int {
     if count.get() > 0 && messages.as_in().as_ref().is_none() {
         return fail(libc::EFAULT);
@@ -292,7 +296,7 @@ extern "C-unwind" fn sendfile64<'a>(
     of!(to, send_file(to, file, offset, count), next::sendfile64(to, file, offset, count))
 }
 
-/// sendfile(2) to an rsocket.
+/// Implements sendfile(2) to an rsocket. It is refused if the source is an rsocket.
 fn send_file<'a>(to: c_int, file: c_int, offset: Out<'a, off64_t>, count: Len<'a>) -> isize {
     if is_rsocket(file) {
         return fail(libc::EINVAL) as isize;
@@ -300,7 +304,8 @@ fn send_file<'a>(to: c_int, file: c_int, offset: Out<'a, off64_t>, count: Len<'a
     sockets::uiw_sockets_sendfile(to, file, offset, count)
 }
 
-/// Refused for rsockets: a program that uses it has another way for files that do not have it.
+/// `splice` is refused for rsockets with EINVAL. Programs that use it have a fallback, because some
+/// files do not support it either.
 #[unsafe(no_mangle)]
 extern "C-unwind" fn splice<'a>(
     from: c_int,

@@ -1,4 +1,5 @@
-//! Waiting for descriptors.
+//! Functions of the C library that wait for descriptors: poll(2), select(2) and epoll_wait(2), with
+//! their variants, and epoll_ctl(2).
 
 use crate::argument::{Argument, In, Len, Out};
 use crate::bits::{is_rsocket, is_set};
@@ -6,19 +7,19 @@ use crate::{next, sockets, waiting};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::ffi::c_int;
 
-/// Nanoseconds of a second.
+/// Nanoseconds in a second.
 const SECOND: i64 = 1_000_000_000;
 
 fn now() -> timespec {
     let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
-    // It makes no system call where the C library has the clock.
+    // This makes no system call if the C library can read the clock itself.
     // SAFETY: the call writes one time to `now`, a local variable of this type, and the clock
     // exists on every Linux system.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now
 }
 
-/// A time that may be for ever.
+/// Maximum duration of a wait; `None` means no limit.
 struct WaitTime(Option<timespec>);
 
 impl WaitTime {
@@ -31,7 +32,7 @@ impl WaitTime {
         In::from_option(self.0.as_ref())
     }
 
-    /// Returns the time-out for poll(2): a part of a millisecond counts as one.
+    /// Returns the time-out for poll(2), rounded up to milliseconds; -1 means no limit.
     fn milliseconds(&self) -> c_int {
         let ms = |time: &timespec| {
             time.tv_sec.saturating_mul(1000).saturating_add((time.tv_nsec + 999_999) / 1_000_000)
@@ -39,12 +40,13 @@ impl WaitTime {
         self.0.as_ref().map_or(-1, |time| c_int::try_from(ms(time)).unwrap_or(c_int::MAX))
     }
 
-    /// Returns whether there is no wait.
+    /// Returns whether the call does not wait.
     fn is_none(&self) -> bool {
         self.0.is_some_and(|time| time.tv_sec == 0 && time.tv_nsec == 0)
     }
 
-    /// Returns the end of a wait that has one. An invalid time is left to the system.
+    /// Returns the time at which the wait ends, or `None` if there is no limit or the duration is
+    /// invalid. The system call reports an invalid duration.
     fn end(&self) -> Option<timespec> {
         let time = self.0.filter(|time| time.tv_sec >= 0 && (0..SECOND).contains(&time.tv_nsec))?;
         let now = now();
@@ -55,7 +57,7 @@ impl WaitTime {
         })
     }
 
-    /// Returns the remaining time until `end`.
+    /// Returns the remaining time until `end`, or no limit if `end` is `None`.
     fn until(end: Option<timespec>) -> Self {
         let now = now();
         Self(end.map(|end| {
@@ -72,7 +74,7 @@ impl WaitTime {
     }
 }
 
-/// Returns whether the list has an rsocket.
+/// Returns whether the list contains an rsocket.
 fn has_rsocket<'a>(fds: In<'a, pollfd>, count: Argument<'a, nfds_t>) -> bool {
     fds.elements(count).iter().any(|fd| is_set(fd.fd)) && sockets::uiw_sockets_enter_all(fds, count) != 0
 }
@@ -86,8 +88,8 @@ extern "C-unwind" fn poll<'a>(fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>,
     next::poll(fds, count, timeout)
 }
 
-/// A call of a program that was compiled with checks of its buffers, here and below: where there is
-/// no room the C library's function ends the program.
+/// `poll` of a program that was compiled with checks of its buffers (`_FORTIFY_SOURCE`). The same
+/// applies to `__ppoll_chk`. If the array is too short, the C library's function ends the program.
 #[unsafe(no_mangle)]
 extern "C-unwind" fn __poll_chk<'a>(
     fds: Out<'a, pollfd>,
@@ -128,7 +130,7 @@ extern "C-unwind" fn __ppoll_chk<'a>(
     next::ppoll_chk(fds, count, timeout, mask, room)
 }
 
-/// Returns whether a set has an rsocket.
+/// Returns whether one of the sets contains an rsocket.
 fn sets_have_rsocket<'a>(count: Argument<'a, c_int>, sets: [Out<'a, fd_set>; 3]) -> bool {
     let mut any = false;
     for fd in 0..count.get().min(libc::FD_SETSIZE as c_int) {
@@ -136,7 +138,8 @@ fn sets_have_rsocket<'a>(count: Argument<'a, c_int>, sets: [Out<'a, fd_set>; 3])
         // during the call (select(2)), as [`Argument`] requires. `fd` is from 0 to FD_SETSIZE - 1.
         let is_in =
             || sets.iter().any(|set| !set.get().is_null() && unsafe { libc::FD_ISSET(fd, set.get()) });
-        // Each is used, so each accepted connection becomes an rsocket.
+        // Every descriptor is checked, because the check converts an accepted connection to an
+        // rsocket.
         if is_set(fd) && is_in() && is_rsocket(fd) {
             any = true;
         }
@@ -155,7 +158,7 @@ extern "C-unwind" fn select<'a>(
     if !sets_have_rsocket(count, [read, write, except]) {
         return next::select(count, read, write, except, timeout);
     }
-    // More microseconds than a second has are taken, as the system takes them.
+    // A number of microseconds above one second is accepted, as by the kernel.
     let time = timeout.as_in().as_ref().map(|time| timespec {
         tv_sec: time.tv_sec + time.tv_usec / 1_000_000,
         tv_nsec: time.tv_usec % 1_000_000 * 1000,
@@ -189,9 +192,11 @@ extern "C-unwind" fn epoll_ctl<'a>(set: c_int, op: c_int, fd: c_int, event: Out<
     next::epoll_ctl(set, op, fd, event)
 }
 
-/// Waits for a set: by the system's call, or where it has rsockets, also from when it gets one.
+/// Waits for events of an epoll set.
 ///
-/// `system` is the system's call for the time that it gets.
+/// A set without rsockets waits in the system's call, for which `system` is called with the
+/// remaining time. If the set gets its first rsocket meanwhile, a marker event ends that call, and
+/// the wait continues with the rsockets.
 fn wait<'a>(
     set: c_int,
     events: Out<'a, epoll_event>,
@@ -203,7 +208,7 @@ fn wait<'a>(
     let end = time.end();
     let mut time = time;
     loop {
-        // A call that does not wait needs no count.
+        // A call that does not wait need not be woken by a marker, so it is not counted.
         let counted = if time.is_none() { None } else { waiting::begin(set) };
         if counted.is_none() && is_set(set) {
             return sockets::uiw_sockets_epoll_wait(set, events, most, time.argument(), mask);

@@ -54,7 +54,8 @@ fn create(domain: &Object<Pd>, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     Ok(Object::create(abi, Ah { engine, _in_pd: domain.users.add() }))
 }
 
-/// Returns the index of the interface for addresses that are valid only together with it.
+/// Returns the scope of an address: the index of the interface if the address is valid only
+/// together with it, and 0 otherwise.
 fn scope(netdev: &NetDev, peer: IpAddr) -> u32 {
     match peer {
         IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast() => netdev.index,

@@ -35,8 +35,8 @@ pub(crate) struct CompEvents {
     arms: AtomicU32,
 }
 
-/// The flags of the descriptor are read at each of the first armings, up to this number. Reading
-/// them takes a system call.
+/// Number of armings, from the first one on, at each of which the flags of the descriptor are read.
+/// Reading them takes a system call.
 const FLAG_READ_FIRST: u32 = 8;
 /// After the first armings, the flags are read once per this number of armings.
 const FLAG_READ_EVERY: u32 = 64;

@@ -23,8 +23,8 @@ use uiw_llp::{InterfaceChange, InterfaceMonitor};
 use uiw_verbs::AsyncEvent;
 use uiw_verbs::integration::spawn_thread;
 
-/// Maximum number of unread device events of a context. If there are more, the oldest ones are
-/// dropped.
+/// Number of unread asynchronous events of a context at which a new device event replaces the
+/// oldest unread device event.
 const MAX_UNREAD: usize = 64;
 
 /// Open contexts, and the thread that raises their events.

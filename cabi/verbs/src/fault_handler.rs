@@ -34,7 +34,7 @@ struct RequestedAction {
     locked: AtomicU32,
 }
 
-/// Unlocked. Generations are counted from 1.
+/// Value of `locked` while no thread has the lock. Generations are counted from 1.
 const FREE: u32 = 0;
 
 // SAFETY: threads write elements only under the lock, and only one that is not the newest. Other
@@ -154,7 +154,7 @@ fn replace_action(signal: c_int, new: Option<&Action>) -> Action {
     old
 }
 
-/// State of the installation, which one thread makes. A fork waits for it.
+/// Lock for the installation, which only one thread performs. A fork waits until it is complete.
 struct HandlerInstallation;
 
 static INSTALLATION: ForkSafe<HandlerInstallation> = ForkSafe::new();
@@ -162,7 +162,7 @@ static INSTALLATION: ForkSafe<HandlerInstallation> = ForkSafe::new();
 impl ForkState for HandlerInstallation {
     const NEW: Self = Self;
 
-    /// A child inherits the handlers of its parent.
+    /// A child inherits the handlers of its parent, so there is nothing to do.
     fn in_child(&mut self) {}
 }
 
@@ -208,7 +208,7 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
     errno.set();
 }
 
-/// Passes the signal to the program's handler, or performs the default action.
+/// Passes the signal to the program's handler, ignores it, or performs the default action.
 ///
 /// # Safety
 /// The arguments are those with which the kernel has called a handler with SA_SIGINFO for this

@@ -109,8 +109,8 @@ pub extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
     word(&words, status, c"unknown")
 }
 
-/// Rates: C's number, the rate as a multiple of 2.5 Gbit/s (0 if it is none), and the rate in
-/// Mbit/s.
+/// Rates: C's number, the rate as a multiple of 2.5 Gbit/s (rounded as in rdma-core; 0 if rdma-core
+/// has none), and the rate in Mbit/s.
 const RATES: [(c_int, c_int, c_int); 23] = [
     (2, 1, 2_500),
     (5, 2, 5_000),

@@ -1,4 +1,4 @@
-//! Queue pairs.
+//! C's structures and constants for queue pairs.
 
 use super::*;
 use std::ffi::{c_int, c_uint, c_void};

@@ -1,4 +1,4 @@
-//! Work requests and completions.
+//! C's structures and constants for work requests and completions.
 
 use super::*;
 use std::ffi::{c_int, c_uint, c_void};

@@ -199,7 +199,7 @@ impl Endpoint {
     /// pair of the peer.
     ///
     /// # Errors
-    /// EAGAIN if there is no room.
+    /// EAGAIN if there is no room; EIO if the request cannot be posted.
     pub(super) fn send(
         &mut self,
         (at, local): (usize, IpAddr),
@@ -313,7 +313,7 @@ impl Endpoint {
         self.received.read(usize::from(arrived.slot) * RECEIVE as usize + arrived.start + skip, to)
     }
 
-    /// Posts the receives of these slots again.
+    /// Posts the receives of these slots.
     pub(super) fn receive_again(&self, slots: &[u16]) {
         let element = |slot: &u16| {
             let at = u32::from(*slot) * RECEIVE;

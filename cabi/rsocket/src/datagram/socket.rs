@@ -62,7 +62,7 @@ pub(crate) struct State {
     pub(super) error: Option<Errno>,
     pub(super) receive_timeout: Option<Duration>,
     pub(super) send_timeout: Option<Duration>,
-    /// True for reading and writing if they were shut down.
+    /// Whether reading (index 0) and writing (index 1) were shut down.
     pub(super) shut: [bool; 2],
     /// Number with which the socket is registered at the thread that waits for packets over UDP.
     watched: Option<u64>,
@@ -76,8 +76,8 @@ pub(crate) struct Datagram {
     numbers: Numbers,
     /// Sockets of the system behind the descriptor numbers, for a socket of the preload library.
     descriptor_sockets: Option<DescriptorSockets>,
-    /// Number of `State::udp` for the child of a fork, which cannot take the lock; -1 after the
-    /// socket was closed.
+    /// Descriptor number of `State::udp`, for the child of a fork, which cannot take the lock; -1
+    /// after the socket was closed.
     own: AtomicI32,
     this: Weak<Self>,
 }
@@ -272,12 +272,12 @@ impl Datagram {
         }
     }
 
-    /// Returns the address at which the system's socket sends to a real address.
+    /// Converts a real address to the family of the system's socket.
     pub(super) fn to_system_address(&self, address: SocketAddr) -> SocketAddr {
         self.to_program_address(address)
     }
 
-    /// Returns the real address of a peer with the program's port number.
+    /// Converts the address of a peer, with the program's port number, to its real address.
     ///
     /// # Errors
     /// EADDRNOTAVAIL if the port offset leads to an invalid port.
@@ -341,7 +341,7 @@ impl Datagram {
         Ok(())
     }
 
-    /// Returns the route to a peer.
+    /// Returns the route to a peer. Creates it, and the queue pair that it uses, if necessary.
     ///
     /// # Errors
     /// OS errors if there is no route, and those of creating a queue pair.
@@ -357,12 +357,12 @@ impl Datagram {
         Ok(route)
     }
 
-    /// Returns the socket's own address or that of its peer, with the program's port number.
+    /// Returns the socket's own real address or that of its peer.
     ///
     /// # Errors
-    /// ENOTCONN.
+    /// ENOTCONN; EBADF after the program has closed the socket.
     pub(crate) fn address(&self, of_peer: bool) -> Result<SocketAddr> {
-        // The bytes for C contain the program's port.
+        // The caller converts the port to the program's number when it passes the address to C.
         sys::address_as_is(self.lock().udp()?, of_peer)
     }
 
@@ -382,7 +382,7 @@ impl Datagram {
     }
 
     /// Closes the socket after the program has closed its last descriptor. Waits until sent
-    /// messages were passed to UDP.
+    /// messages were passed to UDP, for at most [`FLUSH_TIMEOUT`].
     pub(crate) fn close(&self) {
         let flushed = |state: &State| state.endpoint.as_ref().is_none_or(Endpoint::is_flushed);
         let device = self.lock().endpoint.as_ref().map(|endpoint| endpoint.device().clone());

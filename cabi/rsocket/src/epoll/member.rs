@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use uiw_cabi_core::lock::Mutex;
 
-/// Number of list entries that are always kept.
+/// Number of entries below which the list is never searched for former members.
 const FEW: usize = 64;
 
 /// Members that may be ready, and the threads that wait for them.
@@ -30,7 +30,7 @@ pub(super) struct WokenState {
 impl WokenMembers {
     /// Returns members that this thread has checked to the list, and wakes another thread to check
     /// them too, because this thread may be busy with the events that it got. The woken thread
-    /// wakes the next one in the same way, until a thread has taken what is there.
+    /// wakes the next one in the same way, until the list is empty.
     pub(super) fn add(&self, members: VecDeque<Arc<Member>>) {
         if members.is_empty() {
             return;

@@ -1,7 +1,7 @@
 //! `/etc/rdma/rsocket/preload_config`, which determines the sockets of programs that become
-//! rsockets. Without the file, or if it is empty, all TCP sockets become rsockets and no UDP
-//! sockets, because a datagram rsocket cannot reach a peer that uses UDP. For example, a program
-//! that resolves names over UDP would get no answer.
+//! rsockets. Without the file, or if it contains no valid line, all TCP sockets become rsockets and
+//! no UDP sockets, because a datagram rsocket cannot reach a peer that uses UDP. For example, a
+//! program that resolves names over UDP would get no answer.
 
 use once_cell::race::OnceBox;
 use std::ffi::c_int;
@@ -18,8 +18,8 @@ struct ConfigLine {
     protocol: Option<c_int>,
 }
 
-/// Parses one of `names`, without the prefixes that C has for them. The inner `None` stands for
-/// `*`.
+/// Parses one of `names`, without the prefixes that C has for them. Returns `None` for an unknown
+/// name, and `Some(None)` for `*`.
 fn named(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == "*" {
         return Some(None);

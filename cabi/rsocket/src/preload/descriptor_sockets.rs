@@ -33,6 +33,7 @@ impl DescriptorSockets {
         Some(Self { own: sys::cookie(fd)?, placeholder: None, is_marked: false })
     }
 
+    /// Adds the placeholder, which may be behind the number from now on.
     pub(super) fn or(self, placeholder: Option<&Placeholder>) -> Self {
         let cookie = placeholder.and_then(|placeholder| placeholder.cookie);
         Self {

@@ -14,10 +14,10 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::Limits;
 
-/// Vendor of siw, which is software: no vendor has this number.
+/// Vendor ID of siw. It is not assigned to any vendor.
 pub const VENDOR_ID: u32 = 0x62_6d74;
 
-/// Maximum number of multicast groups of a queue pair.
+/// Maximum number of multicast groups, and of queue pairs attached to one group.
 const MAX_GROUPS: c_int = 64;
 
 fn int(value: u32) -> c_int {
@@ -95,7 +95,7 @@ pub(crate) extern "C" fn query_device_ex<'a>(
         if attr.is_null() || size.get()? < size_of::<ibv_device_attr>() {
             return Err(Errno::INVAL.because("no memory for the attributes, or too little"));
         }
-        // Mask of further attributes. None is defined.
+        // `input` is a mask of further attributes, of which none is defined.
         if input.as_ref().is_some_and(|mask| *mask != 0) {
             return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }

@@ -12,7 +12,7 @@ use uiw_smol::SmolConfig;
 /// Network device with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetDev {
-    /// Name.
+    /// Name of the network interface.
     pub name: String,
     /// Interface index of the kernel.
     pub index: u32,

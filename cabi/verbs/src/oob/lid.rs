@@ -25,8 +25,9 @@ pub(super) fn resolve(lid: u16, netdev: &NetDev) -> Result<IpAddr> {
     })
 }
 
-/// Returns the address with these low 16 bits in the network of one of the device's addresses. For
-/// the loopback device, this is any address 127.0.x.y.
+/// Returns the address with these low 16 bits in the network of one of the device's addresses. A
+/// network with a prefix shorter than 16 bits is ignored. For the loopback device, this is any
+/// address 127.0.x.y.
 fn address_in_network(lid: u16, netdev: &NetDev) -> Option<Ipv4Addr> {
     netdev.addresses.iter().find_map(|(own, prefix)| {
         let IpAddr::V4(own) = own else { return None };

@@ -12,8 +12,9 @@ const RESPONDER_DELAY: Duration = Duration::from_secs(1);
 /// Time for which a message of an unreliable queue pair waits for a peer that could not be reached
 /// before.
 const UNREACHABLE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Time between the first two attempts. It doubles with each attempt, up to `MAX_RETRY`.
+/// Time between the first two attempts. It doubles with each attempt, up to [`MAX_RETRY`].
 const RETRY: Duration = Duration::from_millis(20);
+/// Maximum time between two attempts.
 const MAX_RETRY: Duration = Duration::from_millis(500);
 
 /// State of a queue pair in RTR or RTS. `Worker::forget` removes the state, and with it the

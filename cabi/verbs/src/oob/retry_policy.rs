@@ -34,8 +34,8 @@ impl RetryPolicy {
     /// InfiniBand, because of TCP's own time-outs and the second for which the other end waits.
     const MIN_CONNECTION: Duration = Duration::from_secs(3);
 
-    /// Creates a policy from the attributes of InfiniBand: local ACK time-out, retries, and the
-    /// same for receivers that are not ready.
+    /// Creates a policy from the attributes of InfiniBand: the local ACK time-out with its number
+    /// of retries, and the delay and number of retries for receivers that are not ready.
     pub(crate) fn new(timeout: u8, retry_cnt: u8, min_rnr_timer: u8, rnr_retry: u8) -> Self {
         let acknowledgement = acknowledgement_time(timeout, retry_cnt);
         let connection = acknowledgement.map(|time| time.max(Self::MIN_CONNECTION));

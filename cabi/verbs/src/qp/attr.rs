@@ -1,4 +1,5 @@
-//! `ibv_modify_qp` and `ibv_query_qp`, with the semantics of siw.
+//! `ibv_modify_qp` and `ibv_query_qp`, with the semantics of siw. UD queue pairs and personas other
+//! than iWARP also check that the attributes are permitted for the transition.
 
 use super::{Qp, QpType, transitions, ud};
 use crate::device::port;
@@ -15,7 +16,7 @@ use uiw_cabi_core::object::Object;
 use uiw_cabi_core::persona::Persona;
 use uiw_verbs::{Access, Call, QpState};
 
-/// Every bit of `ibv_qp_attr_mask` up to `IBV_QP_RATE_LIMIT`.
+/// Bits of `attr_mask` that are accepted: bits 0 to 21, and `IBV_QP_RATE_LIMIT`.
 const KNOWN: c_int = 0x3F_FFFF | 1 << 25;
 
 /// `ibv_modify_qp`.

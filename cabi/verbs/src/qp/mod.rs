@@ -57,7 +57,8 @@ pub struct Qp {
     pub async_events: Arc<UnacknowledgedEvents>,
     /// State of the `ibv_wr_*` calls. `None` unless the queue pair was created for them.
     builder: Option<CallLock<Batch>>,
-    /// Keep the protection domain, the completion queues and the SRQ from being destroyed.
+    /// Tokens that keep the protection domain, the completion queues and the SRQ from being
+    /// destroyed.
     _uses: [Option<UserToken>; 4],
 }
 
