@@ -61,7 +61,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Returns the line in which the end that has connected describes the connection.
+/// Returns the line in which the connecting end describes the connection.
 fn established(output: &Output) -> Option<&str> {
     output.out.lines().find(|line| line.starts_with("established"))
 }
@@ -97,8 +97,8 @@ fn private(bench: &mut Bench, setting: &Setting, direction: Direction, bytes: u3
     Ok(stood(&output, &[&format!("{bytes} bytes of private data")]))
 }
 
-/// siw counts the bytes in eight bits. Its interpretation of the frame differs from run to run;
-/// sometimes its program hangs in the driver and does not answer.
+/// siw stores the length of the private data in eight bits. Its interpretation of a longer frame
+/// differs from run to run; sometimes its program hangs in the driver and does not answer.
 fn too_long(bench: &mut Bench, setting: &Setting, bytes: u32) -> Result<Verdict> {
     let bytes = bytes.to_string();
     let with: (&[&str], &str) = (&["--private-data", &bytes], "");
@@ -119,8 +119,8 @@ fn over_mpa(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
     Ok(failed(&output, &["508"]))
 }
 
-/// siw counts the bytes of its frame in eight bits: it sends a length of 0, and its own program
-/// waits forever. The guest is given up.
+/// siw stores the length of its own private data in eight bits as well: for 252 bytes it sends a
+/// length of 0, and its own program waits forever. The guest is therefore powered off afterwards.
 fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let port = bench.listener(&super::wire(setting), setting.family)?;
     let host = bench.host(setting.family)?;
@@ -403,8 +403,8 @@ const CONNECTIONS: usize = 1000;
 const CONNECTIONS_BOUND: Duration = Duration::from_secs(1800);
 
 /// siw misses the wake-up for an FPDU that arrives too soon after its Reply. Without another
-/// segment, such a connection waits forever. All connections must therefore succeed, and those that
-/// had to be woken, a small part, are visible in the distribution of the times.
+/// segment, such a connection waits forever, so our end has to wake it by repeating the FPDU. All
+/// connections must succeed, and at most one in a hundred may need this.
 fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> {
     bench.partner(setting.family, "")?;
     let to = bench.guest_at(setting.family, PARTNER)?;
@@ -417,8 +417,8 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
         let ms = lines.iter().filter(|line| line["type"] == kind).filter_map(|line| line["ms"].as_f64());
         ms.collect::<Vec<f64>>()
     };
-    // The first time lasts until the connection is established, the second one from then until a
-    // Send has been sent and acknowledged.
+    // The first time ends when the connection is established. The second one starts then, and ends
+    // when a Send has been sent and acknowledged.
     let (standing, first) = (of("established"), of("order"));
     let times: Vec<f64> = standing.iter().zip(&first).map(|(standing, first)| standing + first).collect();
     if times.is_empty() {
