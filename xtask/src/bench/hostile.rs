@@ -32,7 +32,7 @@ const PARTIAL_LEN: usize = 65_000;
 /// Length in bytes of the FPDU that attackers begin to send.
 const FPDU_LEN: usize = 65_500;
 /// Name of the attack on a server with 16 MiB of receive memory. The partial FPDUs of its 1,000
-/// attackers have 65 MB in total.
+/// attackers have 65 MB in total. The server accepts 1,024 connections, so it refuses none of them.
 const PARTIAL_FPDU_ATTACK: &str = "1,000 that send the front of an FPDU and fall silent";
 
 const ATTACKS: [(&str, usize, Attack); 7] = [
