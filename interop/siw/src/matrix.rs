@@ -189,7 +189,8 @@ fn report(case: &Case, direction: Direction, setting: &Setting, verdict: &Verdic
     println!("{word} {} | {direction} | {setting} | {:.1} s{colon}{what}", case.name, took.as_secs_f64());
 }
 
-/// Builds the uiw program for release and returns its path.
+/// Builds the program `uiw` and the other packages in release mode, and returns the path of the
+/// program.
 ///
 /// # Errors
 /// If it does not build.
