@@ -214,7 +214,7 @@ pub fn sweep() {
         let name = crate::shell::name(&path);
         let owned = [FOLDER, LIBRARIES].iter().find_map(|prefix| name.strip_prefix(prefix));
         if owned.is_some_and(crate::workspace::is_left_over) {
-            // Processes of other users are skipped.
+            // This fails for folders of other users, which are left alone.
             let _ = fs::remove_dir_all(&path);
         }
     }

@@ -52,7 +52,7 @@ struct VariantCheck {
 /// Load patterns: 64-byte round trips, and 64-byte and 64 KiB Sends of which 32 are in progress.
 const PATTERNS: [&str; 3] = ["ping-pong", "send-64", "send-64K"];
 
-/// Row: its name, the programs that alternate, and the ratios to check.
+/// Row: its name, the programs that alternate, and the figures to check.
 type Case = (String, Vec<ScalingVariant>, Vec<VariantCheck>);
 
 pub(super) fn rows() -> Vec<TableRow> {

@@ -164,7 +164,8 @@ fn to_tgtd(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     Ok(Verdict::Pass(format!("{files} files on the disk")))
 }
 
-/// Runs the steps in the guest. Returns the files that are on the disk afterwards, by directory.
+/// Runs the steps in the guest. Returns the files that are on the disk afterwards, each with its
+/// directory.
 fn in_guest(bench: &Bench, setting: &Setting, target: &mut TgtdTarget) -> Result<[(&'static str, Files); 2]> {
     let mut process = target.start(bench)?;
     let guest = bench.guest();
