@@ -66,7 +66,7 @@ fn formats(bytes: &[u8]) {
             assert_eq!(request.encode(tag), bytes, "{request:?}");
         }
         match Reply::decode(bytes) {
-            // The text is cleaned and truncated.
+            // An error text is cleaned and truncated, so only the tag must be the same.
             Ok((tag, Reply::Failed { errno, text })) => {
                 assert!(!text.chars().any(char::is_control));
                 let again = Reply::decode(&Reply::Failed { errno, text }.encode(tag));
@@ -162,8 +162,8 @@ fn unused_path() -> PathBuf {
     parent.join(format!("uiw-fuzz-{}-{number}", std::process::id()))
 }
 
-/// Returns the description of a file by the client. It has one of a few sizes and versions, so that
-/// requests often refer to the same file.
+/// Returns a description of a file as the client sends it. There are only a few sizes and versions,
+/// so that requests often refer to the same file.
 fn head(path: RelPath, input: &mut Input<'_>) -> FileHead {
     let version = [input.u8() % 3; 16];
     let size = input.pick(&[0, 1, 700, 5000, SMALL, SMALL + 1, BLOCK, BLOCK + 1]);
@@ -174,7 +174,7 @@ fn head(path: RelPath, input: &mut Input<'_>) -> FileHead {
     FileHead { path, meta }
 }
 
-/// Returns the bytes of a block that the client sends: one of two kinds, or a hole.
+/// Returns the bytes of a block that the client sends: a hole, or one of two kinds of data.
 fn block(head: &FileHead, index: u64, kind: u8) -> Vec<u8> {
     vec![if kind == 0 { 0 } else { kind % 2 + 1 + head.meta.version[0] * 2 }; head.block_len(index) as usize]
 }

@@ -90,12 +90,12 @@ impl FramedSender {
         self.due.push(due);
     }
 
-    /// Returns the offset of ULPDU_Length.
+    /// Returns the offset of ULPDU_Length in an FPDU that starts at `start` in the stream.
     fn lead(&self, start: usize) -> usize {
         if self.markers && start.is_multiple_of(512) { 4 } else { 0 }
     }
 
-    /// Changes one byte of an FPDU, which makes its CRC wrong.
+    /// Changes one byte of an FPDU, which makes its CRC wrong. Returns the expected result.
     fn flip(&self, fpdu: &mut [u8], input: &mut Input<'_>) -> ExpectedFpdu {
         let at = input.below(fpdu.len());
         let by = input.u8().max(1);
@@ -104,11 +104,12 @@ impl FramedSender {
             return ExpectedFpdu::Anything;
         }
         let lead = self.lead(self.bytes.len());
-        // A different length refers to other bytes, possibly more than the stream has.
+        // With a different length, the receiver takes other bytes for the FPDU, possibly more than
+        // the stream has.
         if (lead..lead + 2).contains(&at) { ExpectedFpdu::Nothing } else { ExpectedFpdu::Crc }
     }
 
-    /// Changes one byte of an FPDU and corrects its CRC.
+    /// Changes one byte of an FPDU and corrects its CRC. Returns the expected result.
     fn forge(
         &self,
         start: usize,

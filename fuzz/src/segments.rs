@@ -68,7 +68,7 @@ fn cut(input: &mut Input<'_>) {
 }
 
 impl SegmentReceiver {
-    /// Creates a ULPDU. Returns it, and whether it is certainly valid.
+    /// Creates a ULPDU. Returns it, and true if it is certainly valid.
     fn make_segment(&self, input: &mut Input<'_>) -> (Vec<u8>, bool) {
         let kind = input.u8();
         if kind >= 250 {
@@ -117,8 +117,9 @@ impl SegmentReceiver {
             ulpdu.truncate(input.below(24));
         }
         ulpdu.truncate(MAX_ULPDU);
-        // With an unfinished message or an extension, only the receiver decides whether it is
-        // valid.
+        // Only an unchanged tagged segment is certainly valid. An untagged one may conflict with a
+        // message in progress or need an extension that was not negotiated, so only the receiver
+        // can decide.
         (ulpdu, !bent && queue.is_none() && opcode.is_some() && !self.stream.terminated())
     }
 
@@ -126,7 +127,7 @@ impl SegmentReceiver {
         let (header, header_len) = Header::parse(ulpdu)?;
         let mut again = vec![0; header_len];
         assert_eq!(header.emit(&mut again), header_len);
-        // Only the reserved bits are lost.
+        // Decoding and encoding a header loses only the reserved bits.
         assert_eq!((again[0], &again[1..]), (ulpdu[0] & 0xC3, &ulpdu[1..header_len]));
         let ended = self.stream.terminated();
         let opcode = self.stream.admit(&header)?;

@@ -25,7 +25,7 @@ use host::{MEMORY, TestHost};
 const STEPS: usize = 200;
 /// Length in bytes of the memory that the peer may use.
 const LEN: usize = 40_000;
-/// Bytes after each memory, which the peer never sends.
+/// Bytes that follow each memory region. The peer never sends them.
 const SECRET: [u8; 16] = *b"\xC3\x5ASECRET-BYTES\xA5\x3C";
 const SINK: STag = STag(0x51_4B00);
 
@@ -227,13 +227,14 @@ impl StreamRun {
         }
     }
 
-    /// Deregisters the memory of requests, receives, and bytes in the transmit queue.
+    /// Simulates the deregistration of all memory that requests, receives and the transmit queue
+    /// use.
     fn deregister(&mut self) {
         (self.host.no_local_memory, self.host.gone) = (true, true);
     }
 
-    /// Delivers bytes to the stream, which consumes complete frames: either all bytes or only a
-    /// part.
+    /// Delivers either all bytes or only a part of them to the stream, which consumes complete
+    /// frames.
     fn arrive(&mut self, bytes: &[u8], input: &mut Input<'_>) {
         if self.eof {
             return;

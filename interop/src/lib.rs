@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 /// xtask test`.
 pub const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
-/// Returns the path of a program that the calling test needs. Otherwise notes that the test did not
-/// run.
+/// Returns the path of a program that the calling test needs. If it is not installed, records that
+/// the test was skipped and returns `None`.
 ///
 /// ```
 /// let Some(shell) = uiw_interop::require("sh") else { return };
@@ -33,18 +33,19 @@ pub fn require(program: &str) -> Option<PathBuf> {
     found
 }
 
-/// Notes that the calling test does not run for lack of `capability`. The test must return then.
+/// Records that the calling test is skipped because `capability` is missing. The test must then
+/// return.
 ///
-/// libtest has no such result and counts the test as passed. The note is appended to the file that
-/// [`SKIP_LOG`] names, so that `cargo xtask test` counts the test as skipped, and also printed for
-/// a reader of the output.
+/// libtest cannot report skipped tests, and counts the test as passed. The record is appended to
+/// the file that [`SKIP_LOG`] names, so that `cargo xtask test` counts the test as skipped. It is
+/// also printed for a reader of the output.
 #[track_caller]
 pub fn skip(capability: &str) {
     let line = format!("{}: {capability}\n", current_test());
     print!("SKIPPED: {line}");
     if let Some(log) = env::var_os(SKIP_LOG) {
         let file = OpenOptions::new().create(true).append(true).open(&log);
-        // A single write, so that lines of concurrent tests do not mix.
+        // The line is written by a single call, so that lines of concurrent tests do not mix.
         if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
             panic!("cannot note the skipped test in {}: {error}", Path::new(&log).display());
         }
@@ -56,7 +57,8 @@ pub fn data(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(path)
 }
 
-/// libtest gives a thread the name of its test, unless it runs one test at a time.
+/// Returns the name of the calling test, or its source location if the thread does not have the
+/// name. libtest names threads after their tests, unless it runs only one test at a time.
 #[track_caller]
 fn current_test() -> String {
     match std::thread::current().name() {

@@ -66,7 +66,7 @@ pub struct Dissection {
     pub requests: usize,
     /// MPA Reply Frames.
     pub replies: usize,
-    /// Numbers of packets with a part that tshark reports as malformed.
+    /// Number of packets that contain a part that tshark reports as malformed.
     pub malformed: usize,
 }
 
@@ -94,7 +94,8 @@ pub struct Tshark {
 }
 
 impl Tshark {
-    /// Returns tshark. Without it, the calling test is counted as skipped and must return.
+    /// Returns tshark. If it is not installed, returns `None`: the calling test is counted as
+    /// skipped and must return.
     #[track_caller]
     pub fn require() -> Option<Self> {
         Some(Self { program: crate::require("tshark")? })

@@ -169,7 +169,7 @@ impl Listener {
 pub(crate) struct Connection {
     domain: DeviceDomain,
     inner: uiw::Connection,
-    /// Message that was too long for the object of `recv_into`. The next call returns it.
+    /// Message that was too long for the target of `recv_into`. The next call returns it.
     kept: Mutex<Option<Message>>,
 }
 

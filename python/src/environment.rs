@@ -71,7 +71,8 @@ pub(crate) fn connections() -> PyResult<ConnectionConfig> {
     Ok(config.options(options))
 }
 
-/// Returns the TLS of the process. Its files are watched since the first device was opened.
+/// Returns the TLS settings of the process. Their files are read and watched from the first call
+/// on.
 fn tls(settings: &Settings) -> PyResult<Option<Tls>> {
     let mut tls = TLS.lock().unwrap_or_else(PoisonError::into_inner);
     if tls.is_none() {
@@ -93,7 +94,8 @@ fn sink(settings: &Settings) -> PyResult<Option<Arc<PcapSink>>> {
     Ok(sink.clone())
 }
 
-/// Writes the capture of the process to its file, at the end of the program.
+/// Writes buffered packets to the capture file of the process. Python calls this when the program
+/// exits.
 #[pyfunction]
 pub(crate) fn flush_capture() -> PyResult<()> {
     let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner).clone();

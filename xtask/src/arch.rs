@@ -50,8 +50,8 @@ impl Arch {
         }
     }
 
-    /// Returns the program that strips binaries for the processor: the variable STRIP, or that of
-    /// GNU.
+    /// Returns the program that strips binaries for the processor: the value of the variable STRIP,
+    /// or otherwise `strip` of GNU binutils.
     pub(crate) fn strip(self) -> String {
         env::var("STRIP").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| self.tool("strip"))
     }

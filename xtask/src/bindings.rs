@@ -101,7 +101,8 @@ impl Binding {
             fs::remove_dir_all(&to)?;
         }
         copy_folder(from, &to)?;
-        // The folder may be inside of a workspace of which it is not a member.
+        // The folder may be inside of a workspace that does not have the crate as a member, so the
+        // crate gets a workspace of its own.
         let own = to.join("Cargo.toml");
         fs::write(&own, fs::read_to_string(&own)? + "\n[workspace]\n")?;
         Ok(to)
@@ -135,7 +136,7 @@ fn cargo(manifest: &Path, command: &str) -> Command {
     cargo
 }
 
-/// Copies the files and folders of a folder, except for links and `.git`.
+/// Copies a folder with all files and folders in it, except for links and `.git`.
 pub(crate) fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

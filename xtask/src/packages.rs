@@ -104,8 +104,8 @@ const APT_CAP: Duration = Duration::from_secs(600);
 /// Installs missing prerequisites if this machine allows it. Prints those that are still missing,
 /// and the tests that cannot run without them.
 pub(crate) fn install(deadline: Instant) {
-    // This is repeated once, because the first call may remove a package of another release if it
-    // conflicts with one that is installed.
+    // Packages are installed in up to two passes, because the first one may remove a package of
+    // another release that conflicts with a new one.
     for _ in 0..2 {
         let mut packages: Vec<&str> = missing().iter().map(|(_, package, _)| *package).collect();
         packages.dedup();
@@ -123,9 +123,8 @@ pub(crate) fn install(deadline: Instant) {
     }
 }
 
-/// Installs those of these programs (each with its package) that are missing, if this machine
-/// allows it. Prints the packages of the programs that are still missing, and returns these
-/// programs.
+/// Installs the missing ones of `programs`, each given with its package, if this machine allows it.
+/// Prints and returns the programs that are still missing.
 pub(crate) fn provide(programs: &[(&'static str, &'static str)]) -> Vec<&'static str> {
     let absent = || programs.iter().filter(|(program, _)| !on_path(program));
     let mut packages: Vec<&str> = absent().map(|(_, package)| *package).collect();

@@ -12,8 +12,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Interval at which a waiting loop checks the child.
 const TICK: Duration = Duration::from_millis(100);
-/// Time for which a child that has exited may leave its output open (a process it forgot) before
-/// the group is ended.
+/// Time to wait for the end of the output after the child has exited. A process that it left
+/// running may keep the output open.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Process groups that are currently running, for the interrupt handler.

@@ -44,8 +44,8 @@ impl CheckVerdict {
     }
 }
 
-/// Clone of the last commit, because the checks change `Cargo.lock`. It is removed at the end, but
-/// its `target` is not, which is inside of the workspace's target folder.
+/// Clone of the last commit, which is used because the checks change `Cargo.lock`. The clone is
+/// removed at the end. Its `target`, which is inside of the workspace's target folder, is kept.
 struct CommitClone {
     root: PathBuf,
     target: PathBuf,

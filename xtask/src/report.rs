@@ -76,8 +76,8 @@ struct FailureReasons {
 }
 
 impl FailureReasons {
-    /// Takes the next line. The reason is the message of a panic or, without a panic, the first
-    /// line.
+    /// Processes the next line. The reason is the first line of the message of a panic. Without a
+    /// panic, it is the first line of the test's output.
     fn line(&mut self, line: &str) {
         if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" ----")) {
             self.of = Some(name.strip_suffix(" stdout").unwrap_or(name).to_owned());
@@ -98,7 +98,7 @@ impl FailureReasons {
 }
 
 impl Parser {
-    /// Takes the next line, without its newline.
+    /// Processes the next line, which is passed without its newline.
     pub(crate) fn line(&mut self, line: &str) {
         self.reasons.line(line);
         if let Some(announced) = running(line) {
@@ -135,8 +135,8 @@ impl Parser {
 
     /// Returns the score after the last line.
     ///
-    /// libtest reports the tests in `skips` as passed, but they count as skipped. This is so even
-    /// if the name of a test was not seen, because the number of passed tests must not be too high.
+    /// libtest reports the tests in `skips` as passed, but they count as skipped. They are counted
+    /// even if their names were not seen, because the number of passed tests must not be too high.
     pub(crate) fn finish(mut self, skips: &[Skip]) -> Score {
         self.close_without_result();
         for _ in skips.iter().filter(|skip| !self.failed.contains(&skip.test)) {
@@ -171,7 +171,7 @@ pub(crate) struct Score {
     /// Number of tests with each name that ran and passed.
     pub(crate) passed: BTreeMap<String, u64>,
     pub(crate) failed: Vec<String>,
-    /// Reasons of failed tests that have printed something.
+    /// For each failed test that has printed something, the reason of its failure.
     pub(crate) reasons: BTreeMap<String, String>,
 }
 

@@ -17,7 +17,8 @@ use crate::input::Input;
 /// Record of the requests posted to one queue, and of their completions.
 #[derive(Default)]
 struct PostedBook {
-    /// Posted requests by number: whether they must be reported even if they succeed.
+    /// For each posted request, by its number: whether its completion is reported even if it
+    /// succeeds.
     signaled: Vec<bool>,
     /// Number of the first request that has not completed.
     done: usize,
@@ -25,9 +26,9 @@ struct PostedBook {
 }
 
 impl PostedBook {
-    /// Checks a completion: requests complete in order and only once, and none succeeds after a
-    /// failure. An exception is a request whose extension the peer does not support, which fails
-    /// alone.
+    /// Checks a completion. Requests must complete in order and only once, and none may succeed
+    /// after another one has failed. The only failure that does not affect later requests is that
+    /// of a request whose extension the peer does not support.
     fn complete(&mut self, wc: &Wc) {
         let at = wc.wr_id as usize;
         assert!(at >= self.done && at < self.signaled.len(), "{wc:?}, {} are over", self.done);
@@ -267,7 +268,7 @@ impl Application {
         self.poll();
     }
 
-    /// Checks that each request has completed exactly once.
+    /// Checks that each request has completed exactly once, unless the queue pair was destroyed.
     pub(crate) fn check(&mut self) {
         self.poll();
         // If the queue pair was destroyed, its remaining requests are not reported any more.

@@ -82,7 +82,8 @@ pub(crate) struct Arena {
     places: Vec<MemoryPlace>,
     sink: RawMr,
     source: RawMr,
-    /// Ranges of the sink that requests refer to: ends by starts.
+    /// Ranges of the sink that requests refer to. The key is the start of a range, the value its
+    /// end.
     named: RefCell<BTreeMap<usize, usize>>,
     /// Contents of parts at the time when the last right to change them was revoked.
     frozen: RefCell<BTreeMap<Part, Vec<u8>>>,
@@ -191,7 +192,8 @@ impl Arena {
         }
     }
 
-    /// Deregisters the shared region. From now on, none of its bytes may change.
+    /// Deregisters the shared region, unless a window is still bound to it. After success, none of
+    /// its bytes may change.
     pub(crate) fn take_back(&self) {
         let Some(place) = self.place(Part::Shared) else { return };
         let region = place.region.borrow_mut().take();
@@ -204,7 +206,8 @@ impl Arena {
         }
     }
 
-    /// Revokes all rights to change the shared part. From now on, none of its bytes may change.
+    /// Revokes all rights of the region to change the shared part. After that, none of its bytes
+    /// may change, unless a window with such rights was bound to it.
     pub(crate) fn revoke_changes(&self) {
         let Some(place) = self.place(Part::Shared) else { return };
         let left = self.access.get() & Access::REMOTE_READ;
@@ -258,7 +261,7 @@ impl Arena {
         wanted
     }
 
-    /// Fills bytes that peers may see from now on with the value that they may see.
+    /// Fills bytes that peers may see from now on with [`PLAIN`].
     fn publish(&self, bytes: Range<usize>) {
         if let Some(frozen) = self.frozen.borrow_mut().get_mut(&Part::Granted) {
             frozen[bytes.clone()].fill(PLAIN);

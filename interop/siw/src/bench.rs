@@ -16,7 +16,7 @@ use uiw_interop::stock::{Libraries, User, free_port, listens};
 /// Time limit for a program to listen.
 const LISTENING: Duration = Duration::from_secs(20);
 
-/// Time limit of a partner.
+/// Time limit of `siwpeer serve`, which runs for many rows.
 const LONG: Duration = Duration::from_secs(7200);
 
 /// Shell command that prints the programs in the guest that sleep uninterruptibly, and where in the
@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(7200);
 const STUCK: &str =
     "for p in /proc/[0-9]*; do [ \"$(cut -d' ' -f3 $p/stat)\" = D ] && cat $p/comm $p/stack; done";
 
-/// Parameter of the tunable driver, with its usual value.
+/// Parameters of the tunable driver, each with its usual value.
 const PARAMETERS: &[(&str, &str)] = &[
     ("try_gso", "0"),
     ("peer_to_peer", "0"),
@@ -52,7 +52,8 @@ pub struct Bench {
     libraries: Option<Libraries>,
     /// Number of guests that were booted.
     pub boots: u32,
-    /// Number of repetitions of the present row, because of a fault that QUIRKS.md explains.
+    /// Number of times that the current row was repeated because of a fault that QUIRKS.md
+    /// explains.
     retries: u32,
 }
 
@@ -208,7 +209,7 @@ impl Bench {
         command
     }
 
-    /// Makes uiw write a capture of the next row.
+    /// Sets the file to which uiw writes captures of the next rows, or disables captures.
     pub fn capture(&mut self, file: Option<PathBuf>) {
         self.listener = None;
         self.pcap = file;
@@ -235,13 +236,14 @@ impl Bench {
         crate::shell::run(&mut self.uiw(args), timeout)
     }
 
-    /// Builds the libraries for stock programs, if necessary. That takes minutes on a busy machine,
-    /// in which no program of a row may wait.
+    /// Builds the libraries for stock programs, if necessary. The build takes minutes on a busy
+    /// machine, so it must not happen while a program of a row waits.
     pub fn build_libraries(&mut self) {
         self.libraries.get_or_insert_with(Libraries::get);
     }
 
-    /// Returns the path of one of these libraries.
+    /// Returns the path of the library `name` for stock programs, and builds the libraries if
+    /// necessary.
     pub fn library(&mut self, name: &str) -> PathBuf {
         self.libraries.get_or_insert_with(Libraries::get).folder().join(name)
     }
@@ -321,7 +323,8 @@ impl Bench {
         Ok((process, port))
     }
 
-    /// Starts a program in the guest that listens on `port`, and waits until it does.
+    /// Waits until no program in the guest listens on `port`, then starts a program that does, and
+    /// waits until it listens.
     ///
     /// # Errors
     /// If the program does not listen in time.
@@ -338,7 +341,7 @@ impl Bench {
         Ok(job)
     }
 
-    /// Cleans up after a row that has failed. Gives up a guest whose driver is stuck.
+    /// Cleans up after a row that has failed. Powers off the guest if its driver is stuck.
     pub fn renew(&mut self) {
         self.listener = None;
         if self.vm.guest.is_running() && self.stop_partner().is_err() {
@@ -347,8 +350,7 @@ impl Bench {
         }
     }
 
-    /// Returns the programs in the guest that sleep uninterruptibly, each with the functions of the
-    /// kernel in which it does.
+    /// Returns the programs in the guest that sleep uninterruptibly, each with its kernel stack.
     pub fn stuck(&self) -> String {
         let output = self.vm.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
         output.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
@@ -368,7 +370,7 @@ impl Bench {
         Ok(of_close.filter_map(|(_, value)| value.parse::<u64>().ok()).sum())
     }
 
-    /// Ends the partner in the guest, which uses the driver.
+    /// Kills the partner in the guest, and waits until no program uses the driver any more.
     fn stop_partner(&mut self) -> Result<()> {
         if let Some((_, job)) = self.partner.take() {
             job.kill();
@@ -380,8 +382,8 @@ impl Bench {
         self.vm.guest.must(gone).map(|_| ())
     }
 
-    /// Starts `siwpeer serve` in the guest with these arguments, unless it runs. Returns its output
-    /// since the last call.
+    /// Starts `siwpeer serve` in the guest, unless it is already running with these arguments.
+    /// Returns its output since the last call, which is empty if it was started by this call.
     ///
     /// # Errors
     /// If it does not listen in time.
@@ -410,8 +412,8 @@ impl Bench {
         job.wait_for(what, timeout)
     }
 
-    /// Starts `uiw siwtest --listen` on the host with these arguments, unless it runs. Returns its
-    /// port.
+    /// Starts `uiw siwtest --listen` on the host, unless it is already running with these
+    /// arguments. Returns its port, and discards its output so far.
     ///
     /// # Errors
     /// If it does not listen in time.
@@ -442,7 +444,8 @@ impl Bench {
         process.wait_for(what, timeout)
     }
 
-    /// Returns the last line of the listener on the host.
+    /// Returns the last line that the listener on the host has printed since its output was last
+    /// read.
     pub fn listener_last(&mut self) -> String {
         let news = self.listener.as_mut().map(|(_, process, _)| process.news()).unwrap_or_default();
         news.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing").to_owned()
@@ -453,12 +456,12 @@ impl Bench {
         self.listener = None;
     }
 
-    /// Counts a repetition of the present row.
+    /// Counts a repetition of the current row.
     pub fn retry(&mut self) {
         self.retries += 1;
     }
 
-    /// Returns the number of repetitions of the last row.
+    /// Returns the number of repetitions counted since the last call, and resets it.
     pub fn take_retries(&mut self) -> u32 {
         std::mem::take(&mut self.retries)
     }

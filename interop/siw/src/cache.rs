@@ -18,7 +18,7 @@ pub struct Cache {
 
 impl Cache {
     /// Opens the cache: the folder that [`VARIABLE`] names, or `target/siw` of the workspace. Waits
-    /// while another process fills it. Files that are made for a kernel other than the release's
+    /// while another process uses it. Files that are made for a kernel other than the release's
     /// own, such as `6.12`, have separate folders.
     ///
     /// # Errors
@@ -38,12 +38,12 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Version of the kernel, if it is not the one of the release.
+    /// Returns the version of the kernel, or `None` for the kernel of the release.
     pub fn kernel(&self) -> Option<&str> {
         self.kernel.as_deref()
     }
 
-    /// Returns the path of something that was made for one kernel.
+    /// Returns the path of a file or folder that is made for the kernel of the cache.
     pub fn made(&self, name: &str) -> PathBuf {
         let folder = self.kernel.as_ref().map_or("made".to_owned(), |kernel| format!("made-{kernel}"));
         self.root.join(folder).join(name)

@@ -89,21 +89,21 @@ pub enum Verdict {
 
 /// Names of the entries in QUIRKS.md that explain failures of rows.
 pub mod quirk {
-    /// siw answers a Read of no bytes with those of the Send before.
+    /// siw answers a Read of no bytes with the bytes of the previous Send.
     pub const READ_OF_NOTHING: &str = "Read of no bytes while siw is sending";
-    /// siw sums the payload of an FPDU twice.
+    /// siw includes the payload of an FPDU twice in its CRC.
     pub const SUMMED_TWICE: &str = "the CRC of an FPDU that waited for room in TCP";
     /// The MO or TO of an FPDU of siw lies one FPDU too far.
     pub const SKIPPED_FPDU: &str = "an MO or TO that skips an FPDU";
-    /// A program in the guest waits for ever in `siw_destroy_qp`.
+    /// A program in the guest waits forever in `siw_destroy_qp`.
     pub const DESTROY_QP: &str = "the end of rdma_xserver";
     /// The guest's TCP resets a connection whose end was closed before all that its program sent
     /// had been acknowledged.
     pub const RESET_BY_CLOSE: &str = "what was sent before a close";
 }
 
-/// Maximum number of [`Verdict::Known`] in one run. If there are more, something has become worse,
-/// and they are failures.
+/// Maximum number of [`Verdict::Known`] in one run. Any further ones are failures, because siw or
+/// uiw has probably become worse.
 pub const MOST_KNOWN: usize = 3;
 
 impl Verdict {
@@ -148,7 +148,7 @@ type Run = dyn Fn(&mut Bench, &Setting, Direction) -> Result<Verdict>;
 
 /// A case of the matrix: its programs, directions and settings.
 pub struct Case {
-    /// Name, parts of which `--only` selects.
+    /// Name; `--only` selects cases by a part of it.
     pub name: String,
     /// Directions in which it runs.
     pub directions: &'static [Direction],

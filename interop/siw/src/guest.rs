@@ -23,8 +23,9 @@ const GRACE: Duration = Duration::from_secs(20);
 const FOLDER: &str = "uiw-siw-";
 /// Prefix of the name of a folder with our libraries for stock programs.
 const LIBRARIES: &str = "uiw-stock-";
-/// Memory of the guest, which is allocated when used. The largest messages have 256 MiB, with two
-/// buffers, and half of the memory may be files, the largest of 1 GiB.
+/// Memory of the guest in MiB, which the host allocates only when it is used. The largest messages
+/// have 256 MiB and need two buffers. Up to half of the memory may be files, the largest of which
+/// has 1 GiB.
 const MEGABYTES: &str = "3072";
 
 /// Guest, which is powered off when dropped.
@@ -105,7 +106,7 @@ impl Guest {
         }
     }
 
-    /// Returns the last lines of its console.
+    /// Returns the last five lines of the guest's console.
     pub fn console(&self) -> String {
         let text = fs::read(self.folder.join("console")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -137,7 +138,7 @@ impl Guest {
         Ok(self.start(script, timeout)?.finish())
     }
 
-    /// Runs a shell script that must succeed, and returns its output.
+    /// Runs a shell script that must succeed within 60 seconds, and returns its output.
     ///
     /// # Errors
     /// If it fails.
@@ -145,7 +146,7 @@ impl Guest {
         self.must_within(script, Duration::from_secs(60))
     }
 
-    /// Like [`Guest::must`], but with a time limit.
+    /// Like [`Guest::must`], but with the time limit `timeout`.
     ///
     /// # Errors
     /// If it fails.
@@ -213,7 +214,7 @@ pub fn sweep() {
         let name = crate::shell::name(&path);
         let owned = [FOLDER, LIBRARIES].iter().find_map(|prefix| name.strip_prefix(prefix));
         if owned.is_some_and(crate::workspace::is_left_over) {
-            // Processes of other users are skipped.
+            // This fails for folders of other users, which are left alone.
             let _ = fs::remove_dir_all(&path);
         }
     }
@@ -221,10 +222,10 @@ pub fn sweep() {
 
 fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Process> {
     let file = |name: &str| folder.join(name).display().to_string();
-    // At the usual priority, because the guest stands for another host, and would starve beside
-    // busy processes on this one.
+    // QEMU runs at the usual priority: the guest represents another host, and with a lower priority
+    // it would starve if other processes keep this machine busy.
     let mut qemu = net.command("qemu-system-x86_64");
-    // A small processor model with crc32c: emulated, it is faster than "max".
+    // This is a small processor model with crc32c. Its emulation is faster than that of "max".
     qemu.args(["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Nehalem", "-smp", "2", "-m", MEGABYTES]);
     qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
     qemu.arg("-kernel").arg(image).arg("-initrd").arg(initramfs);
@@ -275,8 +276,8 @@ fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<GuestEvent>>>) {
 }
 
 impl Job {
-    /// Takes the messages that have arrived. Returns false if none arrived within `timeout`, or
-    /// none will.
+    /// Waits for one message of the agent and processes it. Returns false if none arrives within
+    /// `timeout`. If none can arrive any more, sets the status to 125 unless it is already known.
     fn step(&mut self, timeout: Duration) -> bool {
         match self.events.recv_timeout(timeout) {
             Ok(GuestEvent::Out(bytes)) => self.text.extend_from_slice(&bytes),
@@ -319,8 +320,8 @@ impl Job {
         }
     }
 
-    /// Waits for the end of the command, for its own time limit and a little more. The status is
-    /// 125 if the guest has ended.
+    /// Waits for the end of the command, at most for its own time limit plus the delay of the
+    /// channel. The status is 125 if the guest has ended.
     pub fn finish(mut self) -> Output {
         self.end()
     }
@@ -344,7 +345,7 @@ impl Job {
     }
 
     fn ask_to_end(&mut self) {
-        // Fails if the channel is closed, and then there is nothing to kill.
+        // This fails if the channel is closed. In that case there is nothing to kill.
         let _ = self.port.write_all(format!("KILL {}\n", self.id).as_bytes());
     }
 }

@@ -29,13 +29,14 @@ const MODULES: &[(&str, &str)] = &[
     ("vgem", "vgem"),
 ];
 
-/// Appends the files below folder `$1` to the archive `$2`: all of them, or without those that the
-/// guest does not need.
+/// Shell command that appends all files below folder `$1` to the archive `$2`.
 const ALL: &str = "cd \"$1\" && find . | cpio --quiet -o -H newc -R 0:0 >> \"$2\"";
+/// Like [`ALL`], but omits the files that the guest does not need.
 const NEEDED: &str = "cd \"$1\" && find . \\( -path ./usr/src -o -path ./usr/include -o -path ./boot -o -path ./lib/modules \
     -o -name '*.a' \\) -prune -o -print | cpio --quiet -o -H newc -R 0:0 >> \"$2\"";
 
-/// Makes the initramfs of the packages in `root`, unless it exists and is newer than its contents.
+/// Makes the initramfs of the packages in `root`, unless it exists and is not older than our
+/// programs, the driver and this source file.
 ///
 /// # Errors
 /// [`Error::Missing`] without a C compiler, cpio or kmod; [`Error::Failed`] if a part is missing.
@@ -129,7 +130,7 @@ fn kernel_modules(root: &Path, modules: &Modules, names: &str, tree: &Path) -> R
         find("modprobe").ok_or_else(|| Error::Missing("modprobe (Debian package kmod)".to_owned()))?;
     let mut modprobe = Command::new(modprobe);
     modprobe.arg("--dirname").arg(root).args(["--set-version", &modules.abi, "--show-depends", "--all"]);
-    // Newer kernels have some of them built in.
+    // In newer kernels, some of the modules are built in.
     let shown = must(modprobe.args(names.split(' ')), STEP)?;
     let mut list = String::new();
     for from in

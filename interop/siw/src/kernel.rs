@@ -22,7 +22,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// Returns the name.
+    /// Returns the name of the variant, as used in file names and by the guest.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stock => "stock",
@@ -117,7 +117,7 @@ fn variant(cache: &Cache, root: &Path, abi: &str, source: &Path, variant: Varian
         .map_err(Error::io("the headers' Makefile"))?;
     let mut make = Command::new("make");
     make.arg("-s").arg("-C").arg(&ours).arg(format!("M={}", work.display()));
-    // Without type information for BPF, which would need pahole.
+    // The module is built without type information for BPF, which would need pahole.
     make.args(["CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", &format!("CC={compiler}"), "modules"]);
     let made = run(&mut make, BUILD)?;
     if !made.is_ok() || !module.exists() {

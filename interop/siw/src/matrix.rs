@@ -104,7 +104,7 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
         println!("the guest stays until Enter; its network: {}", keep_hint(&bench));
         let _ = std::io::stdin().read_line(&mut String::new());
     }
-    // The last row may have given up its guest.
+    // The last row may have powered off its guest.
     bench.apply(&Setting::USUAL)?;
     let busy = load.as_mut().map_or(0, Load::cores);
     drop(load);
@@ -121,8 +121,8 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     Ok(counts.failed)
 }
 
-/// Returns whether a file of results contains exactly these rows: all of them, or the short set for
-/// another kernel.
+/// Returns whether the selected rows are exactly those of a file of results: all rows for the
+/// release's kernel, or the short set for another kernel.
 fn is_whole(options: &Options) -> bool {
     let all = options.only.is_none() && options.from.is_none() && !options.usual;
     all && options.short == options.kernel.is_some()
@@ -135,7 +135,7 @@ fn keep_hint(bench: &Bench) -> String {
     }
 }
 
-/// Runs the cases grouped by setting, so that the driver is changed seldom.
+/// Runs the cases grouped by setting, so that the driver is rarely changed.
 fn go(options: &Options, cases: &[Case], bench: &mut Bench) -> Result<Results> {
     let mut results = Results::default();
     for setting in crate::case::Axes::All.settings() {
@@ -189,7 +189,8 @@ fn report(case: &Case, direction: Direction, setting: &Setting, verdict: &Verdic
     println!("{word} {} | {direction} | {setting} | {:.1} s{colon}{what}", case.name, took.as_secs_f64());
 }
 
-/// Builds the uiw program for release and returns its path.
+/// Builds the program `uiw` and the other packages in release mode, and returns the path of the
+/// program.
 ///
 /// # Errors
 /// If it does not build.

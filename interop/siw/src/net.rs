@@ -12,8 +12,9 @@ const HOST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
 const GUEST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 2);
 const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 1);
 const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 2);
-/// Addresses of the host if it has its own TCP on the tap.
+/// IPv4 address of uiw on the host if uiw uses its own TCP on the tap.
 const OWN4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 11);
+/// IPv6 address of uiw on the host in this case.
 const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 11);
 /// Shell command that brings the interface of the guest up and waits for its carrier.
 const CARRIER: &str =
@@ -72,7 +73,8 @@ impl Net {
         if tap {
             match Namespace::create() {
                 Ok(namespace) => return Ok(Self::Tap(namespace)),
-                // Many containers may not create namespaces. Then user-mode networking is used.
+                // In many containers, namespaces cannot be created. User-mode networking is used
+                // instead.
                 Err(error) => eprintln!("siw: no network namespace, so user-mode networking: {error}"),
             }
         }
@@ -83,8 +85,8 @@ impl Net {
         Ok(Self::User { forwards: ports.iter().map(free).collect::<Result<_>>()? })
     }
 
-    /// Returns the command of a program in the network of the guest. It dies with the thread that
-    /// starts it.
+    /// Returns a command that runs a program in the network of the guest. The kernel kills the
+    /// program when the thread that started it ends.
     pub fn command(&self, program: &str) -> Command {
         let mut command;
         let inner: &[&str] = &["setpriv", "--pdeathsig", "KILL", "--", program];
@@ -122,7 +124,7 @@ impl Net {
         ["-netdev", &netdev, "-device", device].map(str::to_owned).to_vec()
     }
 
-    /// Returns the shell commands that set up the end of the guest.
+    /// Returns the shell commands that configure the network in the guest.
     pub fn guest_setup(&self) -> String {
         match self {
             Self::Tap(_) => format!(
@@ -145,8 +147,8 @@ impl Net {
         }
     }
 
-    /// Returns the value of `uiw --llp`, and the address that the guest then sees instead of the
-    /// host's. Returns `None` if uiw cannot have its own TCP.
+    /// Returns the value of `uiw --llp` for this TCP, and the address of uiw that the guest then
+    /// uses instead of the host's. Returns `None` for the kernel's TCP and without a tap.
     pub fn own_tcp(&self, tcp: Tcp, family: Family) -> Option<(String, IpAddr)> {
         let options = match (self, tcp) {
             (Self::Tap(_), Tcp::Packet) => ("packet", ""),
@@ -188,7 +190,8 @@ impl Net {
         }
     }
 
-    /// Sets the MTU of the host. Returns false if that is not possible.
+    /// Sets the MTU of the host's interface. Returns whether the host then has this MTU: with
+    /// user-mode networking, it is always 1500.
     ///
     /// # Errors
     /// If the interface refuses it.
@@ -198,7 +201,7 @@ impl Net {
         Ok(true)
     }
 
-    /// Returns whether TCP goes from end to end.
+    /// Returns whether TCP connects host and guest without a proxy in between.
     pub fn is_whole(&self) -> bool {
         matches!(self, Self::Tap(_))
     }
@@ -235,7 +238,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // It may have been removed by an interrupt already.
+        // The namespace may already have been removed by the handler of an interrupt.
         let _: Result<Output> = run(Command::new("ip").args(["netns", "del", &self.name]), TIMEOUT);
     }
 }

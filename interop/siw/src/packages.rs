@@ -11,8 +11,8 @@ use std::time::Duration;
 /// Time limit for downloading and extracting about 350 MB.
 const PROVIDE: Duration = Duration::from_secs(1500);
 
-/// Programs of the guest, and packages that its own programs are compiled with. apt adds their
-/// dependencies.
+/// Programs of the guest, and packages needed to compile our own programs for it. apt adds the
+/// dependencies of these packages.
 const USERLAND: [&str; 15] = [
     "busybox-static",
     "dash",
@@ -31,14 +31,15 @@ const USERLAND: [&str; 15] = [
     "e2fsprogs",
 ];
 
-/// Extracts the kernel with its headers and source, and the programs of the guest, unless that was
-/// done. Returns the folder.
+/// Extracts the kernel with its headers and source, and the programs of the guest, unless this was
+/// already done. Returns the folder.
 ///
-/// The archive goes through tar, so that the files belong to this user. Documents and the compiler
-/// of the packages are left out.
+/// The archive is extracted by tar, so that the files belong to this user. Documents and the
+/// compiler of the packages are omitted.
 ///
 /// # Errors
-/// [`Error::Missing`] without mmdebstrap, or if it cannot download the packages.
+/// [`Error::Missing`] if this machine is not an x86-64 one or has no mmdebstrap, or if mmdebstrap
+/// cannot download the packages.
 pub fn provide(cache: &Cache) -> Result<PathBuf> {
     const SCRIPT: &str = "mmdebstrap --quiet --variant=extract --format=tar \"--include=$1\" \"$2\" - $3 \
         | tar -x -C \"$4\" --exclude=./dev --exclude=./usr/share --exclude=./usr/lib/gcc --exclude=./usr/libexec";

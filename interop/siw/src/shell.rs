@@ -30,7 +30,8 @@ impl Output {
         self.status == 0
     }
 
-    /// Returns the text of a failure: the first line that contains "error:", or else the last line.
+    /// Returns the reason of a failure: the first line that contains "error:", otherwise the last
+    /// line of the output, preferably that of standard error.
     pub fn last_line(&self) -> &str {
         let lines = || self.out.lines().chain(self.err.lines()).filter(|line| !line.trim().is_empty());
         lines().find(|line| line.contains("error:")).or_else(|| lines().next_back()).unwrap_or("no output")
@@ -79,7 +80,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Returns whether it still runs.
+    /// Returns whether the program is still running.
     pub fn is_running(&mut self) -> bool {
         self.poll().is_none()
     }
@@ -99,7 +100,7 @@ impl Process {
     /// Waits until standard output has a line that contains `what`, and returns the line.
     ///
     /// # Errors
-    /// If it ends or the time limit passes before.
+    /// If the program ends or the time limit passes before.
     pub fn wait_for(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         let out = Arc::clone(&self.out);
@@ -121,7 +122,7 @@ impl Process {
         }
     }
 
-    /// Waits for its end, and kills it once the time limit has passed.
+    /// Waits for the end of the program, and kills it when the time limit has passed.
     pub fn finish(mut self, timeout: Duration) -> Output {
         let deadline = Instant::now() + timeout;
         let mut expired = false;
@@ -133,7 +134,7 @@ impl Process {
             }
             thread::sleep(TICK);
         }
-        // Processes that it has left running would keep the pipes open.
+        // Processes that the program has left running would keep the pipes open.
         kill_group(self.child.id());
         for reader in self.readers.drain(..) {
             let _ = reader.join();
@@ -143,7 +144,7 @@ impl Process {
         output
     }
 
-    /// Kills it at once (SIGKILL), with the processes that it has started.
+    /// Kills the program and the processes that it has started at once (SIGKILL).
     pub fn kill(&mut self) {
         kill_group(self.child.id());
         if self.ended.is_none() {
@@ -208,18 +209,17 @@ pub fn must(command: &mut Command, timeout: Duration) -> Result<String> {
     Err(Error::Failed(format!("{name} failed ({}): {}", output.status, output.last_line())))
 }
 
-/// Returns the path of a program.
+/// Returns the path of a program, or `None` if it is not installed.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(system).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Returns the paths of all `programs`.
+/// Checks that all `programs`, each given with its Debian package, are installed.
 ///
 /// # Errors
-/// [`Error::Missing`] with the first program that is missing, and the Debian package that contains
-/// it.
+/// [`Error::Missing`] with the first missing program and its package.
 pub fn need(programs: &[(&str, &str)]) -> Result<()> {
     match programs.iter().find(|(program, _)| find(program).is_none()) {
         None => Ok(()),
@@ -229,7 +229,7 @@ pub fn need(programs: &[(&str, &str)]) -> Result<()> {
     }
 }
 
-/// Returns a path in the form in which a message shows an argument.
+/// Returns the last component of a path, for file names and messages.
 pub fn name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub const RPING: u16 = 7174;
 /// Port of the partner program.
 pub const PARTNER: u16 = 7471;
-/// Port of the guest on which tests listen for a short time.
+/// Port in the guest for programs that tests start for a short time.
 pub const SPARE: u16 = 7472;
 
 /// Parts of a guest.
@@ -23,9 +23,9 @@ pub struct Parts {
     pub initramfs: PathBuf,
     /// Version of the kernel, if it is not the one of the release.
     pub kernel: Option<String>,
-    /// libibverbs of the guest, whose file name contains its version.
+    /// File name of the guest's libibverbs, which contains its version.
     pub library: String,
-    /// Folder of the initramfs, if only this process uses it.
+    /// Folder that contains the initramfs, if only this process uses it.
     folder: Option<Folder>,
 }
 
@@ -54,7 +54,7 @@ pub fn provide(kernel: Option<&str>) -> Result<Parts> {
     Ok(Parts { modules, initramfs, kernel: cache.kernel().map(str::to_owned), library, folder: None })
 }
 
-/// Removes the namespaces and folders of this process, and of processes that have ended.
+/// Removes the namespaces and folders of this process and of processes that have ended.
 pub fn sweep() {
     crate::net::sweep();
     crate::guest::sweep();

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Namespaces on a bridge, and one that contains the bridge, in which commands that concern all of
-/// them run. Removed when dropped.
+/// Namespaces that are connected by a bridge, and one that contains the bridge. Commands that
+/// concern all hosts run in the latter. All are removed when dropped.
 pub struct Hosts {
     ip: PathBuf,
     /// Prefix of the names of the hosts.
@@ -51,17 +51,17 @@ impl Hosts {
         Ipv4Addr::new(10, 77, 0, SWITCH)
     }
 
-    /// Returns the command, to be run on the host with this address.
+    /// Returns `command` changed such that it runs on the host with this address.
     pub fn at(&self, host: Ipv4Addr, command: Command) -> Command {
         inside(&self.ip, &self.name(host.octets()[3]), command)
     }
 
-    /// Returns the command, to be run on the switch.
+    /// Returns `command` changed such that it runs on the switch.
     pub fn at_switch(&self, command: Command) -> Command {
         inside(&self.ip, &self.name(SWITCH), command)
     }
 
-    /// Returns the processes on all hosts.
+    /// Returns the ids of the processes on all hosts.
     ///
     /// # Panics
     /// If they cannot be listed.
@@ -94,8 +94,8 @@ impl Hosts {
             run(&["-n", &name, "link", "set", "veth0", "up"])?;
             run(&["-n", &name, "link", "set", "lo", "up"])?;
         }
-        // IPv6 addresses appear a little later. A program that is started before would first see
-        // one address and then two.
+        // IPv6 addresses become usable a little later. A program that was started before that would
+        // first see one address and then two.
         for last in 1..=self.count {
             while ip(
                 &self.ip,
@@ -115,7 +115,7 @@ fn port(last: u8) -> String {
     format!("port{last}")
 }
 
-/// Last number of the address of the switch.
+/// Last byte of the address of the switch.
 const SWITCH: u8 = 254;
 
 impl Drop for Hosts {

@@ -21,15 +21,17 @@ pub enum Network {
 /// Two network namespaces, and perhaps one between them.
 pub struct Namespaces {
     ip: PathBuf,
-    /// Namespace of the server, of the client, and the one between them.
+    /// Names of the namespaces: the server's, the client's and, if there is one, the one between
+    /// them.
     names: Vec<String>,
     /// Number of queues of an interface in each direction.
     queues: u32,
 }
 
-/// Returns a TCP port that is unused at the moment, and that no connection will use either.
-/// Thousands of connections of other tests use the ports that a system chooses itself, also for a
-/// minute after their end, and other ones in each namespace.
+/// Returns a TCP port that is currently unused and outside of the range from which the system
+/// chooses ports for connections. The ports in that range are unsuitable, because thousands of
+/// connections of other tests use them, keep them for a minute after their end, and use different
+/// ones in each namespace.
 ///
 /// # Panics
 /// If the system has no free port.
@@ -61,7 +63,8 @@ impl Network {
         Self::spaces(&["s", "c"], 1)
     }
 
-    /// Like [`Network::veth`], but with `queues` queues at both ends in both directions.
+    /// Like [`Network::veth`], but the interfaces of both ends have `queues` queues in each
+    /// direction.
     #[track_caller]
     pub fn veth_of(queues: u32) -> Option<Self> {
         Self::spaces(&["s", "c"], queues)
@@ -82,7 +85,7 @@ impl Network {
         let names = kinds.iter().map(|kind| format!("uiw-{kind}-{unique}")).collect();
         let space = Namespaces { ip, names, queues };
         if let Err(reason) = space.set_up() {
-            // On an error, dropping `space` removes what was made.
+            // If there was an error, dropping `space` removes everything created so far.
             crate::skip(&format!("network namespaces: {reason}"));
             return None;
         }
@@ -115,17 +118,17 @@ impl Network {
         [self.server_address(), self.client_address()].into_iter().zip(names.iter().map(String::as_str))
     }
 
-    /// Returns the command, to be run in the network of the server.
+    /// Returns `command` changed such that it runs in the network of the server.
     pub fn server(&self, command: Command) -> Command {
         self.at(0, command)
     }
 
-    /// Returns the command, to be run in the network of the client.
+    /// Returns `command` changed such that it runs in the network of the client.
     pub fn client(&self, command: Command) -> Command {
         self.at(1, command)
     }
 
-    /// Returns the command, to be run between the two.
+    /// Returns `command` changed such that it runs in the namespace between the two.
     ///
     /// # Panics
     /// If there is no namespace between them.
@@ -174,8 +177,10 @@ impl Network {
 /// Folder in which `ip netns` keeps namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// No other process uses the namespaces, so every test may use the same addresses.
+/// Address of the server. No other process uses the namespaces, so all tests can use the same
+/// addresses.
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// Address of the client.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
 impl Namespaces {
@@ -194,7 +199,7 @@ impl Namespaces {
         if let Some(middle) = self.names.get(2) {
             for (name, there) in [(server, "server"), (client, "client")] {
                 cable(name, middle, there)?;
-                // Disables messages of the kernel in the namespace.
+                // This prevents the kernel from sending IPv6 messages of its own on this interface.
                 self.ip(&["-n", middle, "link", "set", there, "addrgenmode", "none"])?;
                 self.ip(&["-n", middle, "link", "set", there, "up"])?;
             }
@@ -206,7 +211,7 @@ impl Namespaces {
             self.ip(&["-n", name, "link", "set", "veth0", "up"])?;
             self.ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
-        // Programs that check their port expect it to be up, and the carrier appears a little
+        // Programs that check their port expect it to be up, but its carrier appears a little
         // later.
         for name in [server, client] {
             while !self.ip(&["-n", name, "link", "show", "dev", "veth0"])?.contains("LOWER_UP") {
@@ -231,7 +236,7 @@ pub(super) fn ip(program: &Path, args: &[&str]) -> Result<String, String> {
     Err(format!("ip {}: {}", args.join(" "), said.trim()))
 }
 
-/// Returns the command, to be run in a network namespace.
+/// Returns `command` changed such that it runs in a network namespace.
 pub(super) fn inside(ip: &Path, namespace: &str, command: Command) -> Command {
     let mut inside = Command::new(ip);
     inside.args(["netns", "exec", namespace]).arg(command.get_program()).args(command.get_args());

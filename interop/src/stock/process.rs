@@ -57,7 +57,7 @@ impl Running {
     /// Waits until the program listens on TCP port `port`.
     ///
     /// # Panics
-    /// If it ends before that.
+    /// If it ends before that, or takes too long.
     pub fn wait_listening(&mut self, port: u16) {
         self.wait_until("listens", |this| listens(this.child.id(), port));
     }
@@ -65,7 +65,7 @@ impl Running {
     /// Waits until the program has a socket on UDP port `port`.
     ///
     /// # Panics
-    /// If it ends before that.
+    /// If it ends before that, or takes too long.
     pub fn wait_bound(&mut self, port: u16) {
         self.wait_until("has the UDP port", |this| binds(this.child.id(), port));
     }
@@ -73,7 +73,7 @@ impl Running {
     /// Waits until the program has written `text`.
     ///
     /// # Panics
-    /// If it ends before that.
+    /// If it ends before that, or takes too long.
     pub fn wait_saying(&mut self, text: &str) {
         self.wait_until(text, |this| this.said().contains(text));
     }
@@ -154,7 +154,7 @@ impl Running {
     /// Terminates a server that does not end by itself.
     ///
     /// # Panics
-    /// If it has ended already.
+    /// If it has ended already, or does not end after it was killed.
     #[must_use]
     pub fn stop(mut self) -> ProcessEnd {
         let early = self.child.try_wait().expect("a child");
@@ -237,7 +237,7 @@ impl ProcessEnd {
         self
     }
 
-    /// Like [`ProcessEnd::well`], for several programs.
+    /// Like [`ProcessEnd::well`], but returns nothing.
     #[track_caller]
     pub fn is_well(&self) {
         self.well();

@@ -9,7 +9,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Preload library that converts sockets to rsockets, in a folder of the libraries.
+/// Path of the preload library that converts sockets to rsockets, below a folder with the
+/// libraries.
 const SOCKETS: &str = "rsocket/librspreload.so.1";
 
 /// Environment variable with the folder of a finished build for the tests. Without it, they run
@@ -34,8 +35,9 @@ pub const PACKAGES: [&str; 10] =
 /// Id of the unprivileged user on Debian.
 const UNPRIVILEGED_UID: &str = "65534";
 
-/// Returns an ordinary user for programs. Root can become one, and any other user is one already.
-/// Returns `None` if the programs for that are missing; the test is then counted as skipped.
+/// Returns an ordinary user to run programs as: if the tests run as root, an unprivileged one,
+/// otherwise the user of the tests. Returns `None` if root has no program to change the user; the
+/// test is then counted as skipped.
 #[track_caller]
 pub fn ordinary() -> Option<User> {
     use std::os::unix::fs::MetadataExt as _;
@@ -82,7 +84,7 @@ impl Libraries {
         }
     }
 
-    /// Returns the folder that contains them.
+    /// Returns the folder that contains the libraries.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -133,9 +135,9 @@ pub fn uiw() -> &'static Path {
     PROGRAM.get_or_init(|| built().join("uiw"))
 }
 
-/// Returns the folder with the program, the libraries and the Python module: the one that [`BUILT`]
-/// names, or the one in which a process builds them once. Cargo's own lock serializes the builds of
-/// concurrent tests.
+/// Returns the folder with the program, the libraries and the Python module. This is either the
+/// folder that [`BUILT`] names, or the one in which the first call of the process builds them.
+/// Cargo's own lock serializes the builds of concurrent tests.
 ///
 /// # Panics
 /// If they cannot be built.

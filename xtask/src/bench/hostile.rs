@@ -17,7 +17,8 @@ use uiw_siw::{Error, Result};
 
 /// Maximum growth of memory and descriptors after the attack, as a factor.
 const MAX_GROWTH: f64 = 1.1;
-/// Maximum time until they have been released: the start-up time-out and some seconds.
+/// Maximum time for the server to release memory and descriptors: the start-up time-out and some
+/// seconds more.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Connections of attackers, which stay open until the value is dropped.
@@ -26,12 +27,12 @@ type Attackers = Vec<TcpStream>;
 /// Function that attacks the server at an address with `count` peers.
 type Attack = fn(uiw: &Path, to: SocketAddr, count: usize) -> Attackers;
 
-/// Number of bytes that attackers send of an FPDU of [`FPDU_LEN`] bytes.
+/// Number of bytes that an attacker sends of an FPDU of [`FPDU_LEN`] bytes.
 const PARTIAL_LEN: usize = 65_000;
-/// Length of this FPDU in bytes.
+/// Length in bytes of the FPDU that attackers begin to send.
 const FPDU_LEN: usize = 65_500;
-/// Name of the attack on a server with 16 MiB of receive memory. The first bytes of 1,000 FPDUs are
-/// 65 MB, and the server accepts 1,024 connections.
+/// Name of the attack on a server with 16 MiB of receive memory. The partial FPDUs of its 1,000
+/// attackers have 65 MB in total. The server accepts 1,024 connections, so it refuses none of them.
 const PARTIAL_FPDU_ATTACK: &str = "1,000 that send the front of an FPDU and fall silent";
 
 const ATTACKS: [(&str, usize, Attack); 7] = [
@@ -61,8 +62,8 @@ pub(super) fn rows() -> Vec<TableRow> {
 fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Result<Vec<RatioLine>> {
     let uiw = &lab.uiw()?;
     let server = ServeProcess::start(uiw, memory)?;
-    // The first client and the first attacker of each kind make the server map and allocate memory
-    // that it keeps, most of which is its own code.
+    // The server maps and allocates memory for its first client and for the first attacker of each
+    // kind, and keeps it. Most of this memory is the code of the program.
     for (_, _, attack) in ATTACKS {
         drop(attack(uiw, server.address, 1));
     }

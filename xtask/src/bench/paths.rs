@@ -33,7 +33,8 @@ impl BenchNetwork {
         Ok(Self { uiw: lab.uiw()?, bare, network, home: lab.fresh_folder("home")? })
     }
 
-    /// Runs `ip` at the server and the client, with the arguments that `words` returns for 1 and 2.
+    /// Runs `ip` at the server and at the client. `words` returns the arguments: for the server it
+    /// is called with 1, for the client with 2.
     pub(super) fn ip(&self, words: impl Fn(u8) -> String) -> Result<()> {
         for (place, host) in [(Network::server as fn(&Network, Command) -> Command, 1), (Network::client, 2)]
         {

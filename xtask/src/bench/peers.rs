@@ -23,9 +23,10 @@ pub(super) struct Case {
     pub(super) depth: u32,
 }
 
-/// Operations, and their depths for each of [`SIZES`], which are the defaults of `uiw perf`.
+/// Operations, each with its depths for the [`SIZES`]. The depths are the defaults of `uiw perf`.
 const STREAMS: [(&str, [u32; 4]); 3] =
     [("write", [128, 128, 16, 2]), ("read", [128, 128, 64, 4]), ("send", [128, 128, 16, 2])];
+/// Sizes of the messages of streams, in bytes.
 const SIZES: [u32; 4] = [64, 4096, 65536, 1 << 20];
 
 /// Returns the rows of streams, and of round trips with these operations and sizes.

@@ -34,8 +34,8 @@ impl Drop for Lab {
     }
 }
 
-/// The functions build a program each time that a row needs it, because Cargo does nothing if it is
-/// up to date.
+/// The functions run Cargo each time that a row needs a program, because Cargo does nothing if the
+/// program is up to date.
 impl Lab {
     pub(super) fn new(options: Options, rounds: u32) -> Result<Self> {
         let target = workspace::target().map_err(Error::Failed)?;
@@ -175,7 +175,7 @@ pub(crate) fn output(command: &Command) -> Result<String> {
     Err(Error::Failed(format!("{command:?}: exit code {}: {}", ended.status, ended.last_line())))
 }
 
-/// Parses the last line of the output that is a JSON object.
+/// Parses the last line of the output that begins with a brace as a JSON object.
 pub(super) fn json_object(printed: &str) -> Result<Value> {
     let line = printed.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
     serde_json::from_str(line).map_err(|_| Error::Failed(format!("no JSON in: {}", printed.trim())))
@@ -186,11 +186,11 @@ pub(super) fn figure(of: &Value, path: &str) -> Result<f64> {
     of.pointer(path).and_then(Value::as_f64).ok_or_else(|| Error::Failed(format!("no {path} in {of}")))
 }
 
-/// Runs a server and then a client, whose commands are made for a free port. Returns the output of
-/// the client.
+/// Runs a server and then a client, and returns the output of the client. Both commands are created
+/// for the same free port.
 ///
-/// The server listens on the free port plus `above`. It is killed at the end unless it `ends` by
-/// itself.
+/// The server must listen on this port plus `above`. If `ends` is true, it must exit by itself
+/// after the client; otherwise it is killed.
 pub(crate) fn pair(
     above: u16,
     ends: bool,

@@ -52,7 +52,7 @@ struct VariantCheck {
 /// Load patterns: 64-byte round trips, and 64-byte and 64 KiB Sends of which 32 are in progress.
 const PATTERNS: [&str; 3] = ["ping-pong", "send-64", "send-64K"];
 
-/// Row: its name, the programs that alternate, and the ratios to check.
+/// Row: its name, the programs that alternate, and the figures to check.
 type Case = (String, Vec<ScalingVariant>, Vec<VariantCheck>);
 
 pub(super) fn rows() -> Vec<TableRow> {
@@ -330,10 +330,10 @@ fn bytes(trace: &str, thread: f64) -> Result<u64> {
 
 /// Commit whose engine is the baseline.
 const BASE: &str = "02b5a5a";
-/// Path of the Rust program in both trees, and what defines `QpInit` in that of [`BASE`].
+/// Path of the Rust program, both in this tree and in that of [`BASE`].
 const EXAMPLE: &str = "verbs/examples/threads.rs";
 const QP: &str = "verbs/src/qp/handle.rs";
-/// What the program makes a queue pair with, and that commit does not have.
+/// Constructors of queue pairs that the program uses and that [`BASE`] does not have.
 const CONSTRUCTORS: &str = "
 impl QpInit {
     /// Queues of the usual depth.
@@ -357,8 +357,9 @@ struct BaselineBuild {
 }
 
 impl BaselineBuild {
-    /// Builds what is not built yet. `git archive` writes the sources: no worktree is registered in
-    /// the repository, and files have the time of the commit, so that Cargo builds them once.
+    /// Builds the parts that have not been built yet. The sources are extracted with `git archive`,
+    /// which registers no worktree in the repository. It gives all files the time of the commit, so
+    /// Cargo builds them only once.
     fn build(lab: &Lab) -> Result<Self> {
         let folder = lab.target.join(format!("baseline-{BASE}"));
         let (tree, target, libraries) = (folder.join("tree"), folder.join("target"), folder.join("lib"));
@@ -370,12 +371,12 @@ impl BaselineBuild {
                 fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
             };
             let qp = read(&tree.join(QP))?;
-            // The library had another name then.
+            // At that commit, the library was named `verbs`.
             let example = read(&crate::workspace::root().join(EXAMPLE))?.replace("uiw_verbs::", "verbs::");
             for (path, text) in
                 [(QP, qp.trim_end_matches(CONSTRUCTORS).to_owned() + CONSTRUCTORS), (EXAMPLE, example)]
             {
-                // Cargo would build again.
+                // Writing an unchanged file would make Cargo build again.
                 if read(&tree.join(path)).as_ref() != Ok(&text) {
                     fs::write(tree.join(path), text).map_err(|error| format!("{path}: {error}"))?;
                 }

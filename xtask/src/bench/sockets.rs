@@ -21,7 +21,7 @@ struct ProgramPair {
     unit: Unit,
 }
 
-/// Offset of the ports of rsockets to those that the programs use.
+/// Offset that is added to a port of the programs to get the port of its rsocket.
 const OFFSET: u16 = 100;
 
 pub(super) fn rows() -> Vec<TableRow> {
@@ -93,7 +93,8 @@ fn measure(lab: &Lab, programs: ProgramPair) -> Result<Vec<RatioLine>> {
     Ok(vec![RatioLine::ratio("of TCP", &slices[0], &slices[1], programs.unit)])
 }
 
-/// Runs the programs once: on rsockets with this option for the client, or on TCP.
+/// Runs the programs once. `rsockets` is an additional option of `uiw run` for the client, or empty
+/// for none; with `None`, the programs use TCP.
 fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>) -> Result<f64> {
     let command = |text: &str, option: Option<&str>| {
         let mut words = text.split(' ');
@@ -107,7 +108,8 @@ fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>) -> Result<f6
         command.args(Some(option).filter(|option| !option.is_empty())).arg("--").args(words);
         command
     };
-    // A server that does not exit is killed before it can print which sockets it used.
+    // The server does not get the option: one that does not exit is killed before it can print
+    // which sockets it used.
     let server = |port: u16| command(&format!("{} {port}", programs.server), rsockets.map(|_| ""));
     let client = |port: u16| command(&programs.client.replace("PORT", &port.to_string()), rsockets);
     let printed = pair(if rsockets.is_some() { OFFSET } else { 0 }, programs.ends, server, client)?;

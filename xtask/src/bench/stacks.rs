@@ -38,7 +38,7 @@ struct StackCase {
 const WRITE: &str = "--op write --size 1M";
 const PING: &str = "--op write --size 64 --latency --spin";
 const LONG: &str = "--delay 5ms --rate 1Gbit --queue 1500000 --seed 1";
-/// Rate of this path in bytes per second.
+/// Rate of a long path in bytes per second.
 const LINE: f64 = 125e6;
 
 pub(super) fn rows() -> Vec<TableRow> {

@@ -23,16 +23,18 @@ struct PathCell(u32, &'static str, &'static str);
 
 const PATHS: [(u32, &str); 4] = [(5, "1Gbit"), (25, "200Mbit"), (50, "200Mbit"), (100, "50Mbit")];
 const LOSSES: [&str; 4] = ["0", "0.01", "0.1", "1"];
-/// Path on which the large file is copied, and its rate in bits per second.
+/// Path on which the large file is copied.
 const LONG: PathCell = PathCell(50, "200Mbit", "0.1");
+/// Rate of [`LONG`] in bits per second.
 const LONG_RATE: f64 = 200e6;
-/// Path on which many small files are copied, and the number of files.
+/// Path on which many small files are copied.
 const SHORTER: PathCell = PathCell(20, "200Mbit", "0");
+/// Number of files that are copied over [`SHORTER`].
 const FILES: u32 = 10_000;
 
-/// Lengths in bytes of the parts of a journal of `uiw cp`: the head, and a record for each block of
-/// 1 MiB.
+/// Length in bytes of the head of a journal of `uiw cp`. A record follows for each block of 1 MiB.
 const JOURNAL_HEAD: u64 = 40;
+/// Length in bytes of a record of the journal.
 const JOURNAL_RECORD: u64 = 56;
 
 /// Maximum time in which half of a copy must be done.
@@ -87,7 +89,7 @@ struct WanBench<'a> {
 impl<'a> WanBench<'a> {
     fn new(lab: &'a Lab) -> Result<Self> {
         let place = BenchNetwork::new(lab, true)?;
-        // Otherwise a connection would start with the metrics of the previous one.
+        // Otherwise a connection would start with TCP metrics cached from the previous one.
         let no_metrics = || fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
         let network = &place.network;
         network.inside_server(no_metrics).and_then(|()| network.inside_client(no_metrics)).map_err(failed)?;
@@ -128,7 +130,8 @@ impl<'a> WanBench<'a> {
         self.place.command(&self.place.uiw, words)
     }
 
-    /// Returns the TLS options of both ends, which use the same key and accept it.
+    /// Returns the TLS options of both ends, which use the same key and accept it. The key is
+    /// created on the first call.
     fn tls(&self) -> Result<&'static str> {
         if !self.place.home.join("tls.conf").exists() {
             let public = output(&self.uiw("key new key.pem"))?;
@@ -189,7 +192,8 @@ impl<'a> WanBench<'a> {
             command
         };
         timed(source, &target, || {
-            // The command is dropped immediately, so that the connection ends with its process.
+            // The temporary `Command` is dropped at the end of the statement and closes its copy of
+            // the descriptor, so the connection ends when tar exits.
             let packing = tar(source).args(["-cf", "-", "."]).stdout(OwnedFd::from(from)).spawn();
             let unpacked =
                 tar(&target).args(["-xf", "-"]).stdin(OwnedFd::from(to)).status().map_err(failed)?;
@@ -199,7 +203,7 @@ impl<'a> WanBench<'a> {
         })
     }
 
-    /// Returns the folder with the large file, which is created at the first call.
+    /// Returns the folder with the large file, which is created on the first call.
     fn large_file_folder(&self) -> Result<PathBuf> {
         let folder = self.lab.folder.join("source");
         if !folder.exists() {

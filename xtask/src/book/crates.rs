@@ -71,8 +71,9 @@ impl Crates {
     }
 
     /// Copies the packages into `folder`, and writes a configuration to `config` that makes Cargo
-    /// use that folder instead of crates.io. In the root, `folder` is at `place`. Cargo builds all
-    /// crates in `built`, so that each is built once in a run, without debug information.
+    /// use that folder instead of crates.io. `place` is the path of `folder` in the root. Cargo
+    /// builds all crates in `built` and without debug information, so that each is built only once
+    /// in a run.
     pub(super) fn place(&self, folder: &Path, place: &str, built: &str, config: &Path) -> Result<(), String> {
         for member in &self.members {
             let archive = self.archive(member);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Maximum time that all commands of a page together may take.
 const CAP: Duration = Duration::from_secs(600);
 
-/// Folders in the fresh root with the crates, and with the programs built from them.
+/// Folder in the fresh root with the crates.
 const CRATES: &str = "/opt/crates";
 const BUILT: &str = "/opt/built";
 
@@ -176,7 +176,7 @@ impl FreshRoot {
         Ok(())
     }
 
-    /// Runs a shell in the root, with `said` as its /mnt.
+    /// Runs a shell in the root, in which the folder `said` is mounted as /mnt.
     fn shell(&self, script: &str, said: &Path, is_bare: bool) -> Result<ChildEnd, String> {
         let place = said.join("root");
         fs::create_dir(&place).map_err(|error| format!("{}: {error}", place.display()))?;

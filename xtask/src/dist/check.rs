@@ -142,16 +142,17 @@ fn deb(dist: &PackageBuild, package: &Path) -> Result<(), String> {
     same(&before, &own(root.path())?)
 }
 
-/// The files of a root, but those in which package managers note what they do.
+/// Returns the files of a root, except those in which package managers record their actions.
 fn own(root: &Path) -> Result<BTreeSet<PathBuf>, String> {
     let of_managers = ["var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "proc", "root"];
     let all = files(root)?.into_iter();
     Ok(all.filter(|file| !of_managers.iter().any(|folder| file.starts_with(folder))).collect())
 }
 
-/// Podman as an ordinary user, also where root runs this. It sees cgroups of version 1 alone, as
-/// Debian's crun does not support the mix of both. Arguments: the user's folder, which has `sub`,
-/// the users that its containers may have.
+/// Script that runs podman as an ordinary user, even if root starts it. Only cgroups of version 1
+/// are visible to podman, because Debian's crun does not support a system with both versions. Its
+/// first argument is the folder of the user, in which the file `sub` contains the ids that
+/// containers may use. The other arguments are those of podman.
 const AS_USER: &str = r#"
     set -e
     umount /sys/fs/cgroup/unified 2>/dev/null || true
@@ -162,11 +163,13 @@ const AS_USER: &str = r#"
     exec setpriv --reuid 65534 --regid 65534 --clear-groups env HOME="$home" XDG_RUNTIME_DIR="$home/user" podman "$@"
 "#;
 
-/// The user of [`AS_USER`], and the users of its containers.
+/// Id of the user of [`AS_USER`].
 const ORDINARY: u32 = 65534;
+/// Ids that containers of this user may use, in the format of subuid(5).
 const SUB: &str = "65534:100000:65536\n";
 
-/// A storage of its own for podman, of this process's user or of an ordinary one.
+/// Separate storage for podman, which belongs either to the user of this process or to an ordinary
+/// user.
 struct PodmanStorage {
     storage: PathBuf,
     as_user: bool,
@@ -174,7 +177,7 @@ struct PodmanStorage {
 
 impl PodmanStorage {
     fn new(as_user: bool) -> Result<Self, String> {
-        // Podman's folder of run-time files has a path of at most 50 bytes.
+        // Podman limits the path of its folder for run-time files to 50 bytes.
         let kind = if as_user { "user" } else { "own" };
         let storage = env::temp_dir().join(format!("uiw-pm-{kind}-{}", std::process::id()));
         let this = Self { storage, as_user };
@@ -199,8 +202,8 @@ impl PodmanStorage {
         };
         command.arg("--root").arg(self.storage.join("root")).arg("--runroot").arg(self.storage.join("run"));
         command.args(["--storage-driver=vfs", "--cgroup-manager=cgroupfs"]);
-        // The usual one does not run where the system has both versions of cgroups, unless it makes
-        // none.
+        // On a system with both versions of cgroups, podman's default runtime fails unless cgroups
+        // are disabled, so runc is used if it is installed.
         if !self.as_user && crate::packages::on_path("runc") {
             command.arg("--runtime=runc");
         }
@@ -208,7 +211,8 @@ impl PodmanStorage {
     }
 
     fn run(&self, image: &str, more: &[&str], args: &[&str]) -> Result<String, String> {
-        // In containers the limits may not be raised, and an ordinary user makes no cgroups.
+        // In a container, podman cannot raise the limits, and an ordinary user cannot create
+        // cgroups.
         let options =
             ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
         let cgroups: &[&str] = if self.as_user { &["--cgroups=disabled"] } else { &[] };

@@ -26,7 +26,7 @@ pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String
     let compressed = fill(&root).map_err(|error| format!("{}: {error}", root.display()))?;
     archive::gzip(&compressed)?;
     control(dist, &root, arch).map_err(|error| format!("{}: {error}", root.display()))?;
-    // dpkg-deb replaces later time stamps by this one.
+    // dpkg-deb replaces time stamps that are later than this one by it.
     let mut build = Command::new("dpkg-deb");
     build.env("SOURCE_DATE_EPOCH", dist.seconds().to_string());
     output(build.args(["--build", "--root-owner-group", "-Zxz"]).args([&root, &file]))?;
@@ -49,7 +49,8 @@ fn fill(root: &Path) -> io::Result<Vec<PathBuf>> {
     fs::remove_file(doc.join("LICENSE-APACHE"))?;
     let mit = fs::read_to_string(doc.join("LICENSE-MIT"))?;
     fs::remove_file(doc.join("LICENSE-MIT"))?;
-    // The lines of a field begin with a space, and empty lines consist of a dot.
+    // In a control file, the continuation lines of a field begin with a space, and an empty line is
+    // written as a dot.
     let mit = mit.lines().map(|line| if line.is_empty() { " .\n".to_owned() } else { format!(" {line}\n") });
     fs::write(doc.join("copyright"), COPYRIGHT.replace("@mit@\n", &mit.collect::<String>()))?;
     fs::copy(crate::workspace::root().join("CHANGELOG.md"), doc.join("changelog"))?;

@@ -17,7 +17,7 @@ const SYSTEM_LIBRARIES: [&str; 8] = [
     "ld-linux-aarch64.so.1",
 ];
 
-/// Minor version of glibc 2 and libraries that files need.
+/// Minor version of glibc 2 and the libraries that a set of files needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GlibcNeeds {
     pub(super) minor: u32,

@@ -191,7 +191,7 @@ impl PackageBuild {
         self.made.iter().find(|(made, _)| *made == kind).map(|(_, file)| file.as_path())
     }
 
-    /// Returns the time stamp in seconds since 1970.
+    /// Returns the time stamp in seconds since 1970, or 0 if it is earlier.
     fn seconds(&self) -> u64 {
         self.time.unix_timestamp().try_into().unwrap_or(0)
     }
@@ -220,7 +220,7 @@ impl PackageBuild {
         Ok(self.out.join(format!("{name}.tar.gz")))
     }
 
-    /// Writes SHA256SUMS.
+    /// Writes the file SHA256SUMS for all packages.
     fn sum(&self) -> Result<(), String> {
         let mut names: Vec<_> = self.made.iter().filter_map(|(_, file)| file.file_name()).collect();
         names.sort();
@@ -229,7 +229,8 @@ impl PackageBuild {
     }
 }
 
-/// Returns the time stamp for the files in the packages.
+/// Returns the time stamp for the files in the packages: SOURCE_DATE_EPOCH if that is set,
+/// otherwise the time of the last commit.
 fn time() -> Result<OffsetDateTime, String> {
     let parse = |text: &str| OffsetDateTime::from_unix_timestamp(text.trim().parse().ok()?).ok();
     if let Some(value) = env::var_os("SOURCE_DATE_EPOCH") {
@@ -242,6 +243,6 @@ fn time() -> Result<OffsetDateTime, String> {
     git.args(["log", "-1", "--format=%ct"]).current_dir(crate::workspace::root());
     let committed = git.output().ok().filter(|output| output.status.success());
     let committed = committed.and_then(|output| parse(&String::from_utf8_lossy(&output.stdout)));
-    // The current time is for a source tree without history.
+    // A source tree without history has no commit, so the current time is used.
     Ok(committed.unwrap_or_else(OffsetDateTime::now_utc))
 }

@@ -48,8 +48,8 @@ pub(super) fn make(dist: &PackageBuild) -> Result<PathBuf, String> {
 
 /// Creates the root file system as a tar archive.
 fn root(dist: &PackageBuild, package: &Path) -> Result<PathBuf, String> {
-    // mmdebstrap passes hooks to a shell, and their paths must be readable for the user that it
-    // becomes.
+    // mmdebstrap passes hooks to a shell, so the package has a simple file name in its working
+    // folder. It must be readable for the user that mmdebstrap becomes.
     let name = "uiw.deb";
     let folder = dist.work.join("package");
     let place = || {

@@ -21,12 +21,13 @@ pub(crate) struct Built {
 impl Built {
     /// Builds for this machine.
     pub(crate) fn make(debug: bool) -> Result<Self, String> {
-        // Tests install and package the same files, so that these are built only once.
+        // Debug builds, which tests install and package, include the Python module, so that all
+        // tests use the same build.
         Self::native(debug, if debug { &PYTHON } else { &[] }, &[])
     }
 
     fn native(debug: bool, more: &[&str], environment: &[(&str, &str)]) -> Result<Self, String> {
-        // `cargo xtask test` has built everything before the tests run.
+        // `cargo xtask test` builds everything before it runs the tests.
         if let Some(folder) = std::env::var_os(uiw_interop::stock::BUILT).filter(|_| debug) {
             let folder = PathBuf::from(folder);
             let program = folder.join("uiw");
@@ -47,9 +48,9 @@ impl Built {
         Self::new(Arch::here(), folder, None, &program)
     }
 
-    /// Builds the program, the libraries and the Python module. With cargo-zigbuild they also run
-    /// on systems with an older glibc. Without it, and for debugging, they are built for this
-    /// machine.
+    /// Builds the program, the libraries and the Python module. Release builds with cargo-zigbuild
+    /// also run on systems with an older glibc. Without cargo-zigbuild, and in debug builds, they
+    /// are built for the glibc of this machine.
     pub(crate) fn portable(debug: bool, arch: Arch) -> Result<Self, String> {
         if debug {
             return Self::native(debug, &PYTHON, &[]);
@@ -80,7 +81,7 @@ impl Built {
         let program = if arch.is_here() {
             folder.join("uiw")
         } else {
-            // This program is only for generating files, so it is built for this machine.
+            // This program only generates files, so it is built for this machine.
             run(cargo().args(["build", "-p", "uiw-cli"]))?;
             target()?.join("debug/uiw")
         };

@@ -2,13 +2,14 @@
 
 use std::path::{Component, Path, PathBuf};
 
-/// Prefix, folder of the libraries below it, and folder below which a packager collects all files.
+/// Locations of an installation.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
-    /// Absolute.
+    /// Absolute path of the prefix.
     prefix: PathBuf,
-    /// Below the prefix.
+    /// Folder of the libraries, relative to the prefix.
     libdir: PathBuf,
+    /// Absolute path of the folder below which a packager collects all files.
     destdir: Option<PathBuf>,
 }
 

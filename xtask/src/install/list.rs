@@ -28,9 +28,9 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("uiw.fish", "share/fish/vendor_completions.d/uiw.fish"),
 ];
 
-/// Libraries. They are installed without links for linkers and files of pkg-config, because a
-/// program that was linked with them would need symbols of librdmacm in libibverbs.so.1, which the
-/// library of rdma-core does not have.
+/// Libraries to install. They are installed without links for linkers and without pkg-config files,
+/// because a program that was linked with them would expect symbols of librdmacm in
+/// libibverbs.so.1. The library of rdma-core does not have these symbols.
 const LIBRARIES: [&str; 2] = ["ibverbs", "rdmacm"];
 
 /// Returns all files, in the order in which they are installed.

@@ -54,7 +54,7 @@ fn build_and_install(options: &Options) -> Result<(), String> {
     install(&layout, &built, !options.no_strip, |path| println!("{}", path.display()))
 }
 
-/// Installs a release build, and prints nothing.
+/// Installs a release build without printing the installed files.
 pub(crate) fn release(prefix: &Path) -> Result<(), String> {
     let layout = Layout::new(prefix, None, None)?;
     install(&layout, &Built::make(false)?, true, |_| {})
@@ -94,12 +94,12 @@ fn put(layout: &Layout, file: &InstalledFile) -> Result<PathBuf, String> {
     Ok(to)
 }
 
-/// Puts everything in its place, without the list of it: packages have one of their own.
+/// Installs all files except the list of installed files, because packages have lists of their own.
 pub(crate) fn stage(layout: &Layout, built: &Built, strip: bool) -> Result<(), String> {
     list::all(layout, built, strip)?.iter().try_for_each(|file| put(layout, file).map(drop))
 }
 
-/// Copies a library that was built, without its symbols.
+/// Copies a built library without its symbols.
 pub(crate) fn stripped(built: &Built, name: &str, to: &Path) -> Result<(), String> {
     let file = InstalledFile { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
     file.put(to).map_err(|error| format!("{}: {error}", to.display()))

@@ -15,9 +15,9 @@ root=$(dirname \"$(readlink -f \"$0\")\")
 LD_LIBRARY_PATH=$root/lib exec \"$root/usr/bin/rustc\" --sysroot \"$root/usr\" \"$@\"
 ";
 
-/// Returns the compiler for a processor, or `None` if Cargo's own compiler has a standard library
-/// for it. Otherwise it is Debian's compiler, which is unpacked below the target folder at the
-/// first call.
+/// Returns the compiler for a processor, or `None` if Cargo's own compiler can be used because its
+/// standard library for the processor is installed. Otherwise returns Debian's compiler, which the
+/// first call unpacks below the target folder.
 pub(super) fn compiler(arch: Arch) -> Result<Option<PathBuf>, String> {
     let mut print = Command::new("rustc");
     print.args(["--print", "target-libdir", "--target", &arch.target()]);
@@ -71,8 +71,8 @@ fn packages(folder: &Path, arch: Arch) -> Result<(), String> {
     Err(format!("mmdebstrap: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// Libraries of glibc, which are not kept. The compiler uses those of this system, because they
-/// must have the same version as the loader.
+/// Libraries of glibc, which are not moved together with the compiler. The compiler uses those of
+/// this system instead, because they must have the same version as the loader.
 const GLIBC: [&str; 7] =
     ["ld-linux", "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "libresolv.so"];
 

@@ -17,7 +17,7 @@ pub(crate) struct Claim {
 /// Folders that contain no sources of the workspace.
 const SKIPPED_FOLDERS: [&str; 5] = ["target", ".git", "corpus", "data", "libfuzzer"];
 
-/// Returns all source files below `root`.
+/// Returns all Rust source files below `root`, except those in [`SKIPPED_FOLDERS`].
 fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
     let mut folders = vec![root.to_owned()];
     let mut files = Vec::new();

@@ -19,8 +19,8 @@ use std::ops::Range;
 const LENGTHS: [usize; 8] = [1, 8, 1500, 4096, 16_387, 65_535, 65_536, 65_536];
 const SLOT: usize = 65_536;
 const ROUNDS: u64 = 32;
-/// Offset added to the slot number to get the request number of a Send; a receive has the number of
-/// its slot.
+/// Offset of the request numbers of Sends. The request number of a Send is this offset plus the
+/// number of its slot; that of a receive is the number of its slot.
 const SENDS: u64 = 1000;
 
 /// Completions that must arrive before an end continues.

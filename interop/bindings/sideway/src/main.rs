@@ -29,10 +29,11 @@ use std::time::Duration;
 
 /// Number of bytes that are written and read in a round.
 const SIZE: usize = 1 << 20;
-/// Offsets in the memory of an end: the counter, the value returned by an atomic operation, and a
-/// slot for messages.
+/// Offset of the counter in the memory of an end.
 const COUNTER: usize = SIZE;
+/// Offset of the value that an atomic operation returned.
 const FOUND: usize = SIZE + 8;
+/// Offset of the slot for messages.
 const MAIL: usize = SIZE + 16;
 /// Length of a message in bytes: an address and a key.
 const MESSAGE: usize = 16;

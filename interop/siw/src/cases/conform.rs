@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Time limit for all connections. Each case gives up by itself if nothing moves.
+/// Time limit for all connections. Each check ends by itself if nothing moves.
 const BOUND: Duration = Duration::from_secs(1800);
 /// Heading of the section of QUIRKS.md that lists the requirements.
 const SECTION: &str = "## What `uiw conform` finds";
@@ -37,7 +37,7 @@ fn quirks() -> [BTreeSet<String>; 2] {
 
 fn findings(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let verdict = judge(bench, setting);
-    // After some of the cases siw accepts no more connections and its module cannot be unloaded.
+    // After some of the checks siw accepts no more connections, and its module cannot be unloaded.
     bench.power_off();
     verdict
 }

@@ -54,8 +54,8 @@ fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[
     }
 }
 
-/// Passes if the surviving end has completed all requests in time; the text contains its last
-/// output and the time it took.
+/// Passes if the surviving end has completed all requests in time. The text of the verdict contains
+/// its last output and the time that this took.
 fn survivor(text: &str, begun: Instant) -> Verdict {
     let took = begun.elapsed();
     let line =
@@ -136,7 +136,8 @@ fn netem(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<V
     })
 }
 
-/// By default, the time after which a silent peer is given up is longer than [`LIMIT`].
+/// Uses `--dead-after`, because by default a silent peer is given up only after more than
+/// [`LIMIT`].
 fn power_off(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let client = start(bench, setting, direction, &["--dead-after", "20s"])?;
     std::thread::sleep(BEFORE);

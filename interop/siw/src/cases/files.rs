@@ -18,7 +18,7 @@ const MAKE: &str = "for size in 0 1 511 4095 4096 4097 65537 1000003 6291456; do
 /// Directory of the guest with files whose checksums are known.
 pub(super) struct Files {
     folder: String,
-    /// Output of `sha256sum`.
+    /// Output of `sha256sum` for all files.
     sums: String,
 }
 
@@ -29,7 +29,7 @@ impl Files {
         Self::sum(bench, folder)
     }
 
-    /// Returns the checksums of the existing files.
+    /// Computes the checksums of the existing files.
     pub(super) fn sum(bench: &Bench, folder: &str) -> Result<Self> {
         let sums = bench.guest().must(&format!(
             "set -e; cd {folder}; find . -type f | sort | xargs sha256sum > /tmp/sums; cat /tmp/sums"

@@ -48,7 +48,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// tgtd with one disk; it can be started twice.
+/// tgtd with one disk. It can be started twice, before and after it is killed.
 struct TgtdTarget {
     folder: Folder,
     port: u16,
@@ -164,7 +164,8 @@ fn to_tgtd(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     Ok(Verdict::Pass(format!("{files} files on the disk")))
 }
 
-/// Runs the steps in the guest. Returns the files that are on the disk afterwards, by directory.
+/// Runs the steps in the guest. Returns the files that are on the disk afterwards, each with its
+/// directory.
 fn in_guest(bench: &Bench, setting: &Setting, target: &mut TgtdTarget) -> Result<[(&'static str, Files); 2]> {
     let mut process = target.start(bench)?;
     let guest = bench.guest();
@@ -198,7 +199,7 @@ fn in_guest(bench: &Bench, setting: &Setting, target: &mut TgtdTarget) -> Result
     Ok([("early", early), ("late", late)])
 }
 
-/// Checks the disk on the host and returns the number of files.
+/// Checks the file system and the files on the disk from the host. Returns the number of files.
 fn on_disk(target: &TgtdTarget, written: &[(&str, Files)]) -> Result<usize> {
     let disk = target.disk().display().to_string();
     must(Command::new("e2fsck").args(["-fn", &disk]), STEP)?;

@@ -8,7 +8,7 @@ use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
 use std::time::Duration;
 
-/// Names and orders of cases; both ends carry out each order unless it says otherwise.
+/// Name and orders of each case. Both ends carry out each order unless the order names one end.
 const EVERYWHERE: &[(&str, &str)] = &[
     ("Send of 0, 1, 64, 1441 bytes", "send:0 send:1 send:64x20 send:1441x3"),
     ("Send of 64 KiB", "send:65536x4"),
@@ -52,7 +52,7 @@ const LARGE: &[(&str, &str)] = &[
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time limit for the large orders. Both ends give up by themselves if nothing has moved for half a
-/// minute, and each wait ends after ten minutes in any case; an order has two long waits.
+/// minute. Each wait also has a limit of ten minutes, and an order has two long waits.
 const BOUND: Duration = Duration::from_secs(1500);
 
 pub(super) fn cases() -> Vec<Case> {
@@ -96,8 +96,8 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// siw sometimes answers a Read of no bytes with the bytes that it sent before (QUIRKS.md, "Reads
-/// of no bytes"), and uiw must refuse them. siw does so while it is still busy sending, so one of
-/// several connections succeeds.
+/// of no bytes"), and uiw must refuse them. siw does so only while it is still busy sending, so one
+/// of several connections should succeed.
 fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let orders = &["me.read:0", "you.read:0"];
     for wrong in 0..20 {

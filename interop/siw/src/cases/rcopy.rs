@@ -20,7 +20,7 @@ struct CopySize {
 }
 
 const SMALL: CopySize = CopySize { bytes: 3_000_003, timeout: Duration::from_secs(60) };
-/// The guest copies only some megabytes per second.
+/// This file takes minutes, because the guest copies only a few megabytes per second.
 const LARGE: CopySize = CopySize { bytes: 1 << 30, timeout: Duration::from_secs(900) };
 
 /// Beginning of the verdict if the copy differs.
@@ -67,8 +67,9 @@ fn first_word(line: &str) -> String {
     line.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
-/// Copies a file, and repeats it if siw has sent different data, because siw may have skipped an
-/// FPDU.
+/// Copies a file. If a copy from siw differs from the file, copies it once more, because siw may
+/// have skipped an FPDU (QUIRKS.md). If the second copy is correct, the verdict is
+/// [`Verdict::Known`].
 fn copy(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let verdict = copy_once(size, bench, setting, direction)?;
     match verdict {
@@ -87,7 +88,7 @@ fn copy_once(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Di
     bench.build_libraries();
     let here = HostFile(std::env::temp_dir().join(format!("uiw-siw-rcopy-{}", std::process::id())));
     bench.guest().must(&format!("rm -f {THERE}"))?;
-    // After this time the guest kills its program in any case.
+    // The guest kills its program after this time in any case.
     let longest = size.timeout + Duration::from_secs(30);
     let client = match direction {
         Direction::Ours => {

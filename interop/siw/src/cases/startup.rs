@@ -61,7 +61,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Returns the line in which the end that has connected describes the connection.
+/// Returns the line in which the connecting end describes the connection.
 fn established(output: &Output) -> Option<&str> {
     output.out.lines().find(|line| line.starts_with("established"))
 }
@@ -97,8 +97,8 @@ fn private(bench: &mut Bench, setting: &Setting, direction: Direction, bytes: u3
     Ok(stood(&output, &[&format!("{bytes} bytes of private data")]))
 }
 
-/// siw counts the bytes in eight bits. Its interpretation of the frame differs from run to run;
-/// sometimes its program hangs in the driver and does not answer.
+/// siw stores the length of the private data in eight bits. Its interpretation of a longer frame
+/// differs from run to run; sometimes its program hangs in the driver and does not answer.
 fn too_long(bench: &mut Bench, setting: &Setting, bytes: u32) -> Result<Verdict> {
     let bytes = bytes.to_string();
     let with: (&[&str], &str) = (&["--private-data", &bytes], "");
@@ -119,8 +119,8 @@ fn over_mpa(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
     Ok(failed(&output, &["508"]))
 }
 
-/// siw counts the bytes of its frame in eight bits: it sends a length of 0, and its own program
-/// waits forever. The guest is given up.
+/// siw stores the length of its own private data in eight bits as well: for 252 bytes it sends a
+/// length of 0, and its own program waits forever. The guest is therefore powered off afterwards.
 fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let port = bench.listener(&super::wire(setting), setting.family)?;
     let host = bench.host(setting.family)?;
@@ -132,7 +132,7 @@ fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verd
 }
 
 /// siw may see our FIN before the Reply that precedes it, and then delivers no private data
-/// (QUIRKS.md). The case is therefore repeated several times.
+/// (QUIRKS.md). If siw connects, the case is therefore repeated up to ten times.
 fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let with: (&[&str], &str) = match direction {
         Direction::Ours => (&["--private-text", "reject-this-one"], ""),
@@ -279,8 +279,9 @@ fn revisions() -> Vec<Case> {
             let output = converse_with(bench, setting, direction, (args, ""), &["read:64"], TIMEOUT)?;
             let verdict = stood(&output, &[]);
             Ok(match verdict {
-                // In revision 1 the frames do not contain the number of Reads that siw accepts. It
-                // accepts none that its application did not request.
+                // In revision 1 the frames do not contain the number of Reads that siw accepts, and
+                // siw accepts no Reads unless its application has requested some. Their failure is
+                // therefore accepted.
                 Verdict::Fail(why) => {
                     let clear = why.contains("terminated")
                         || why.contains("ibv_post_send")
@@ -305,7 +306,7 @@ fn depths() -> Vec<Case> {
         let orders: &'static [&'static str] =
             if depth == "0" { &["send:64", "write:64"] } else { &["send:64", "write:64", "read:4096x200"] };
         cases.push(Case::new(format!("IRD and ORD {depth} at uiw"), move |bench, setting, direction| {
-            // siw's application cannot specify more than 255, and siw itself accepts 128.
+            // siw's application cannot specify more than 255, and siw itself accepts at most 128.
             let args: &[&str] = &["--ird", depth, "--ord", depth];
             let keys = if depth == "0" { "ird=0 ord=0" } else { "" };
             let keys = if direction == Direction::Theirs { keys } else { "" };
@@ -357,7 +358,7 @@ fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bo
     }
     let decoded = decoded?;
     let records = decoded.out.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    // Only data is sent in Writes and Read Responses.
+    // Writes and Read Responses are the FPDUs that carry the data.
     let data =
         records.filter(|record| record["type"] == "fpdu" && matches!(record["opcode"].as_u64(), Some(0 | 2)));
     let largest = data.filter_map(|record| record["ulpdu_length"].as_u64()).max().unwrap_or(0);
@@ -403,8 +404,9 @@ const CONNECTIONS: usize = 1000;
 const CONNECTIONS_BOUND: Duration = Duration::from_secs(1800);
 
 /// siw misses the wake-up for an FPDU that arrives too soon after its Reply. Without another
-/// segment, such a connection waits forever. All connections must therefore succeed, and those that
-/// had to be woken, a small part, are visible in the distribution of the times.
+/// segment, such a connection waits forever, so our end wakes it by repeating the FPDU. All
+/// connections must succeed. The repetitions take time, so the distribution of the times shows
+/// them: at most one connection in a hundred may take longer than [`SLOW`].
 fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> {
     bench.partner(setting.family, "")?;
     let to = bench.guest_at(setting.family, PARTNER)?;
@@ -417,8 +419,8 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
         let ms = lines.iter().filter(|line| line["type"] == kind).filter_map(|line| line["ms"].as_f64());
         ms.collect::<Vec<f64>>()
     };
-    // The first time lasts until the connection is established, the second one from then until a
-    // Send has been sent and acknowledged.
+    // The first time ends when the connection is established. The second one starts then, and ends
+    // when a Send has been sent and acknowledged.
     let (standing, first) = (of("established"), of("order"));
     let times: Vec<f64> = standing.iter().zip(&first).map(|(standing, first)| standing + first).collect();
     if times.is_empty() {
@@ -435,12 +437,12 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
     Ok(Verdict::of(all && p99 <= SLOW.max(5.0 * median), seen))
 }
 
-/// Time in milliseconds that a connection may take if our end woke it by the fourth repetition of
-/// its first FPDU. On a slow machine all connections take longer, so five medians are accepted as
-/// well.
+/// Time in milliseconds that a connection may take: enough if our end wakes it by the fourth
+/// repetition of its first FPDU at the latest. On a slow machine all connections take longer, so
+/// five times the median is accepted as well.
 const SLOW: f64 = 200.0;
 
-/// Durations of connection setups, in milliseconds.
+/// Distribution of the times of connections, in milliseconds.
 struct TimeSpread {
     median: f64,
     p99: f64,

@@ -165,7 +165,7 @@ impl ProgramPair {
                 bench.retry();
             }
             if hung > 0 {
-                // A stuck driver requires another guest.
+                // If the driver is stuck, another guest is booted.
                 bench.renew();
                 bench.apply(setting)?;
             }
@@ -305,8 +305,9 @@ impl ProgramPair {
     }
 }
 
-/// Waits for both programs. The program that hangs is determined before either is killed, because
-/// the end of one often ends the other, which then seems to have succeeded.
+/// Waits for both programs, and kills those that hang. Whether the guest's program hangs is
+/// determined before the host's program is killed, because the end of one often ends the other,
+/// which then seems to have succeeded.
 fn finish(mut host: Process, mut guest: Job) -> StockEnds {
     let wait = |timeout: Duration, done: &mut dyn FnMut() -> bool| {
         let deadline = Instant::now() + timeout;
@@ -329,8 +330,8 @@ fn lines(output: &Output) -> impl Iterator<Item = &str> {
     output.out.lines().chain(output.err.lines()).map(str::trim)
 }
 
-/// Returns whether the line belongs to a successful rping: it reports that the other end has left.
-/// A server is waiting for the next round at that time.
+/// Returns whether rping prints the line in a successful run, in which it reports that the other
+/// end has left. A server also reports the state in which it waited for the next round.
 fn is_usual_of_rping(line: &str, client: bool) -> bool {
     line.is_empty()
         || line.contains("DISCONNECT")
@@ -344,9 +345,9 @@ fn is_stuck_in_siw(stuck: &str) -> bool {
     stuck.contains("siw_destroy_qp")
 }
 
-/// Returns whether perftest in the guest completed its measurement but found an error in its very
-/// last Send. siw completes a Send this way (2: `IBV_WC_LOC_QP_OP_ERR`), although its last byte was
-/// sent, if the peer's FIN arrives before siw has checked: see QUIRKS.md.
+/// Returns whether perftest in the guest completed its measurement but found an error in its last
+/// Send. siw completes a Send with an error (2: `IBV_WC_LOC_QP_OP_ERR`), although its last byte was
+/// sent, if the peer's FIN arrives before siw has checked this (QUIRKS.md).
 fn is_closing_race(output: &Output) -> bool {
     ["Bad wc status 2", "Failed to close connection"]
         .iter()

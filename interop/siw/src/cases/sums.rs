@@ -11,8 +11,9 @@ use std::time::Duration;
 
 /// Runs `orders` at both ends and judges the result.
 ///
-/// When TCP has no room, siw at times computes a wrong CRC or skips an FPDU (QUIRKS.md), which ends
-/// the stream. If the capture shows such a fault, the row is run again.
+/// When TCP has no room, siw sometimes computes a wrong CRC or skips an FPDU (QUIRKS.md), which
+/// ends the stream. If the capture shows such a fault, the row is repeated, up to [`MAX_RUNS`]
+/// runs.
 pub(super) fn converse_and_judge(
     bench: &mut Bench,
     setting: &Setting,
@@ -28,7 +29,7 @@ pub(super) fn converse_and_judge(
         bench.capture(Some(file.clone()));
         let verdict =
             converse(bench, setting, direction, orders, timeout).map(|output| judge(orders, &output));
-        // The listener, which has the file open, has ended.
+        // This call ends the listener, which has the file open.
         bench.capture(before.clone());
         let fault = match &verdict {
             Ok(Verdict::Fail(why)) => SenderFault::find(why, &decoded(bench, &file)),

@@ -34,7 +34,7 @@ fn behind_proxy(bench: &mut Bench, setting: &Setting, direction: Direction, size
     let tls = format!(
         "cert={certificate},key={key},cafile={authority},verify=1,commonname={NAME},openssl-min-proto-version=TLS1.3"
     );
-    // A half-closed stream is forwarded for this number of seconds.
+    // With this option, socat forwards a half-closed stream for ten more seconds.
     let proxy = |from: String, to: String| vec!["-t10".to_owned(), from, to];
     let socat = bench.net().command("socat");
     match direction {

@@ -9,18 +9,18 @@ const COMMITTED: &str = include_str!("figures.tsv");
 pub(in super::super) const HEAD: &str =
     "case\tinstructions\tlocked\tsystem calls\t02b5a5a: instructions\tlocked\tsystem calls";
 
-/// Commits, and the maximum number of instructions as a multiple of theirs. The one of 02b5a5a is
-/// the limit for all later changes together.
+/// Commits to compare with, and the maximum number of instructions as a multiple of the figure of
+/// each. The limit relative to 02b5a5a applies to all changes since then together.
 const GATES: [(&str, f64); 2] = [("committed", 1.01), ("02b5a5a", 1.03)];
 /// Maximum increase of locked instructions and of system calls per round. A round is a round trip,
 /// 128 requests, or a large message.
 ///
-/// Smaller differences are caused by rounding and by the kernel's TCP, whose buffers grow depending
-/// on time and split large messages.
+/// Smaller differences are caused by rounding and by the kernel's TCP. The growth of its buffers
+/// depends on time, and it splits large messages differently.
 const FEWER_THAN_ONE: f64 = 0.5;
-/// Additional tolerance, as a fraction of the committed figure, for cases that use the C libraries.
-/// Their background thread sometimes holds the lock of the device, so that the counted thread has
-/// to try again.
+/// Additional tolerance for locked instructions and system calls in cases that use the C libraries,
+/// as a fraction of the figure that is compared. The background thread of the libraries sometimes
+/// holds the lock of the device, and the counted thread has to try again.
 const BACKGROUND: f64 = 0.003;
 
 /// Cost of a round: instructions, locked instructions, system calls.
@@ -36,8 +36,8 @@ fn read(columns: &str) -> Option<[Cost; 2]> {
     Some([numbers.get(..3)?.try_into().ok()?, numbers.get(3..6)?.try_into().ok()?])
 }
 
-/// Compares the costs with those of both commits. `is_c` states that the case uses the C libraries,
-/// whose background thread runs at the same time.
+/// Compares the costs with those of both commits. `is_c` states whether the case uses the C
+/// libraries, which run a background thread at the same time.
 pub(super) fn lines(committed: [Cost; 2], now: Cost, is_c: bool) -> Vec<RatioLine> {
     let mut lines = Vec::new();
     for ((whose, most), before) in GATES.into_iter().zip(committed) {
@@ -52,7 +52,8 @@ pub(super) fn lines(committed: [Cost; 2], now: Cost, is_c: bool) -> Vec<RatioLin
         for (at, what) in [(1, "locked"), (2, "system calls")] {
             let more = now[at] - before[at];
             let most = FEWER_THAN_ONE + if is_c { before[at] * BACKGROUND } else { 0.0 };
-            // Lines are printed only for cases that exceed the limit, which are few.
+            // A line is printed only if the limit is exceeded, because almost all cases are below
+            // it.
             if more > most {
                 let line = RatioLine::new(format!("more {what} than {whose}"), RatioSpread::new([more]), "");
                 lines.push(line.bar(RatioBar::AtMost(most)));
