@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// `ibv_ack_cq_events` and `ibv_get_cq_event` use this table, so it is divided into shards, and
 /// each lock is held only for a look-up. Threads that use different objects do not share a cache
 /// line.
-struct ObjectTable(BTreeMap<usize, u32>);
+struct ObjectTable(BTreeMap<usize, ObjectKind>);
 
 impl ForkState for ObjectTable {
     const NEW: Self = Self(BTreeMap::new());
@@ -30,7 +30,7 @@ impl ForkState for ObjectTable {
 static OBJECTS: ForkSafe<ObjectTable, 64> = ForkSafe::new();
 
 /// Adds an object of `kind` at `address`.
-pub fn register(address: usize, kind: u32) {
+pub fn register(address: usize, kind: ObjectKind) {
     OBJECTS.shard(address as u64).write().0.insert(address, kind);
 }
 
@@ -41,13 +41,43 @@ pub fn unregister(address: usize) {
 
 /// Returns whether an object of `kind` at `address` is alive.
 #[inline]
-pub fn is_alive(address: usize, kind: u32) -> bool {
+pub fn is_alive(address: usize, kind: ObjectKind) -> bool {
     OBJECTS.shard(address as u64).read().0.get(&address) == Some(&kind)
 }
 
 /// Returns whether any object of this library at `address` is alive.
 pub fn is_known(address: usize) -> bool {
     OBJECTS.shard(address as u64).read().0.contains_key(&address)
+}
+
+/// Number that distinguishes the kinds of objects, and live objects from freed ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ObjectKind {
+    /// `ibv_context`.
+    Context = 0x7569_6301,
+    /// `ibv_pd`.
+    Pd = 0x7569_6302,
+    /// `ibv_td`.
+    Td = 0x7569_6303,
+    /// `ibv_mr`.
+    Mr = 0x7569_6304,
+    /// `ibv_mw`.
+    Mw = 0x7569_6305,
+    /// `ibv_comp_channel`.
+    CompChannel = 0x7569_6306,
+    /// `ibv_cq`.
+    Cq = 0x7569_6307,
+    /// `ibv_qp`.
+    Qp = 0x7569_6308,
+    /// `ibv_srq`.
+    Srq = 0x7569_6309,
+    /// `ibv_device`.
+    Device = 0x7569_630b,
+    /// `ibv_ah`.
+    AddressHandle = 0x7569_630c,
+    /// `ibv_buf`.
+    Buffer = 0x7569_630d,
 }
 
 /// Rust value that belongs to a structure of C. Any thread of the program may use it.
@@ -58,8 +88,8 @@ pub trait Body: Send + Sync {
     type C;
     /// Byte offset of `C` in `Abi`.
     const OFFSET: usize = 0;
-    /// Number that distinguishes kinds of objects, and live objects from freed ones.
-    const KIND: u32;
+    /// Kind of the object.
+    const KIND: ObjectKind;
 }
 
 /// Object that C refers to by a pointer to its first field, or to a part of that.
@@ -77,7 +107,7 @@ impl<B: Body> Object<B> {
     pub fn create(abi: B::Abi, body: B) -> *mut B::C {
         let object = Self {
             abi: AbiCell::new(abi),
-            kind: AtomicU32::new(B::KIND),
+            kind: AtomicU32::new(B::KIND as u32),
             generation: fork::generation(),
             body,
         };
@@ -127,7 +157,7 @@ impl<B: Body> Object<B> {
         // SAFETY: the pointer is neither NULL nor unaligned, as checked above. The memory of the
         // object can be read and is not freed during `'a`, as the caller ensures.
         let object = unsafe { &*object };
-        if object.kind.load(Ordering::Acquire) == B::KIND {
+        if object.kind.load(Ordering::Acquire) == B::KIND as u32 {
             object.check_inherited()
         } else {
             Err(Errno::INVAL.because("the pointer refers to an object of another kind or to a freed object"))

@@ -12,7 +12,7 @@ use uiw_cabi_core::abi::{ibv_ah, ibv_ah_attr, ibv_grh, ibv_pd, ibv_wc};
 use uiw_cabi_core::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::object::{Body, Object, ObjectKind};
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::users::UserToken;
@@ -27,7 +27,7 @@ pub struct Ah {
 impl Body for Ah {
     type Abi = ibv_ah;
     type C = ibv_ah;
-    const KIND: u32 = 0x7569_630c;
+    const KIND: ObjectKind = ObjectKind::AddressHandle;
 }
 
 /// `ibv_create_ah`.

@@ -13,7 +13,7 @@ use uiw_cabi_core::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd};
 use uiw_cabi_core::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::object::{Body, Object, ObjectKind};
 
 /// Buffer that C refers to. Programs only read its structure, like this library.
 pub struct Buf {
@@ -29,7 +29,7 @@ unsafe impl Sync for Buf {}
 impl Body for Buf {
     type Abi = ibv_buf;
     type C = ibv_buf;
-    const KIND: u32 = 0x7569_630c;
+    const KIND: ObjectKind = ObjectKind::Buffer;
 }
 
 /// `ibv_alloc_buf`.

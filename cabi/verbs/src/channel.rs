@@ -12,7 +12,7 @@ use uiw_cabi_core::abi::{ibv_comp_channel, ibv_cq};
 use uiw_cabi_core::arguments::{Handle, OutPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Attempt, Result, is_nonblocking, take_event};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::object::{Body, Object, ObjectKind};
 use uiw_cabi_core::signals;
 use uiw_cabi_core::users::{UnacknowledgedEvents, Users};
 
@@ -111,7 +111,7 @@ impl CompEvents {
 impl Body for CompChannel {
     type Abi = ibv_comp_channel;
     type C = ibv_comp_channel;
-    const KIND: u32 = 0x7569_6306;
+    const KIND: ObjectKind = ObjectKind::CompChannel;
 }
 
 /// Time for which a waiting thread drives the engine itself. Then it sleeps in `read` on the

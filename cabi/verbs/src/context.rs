@@ -15,7 +15,7 @@ use uiw_cabi_core::abi::{ibv_context, ibv_cq, ibv_qp, ibv_srq, verbs_context};
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::denied;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{self, Body, Object};
+use uiw_cabi_core::object::{self, Body, Object, ObjectKind};
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::users::UnacknowledgedEvents;
@@ -88,7 +88,7 @@ impl Body for OpenContext {
     /// Last part of the `verbs_context`.
     type C = ibv_context;
     const OFFSET: usize = offset_of!(verbs_context, context);
-    const KIND: u32 = 0x7569_6301;
+    const KIND: ObjectKind = ObjectKind::Context;
 }
 
 impl OpenContext {

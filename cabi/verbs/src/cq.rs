@@ -14,7 +14,7 @@ use uiw_cabi_core::abi::{ibv_cq, ibv_cq_ex, ibv_wc, zeroed};
 use uiw_cabi_core::arguments::{ArrayMutPtr, Count, Handle, OwnedHandle, TableHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::object::{Body, Object, ObjectKind};
 use uiw_cabi_core::users::{UnacknowledgedEvents, UserToken, Users};
 use uiw_verbs::{Arm, AsyncEvent, CqConfig, Wc, WcOpcode};
 
@@ -43,7 +43,7 @@ const POLLS_BEFORE_YIELD: u32 = 32;
 impl Body for Cq {
     type Abi = ibv_cq_ex;
     type C = ibv_cq;
-    const KIND: u32 = 0x7569_6307;
+    const KIND: ObjectKind = ObjectKind::Cq;
 }
 
 /// Attributes of a new queue.

@@ -11,7 +11,7 @@ use uiw_cabi_core::abi::{ibv_mr, ibv_sge};
 use uiw_cabi_core::arguments::{ArrayPtr, Count, Handle, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::object::{Body, Object, ObjectKind};
 use uiw_cabi_core::users::UserToken;
 use uiw_mem::ReregError;
 use uiw_verbs::{Access, Memory, RawMr, STag};
@@ -26,7 +26,7 @@ pub struct Mr {
 impl Body for Mr {
     type Abi = ibv_mr;
     type C = ibv_mr;
-    const KIND: u32 = 0x7569_6304;
+    const KIND: ObjectKind = ObjectKind::Mr;
 }
 
 impl Mr {

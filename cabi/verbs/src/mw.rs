@@ -9,7 +9,7 @@ use uiw_cabi_core::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info};
 use uiw_cabi_core::arguments::{Handle, InPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::object::{Body, Object, ObjectKind};
 use uiw_cabi_core::users::UserToken;
 use uiw_verbs::{Access, Bind, RawMw, STag, SendFlags, SendOp, SendWr, WindowType};
 
@@ -22,7 +22,7 @@ pub struct Mw {
 impl Body for Mw {
     type Abi = ibv_mw;
     type C = ibv_mw;
-    const KIND: u32 = 0x7569_6305;
+    const KIND: ObjectKind = ObjectKind::Mw;
 }
 
 /// `ibv_alloc_mw`.

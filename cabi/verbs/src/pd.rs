@@ -8,7 +8,7 @@ use uiw_cabi_core::abi::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_ini
 use uiw_cabi_core::arguments::{Handle, InPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::object::{Body, Object, ObjectKind};
 use uiw_cabi_core::users::{UserToken, Users};
 
 /// Protection domain that C refers to.
@@ -26,7 +26,7 @@ pub struct Pd {
 impl Body for Pd {
     type Abi = ibv_pd;
     type C = ibv_pd;
-    const KIND: u32 = 0x7569_6302;
+    const KIND: ObjectKind = ObjectKind::Pd;
 }
 
 impl Pd {
@@ -66,7 +66,7 @@ pub(crate) struct Td(#[expect(dead_code, reason = "keeps the context")] Arc<Cont
 impl Body for Td {
     type Abi = ibv_td;
     type C = ibv_td;
-    const KIND: u32 = 0x7569_6303;
+    const KIND: ObjectKind = ObjectKind::Td;
 }
 
 /// `ibv_alloc_td`.

@@ -9,7 +9,7 @@ use uiw_cabi_core::abi::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_
 use uiw_cabi_core::arguments::{Handle, InOutPtr, InPtr, OutPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::object::{Body, Object, ObjectKind};
 use uiw_cabi_core::users::{UnacknowledgedEvents, UserToken, Users};
 use uiw_verbs::{AsyncEvent, SrqAttr};
 
@@ -28,7 +28,7 @@ pub struct Srq {
 impl Body for Srq {
     type Abi = ibv_srq;
     type C = ibv_srq;
-    const KIND: u32 = 0x7569_6309;
+    const KIND: ObjectKind = ObjectKind::Srq;
 }
 
 /// Creates a queue, and stores its actual attributes in `attr`.

@@ -70,7 +70,7 @@ fn find(netdev: &NetDev, persona: Persona) -> &'static Device {
 }
 
 impl Device {
-    const KIND: u32 = 0x7569_630b;
+    const KIND: object::ObjectKind = object::ObjectKind::Device;
 
     fn new(netdev: &NetDev, persona: Persona) -> Self {
         let name = format!("uiw_{}", netdev.name);

@@ -32,7 +32,7 @@ use uiw_cabi_core::abi::{ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr_ex, zer
 use uiw_cabi_core::arguments::InOutPtr;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::object::{Body, Object, ObjectKind};
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::users::{UnacknowledgedEvents, UserToken};
@@ -65,7 +65,7 @@ pub struct Qp {
 impl Body for Qp {
     type Abi = ibv_qp_ex;
     type C = ibv_qp;
-    const KIND: u32 = 0x7569_6308;
+    const KIND: ObjectKind = ObjectKind::Qp;
 }
 
 impl Qp {
