@@ -309,9 +309,9 @@ impl DeviceConfig {
         self
     }
 
-    /// Encrypts all connections with TLS 1.3 and authenticates all peers. Only connections of the
-    /// device to itself are not encrypted. Datagrams are refused, unless the configuration allows
-    /// them. [`DeviceConfig::capture`] records the encrypted bytes. Default: none.
+    /// Encrypts all connections with TLS 1.3 and authenticates all peers. Only connections within
+    /// this process are not encrypted. Datagrams are refused, unless the configuration allows them.
+    /// [`DeviceConfig::capture`] records the encrypted bytes. Default: none.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: impl Into<Option<uiw_tls::Tls>>) -> Self {
