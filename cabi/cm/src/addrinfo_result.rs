@@ -53,11 +53,10 @@ impl AddrinfoResult {
 pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
     let mut next = list.as_ptr();
     while !next.is_null() {
-        // SAFETY: this library allocated every element of the list on C's heap, so it is aligned,
-        // can be read here and is freed once: the program does not use it any more, as the type
-        // requires. Its parts are NULL or blocks of C's heap that nothing else frees:
-        // `AddressQuery::convert` allocated them, or the program has stored them, which the
-        // documentation of this function permits only for such blocks.
+        // SAFETY: every element was allocated here on C's heap, so it is aligned and readable, and
+        // the type requires that the program no longer uses it. Its parts are NULL or blocks of C's
+        // heap that nothing else frees: `AddressQuery::convert` made them, or the program, as
+        // documented above.
         unsafe {
             let one = ptr::read(next);
             let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];

@@ -53,10 +53,9 @@ fn equip(
     pd: Handle<'_, Pd>,
     attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> Result<()> {
-    // SAFETY: `AddressPtr` permits the pointers, because each is NULL or an address from
-    // rdma_getaddrinfo(3), of the size of its family, as `InPtr` requires of the pointers in `res`
-    // (rdma_create_ep(3)). The program does not change them during the call, and they are not used
-    // after it.
+    // SAFETY: each pointer is NULL or an address of rdma_getaddrinfo(3) of the size of its family,
+    // and the program does not change it during the call: `InPtr` requires both of the pointers in
+    // `res` (rdma_create_ep(3)). They are not used after the call.
     let (src, dst): (AddressPtr<'_>, AddressPtr<'_>) =
         unsafe { (argument(res.ai_src_addr.cast_const()), argument(res.ai_dst_addr.cast_const())) };
     if res.ai_flags & RAI_PASSIVE != 0 {

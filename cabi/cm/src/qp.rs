@@ -222,11 +222,9 @@ pub(crate) fn create_for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_
     let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
     let id = new.get()?;
     let mut attr = endpoint.attr;
-    // SAFETY: `InOutPtr` permits `attr`, a local copy that nothing else uses. `Handle` and
-    // `InOutPtr` also require that the objects are not destroyed during the call. All of them are
-    // looked up, and this call uses those that exist, as rdma_create_ep(3) says of the saved
-    // parameters. So no other thread may destroy them meanwhile, which `OwnedHandle` requires of
-    // it.
+    // SAFETY: `attr` is a local copy that nothing else uses. All objects are looked up, and because
+    // this call uses those that exist (rdma_create_ep(3)), `OwnedHandle` requires that no other
+    // thread destroys them during the call, as `Handle` and `InOutPtr` demand.
     let (pd, attr) = unsafe { (argument(endpoint.pd), argument(&raw mut attr)) };
     create(&id, pd, attr, endpoint.attr.qp_type)
 }

@@ -550,11 +550,10 @@ impl<'a, T> ArrayMutPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it,
-            // because it has the same invariant lifetime. So there is aligned memory for `count`
-            // elements, which nothing else uses until the call returns, the end of `'a`, as
-            // `ArrayMutPtr` and the module require. `self` is consumed, so no other reference to
-            // the memory exists.
+            // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it by its
+            // lifetime. So there is aligned memory for `count` elements, which nothing else uses
+            // during `'a`, as `ArrayMutPtr` and the module require. `self` is consumed, so no other
+            // reference exists.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0.cast(), count) }),
         })
     }
@@ -569,11 +568,10 @@ impl<'a, T> InOutArrayPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it,
-            // because it has the same invariant lifetime. So there are `count` aligned and
-            // initialized elements, which nothing else uses until the call returns, the end of
-            // `'a`, as `InOutArrayPtr` and the module require. `self` is consumed, so no other
-            // reference to them exists.
+            // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it by its
+            // lifetime. So there are `count` aligned and initialized elements, which nothing else
+            // uses during `'a`, as `InOutArrayPtr` and the module require. `self` is consumed, so
+            // no other reference exists.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0, count) }),
         })
     }

@@ -29,11 +29,9 @@ impl Buffer {
         // Most connections use only the first bytes of a long buffer, and a huge page would take 2
         // MiB for them.
         sys::use_small_pages(memory.as_ptr(), len);
-        // SAFETY: `buffer` is private to this crate, whose users assign each byte to at most one
-        // request at a time and do not access it until that request has completed: `Sender` frees
-        // room in the ring of a `Link` only in `completed`, and `Link` and `Endpoint` read a
-        // receive before they post it again. Memory that peers can access is always shared,
-        // regardless of this call.
+        // SAFETY: the users of `buffer`, all in this crate, access a byte only while no request has
+        // it: `Sender` frees room of a ring only in `completed`, and `Link` and `Endpoint` read a
+        // receive before they post it again. Memory that peers can access is shared in any case.
         let memory = unsafe { memory.exclusive() };
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;

@@ -359,10 +359,9 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
         let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
-        // SAFETY: `msg_iov` points to an array of `msg_iovlen` buffers, whose memory nothing else
-        // uses during the call. Both are in recvmsg(2), which `InOutPtr` requires of the pointers
-        // in the message. An `OutVec` has the representation of an `iovec`, because it is
-        // transparent.
+        // SAFETY: `msg_iov` points to `msg_iovlen` buffers, whose memory nothing else uses during
+        // the call (recvmsg(2)), as `InOutPtr` requires of the pointers in the message. `OutVec` is
+        // a transparent `iovec`.
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
         let mut list = OutBuffers::new(list, count)?;
@@ -382,9 +381,8 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
         match taken.from {
             Some(from) if !message.msg_name.is_null() => {
                 // SAFETY: `msg_name` is not NULL, as matched above, so it points to `msg_namelen`
-                // bytes (recvmsg(2)), which nothing else uses during the call, as `InOutPtr`
-                // requires of the pointers in the message. The length is a field of `message`,
-                // which is borrowed mutably and not used until `write_address` has returned.
+                // bytes that nothing else uses (recvmsg(2), `InOutPtr`). `message`, which contains
+                // the length, is not used until `write_address` has returned.
                 let (name, len) =
                     unsafe { (argument(message.msg_name.cast()), argument(&raw mut message.msg_namelen)) };
                 write_address(from, name, len)?;

@@ -88,11 +88,9 @@ pub extern "C" fn ibv_ack_async_event(event: InOutPtr<'_, ibv_async_event>) {
             return Ok(());
         }
         let element = &event.element;
-        // SAFETY: `ibv_get_async_event` of this library has filled the event, so all variants of
-        // the union are initialized, and `event_type` says which object `element` points to.
-        // `Object::get` looks it up. The object is not freed before `acknowledge` has counted the
-        // event, because `leave` waits for all delivered events when the object is destroyed, and
-        // this one was not acknowledged yet (ibv_get_async_event(3)).
+        // SAFETY: `ibv_get_async_event` of this library has initialized the whole event, and
+        // `event_type` tells the variant of `element`, which `Object::get` looks up. The object is
+        // alive, because its destruction waits in `leave` until the event is acknowledged.
         unsafe {
             match event.event_type {
                 kinds::IBV_EVENT_CQ_ERR => Object::<Cq>::get(element.cq)?.async_events.acknowledge(1),

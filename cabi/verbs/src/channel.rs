@@ -158,11 +158,10 @@ pub extern "C-unwind" fn ibv_get_cq_event(
     // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
     let taken = unsafe { take_event(|has_token| attempt(channel, has_token, &cq, &cq_context)) };
     let Some(found) = taken else { return -1 };
-    // SAFETY: `found` points to a live queue: `deliver` has counted an event of it while the queue
-    // was in the table, and `ibv_destroy_cq` waits until the program acknowledges that event, which
-    // it cannot do before this function returns it (ibv_get_cq_event(3)). No reference to the
-    // structure exists (`AbiCell`), and this library never writes the field after it has created
-    // the queue.
+    // SAFETY: `found` is alive: `deliver` has counted its event, for whose acknowledgement
+    // `ibv_destroy_cq` waits, and the program cannot acknowledge it before this function returns
+    // (ibv_get_cq_event(3)). The field is written only on creation, and no reference exists
+    // (`AbiCell`).
     let context = unsafe { (*found).cq_context };
     boundary::minus_one(|| cq.write(found).and(cq_context.write(context)))
 }

@@ -239,11 +239,10 @@ unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mu
             }
             if action.sa_flags & libc::SA_SIGINFO != 0 {
                 type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-                // SAFETY: the address is neither SIG_DFL, which is 0, nor SIG_IGN, as matched
-                // above. The program has set it as a handler with SA_SIGINFO, which has this type
-                // (sigaction(2)), and the arguments are those of the kernel, as the caller ensures.
-                // If the handler leaves with siglongjmp(3), it skips only frames without
-                // destructors: this one and that of `on_fault`.
+                // SAFETY: the address is not SIG_DFL or SIG_IGN, as matched above, so it is a
+                // handler of this type, set with SA_SIGINFO (sigaction(2)). The arguments are the
+                // kernel's, as the caller ensures. siglongjmp(3) skips only this frame and that of
+                // `on_fault`, without destructors.
                 unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
             } else {
                 // SAFETY: the address is neither SIG_DFL, which is 0, nor SIG_IGN, as matched

@@ -87,11 +87,9 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     fault_handler::install();
     if on_demand && start == 0 && length == usize::MAX {
         let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
-        // SAFETY: the engine accesses only the bytes that requests of the program or of a peer
-        // name, and checks at each access whether they are mapped. Until a request completes, the
-        // program does not access its buffers, because they may be reused only afterwards
-        // (ibv_post_send(3), ibv_post_recv(3)). Memory that a peer may access is shared, and the
-        // engine accesses it atomically.
+        // SAFETY: the engine accesses only bytes that requests name, after checking that they are
+        // mapped. The program does not use its buffers until requests complete (ibv_post_send(3),
+        // ibv_post_recv(3)); memory for peers is shared and accessed atomically.
         let memory = unsafe { Memory::on_demand(lowest, all) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
     }
@@ -110,12 +108,10 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     // Like the kernel, which pins pages for writing if there is any of these rights.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
-    // SAFETY: `mapping::check` has found the bytes readable, and writable if needed. Until a
-    // request completes, the program does not access its buffers, because they may be reused only
-    // afterwards (ibv_post_send(3), ibv_post_recv(3)). Memory that a peer may access is shared, and
-    // the engine accesses it atomically. If the program unmaps bytes earlier, the functions of the
-    // C library that this library exports (`mapping`) discard them, and any other access to
-    // unmapped bytes fails.
+    // SAFETY: `mapping::check` has found the bytes accessible. The program does not use its buffers
+    // until requests complete (ibv_post_send(3), ibv_post_recv(3)); memory for peers is accessed
+    // atomically. Bytes that are unmapped earlier are discarded by `mapping`, or their access
+    // fails.
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()

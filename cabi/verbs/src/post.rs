@@ -66,11 +66,10 @@ pub(crate) unsafe fn sges<'a>(
         Ok(0) => Ok(&[]),
         Ok(count) if !list.is_null() => {
             let list = list.cast::<Sge>();
-            // SAFETY: `list` is not NULL and `count` is positive, as the patterns check, so the
-            // caller ensures that there are `count` initialized elements, which nothing changes
-            // during `'a`, and that `copies` lives during `'a`. The pointer is aligned in the first
-            // branch, and `add` needs no alignment. `Sge` has the layout of `ibv_sge`, as asserted
-            // above.
+            // SAFETY: `list` is not NULL and `count` is positive, so there are `count` elements
+            // that nothing changes during `'a`, while `copies` lives, as the caller ensures. The
+            // first branch needs alignment, `add` does not. `Sge` has the layout of `ibv_sge`, as
+            // asserted above.
             Ok(unsafe {
                 if list.is_aligned() {
                     std::slice::from_raw_parts(list, count)
@@ -327,11 +326,10 @@ pub(crate) extern "C" fn post_send(
     boundary::code_fast(|| {
         let qp = qp.get()?;
         let ud = if qp.is_ud() { qp.abi.get(|abi| &abi.qp_base.pd) } else { ptr::null_mut() };
-        // SAFETY: `step` may follow the chain during the call, because `ChainPtr` requires that the
-        // program neither changes it nor destroys its objects. `ud` is NULL unless this is a UD
-        // queue pair. `post` owns `chain` until the engine has returned, and only adds to its
-        // copies. The engine's rule about the memory of the requests is also part of `ChainPtr`,
-        // and no request registers memory (`send_op`).
+        // SAFETY: `ChainPtr` requires that the program neither changes the chain nor destroys its
+        // objects during the call, as `step` demands, and that the memory of requests stays valid.
+        // `ud` is NULL unless the queue pair is UD, and `post` owns `chain`, whose copies only
+        // grow.
         let posted = wr.post(bad, ud, |chain| unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) });
         qp.note_post();
         posted
