@@ -5,12 +5,14 @@ mod control;
 mod events;
 mod held_receives;
 mod host;
+mod host_state;
 mod liveness;
 mod partial;
 mod receive;
 mod transmit;
 
-pub(crate) use host::{HostState, QpHost};
+pub(crate) use host::QpHost;
+pub(crate) use host_state::HostState;
 
 use crate::cm::{CmSide, HalfOpenGuard};
 use crate::driver::{AddressEntry, HeldBytes, Services, Shared};

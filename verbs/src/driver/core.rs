@@ -3,7 +3,7 @@
 use crate::cm::{ListenerSlot, SidrSlot};
 use crate::conn::{Conn, Doorbell, StackRequest};
 use crate::driver::closed::ClosedStack;
-use crate::driver::services::{RX_STAGING, STAGING_LEN, Services};
+use crate::driver::services::{STAGING_LEN, Services};
 use crate::driver::token::{generation_of, key_of, token};
 use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
 use crate::error::Error;
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use uiw_llp::{Event, Token, TransportStack};
-use uiw_stream::{LocalError, Time};
+use uiw_stream::Time;
 
 /// Maximum number of connections and datagram sockets that a round reads directly. With more of
 /// them it polls the stack for the ready ones.
@@ -28,13 +28,6 @@ const TURN_ALONE: usize = 4;
 const TURN: usize = 1;
 /// Approximate number of bytes after which a round ends, so that the application can run.
 const ROUND_BYTES: usize = 2 << 20;
-
-/// Time for which a peer may be silent inside an FPDU or a long message while the receive memory is
-/// short.
-const PARTIAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Minimum time between two searches for connections that hold memory of the receive budget. A
-/// search visits every connection.
-const RELIEF_PAUSE: Duration = Duration::from_millis(100);
 
 /// Minimum number of removed slots that count as a bulk disconnect, whether they were removed at
 /// once or one after the other.
@@ -67,9 +60,9 @@ pub(crate) struct Core {
     /// Instant that [`Time`] counts from. It is the same in all shards of a device.
     base: Instant,
     /// Number of this shard.
-    index: usize,
+    pub(super) index: usize,
     /// Slots with their generations.
-    slots: Slab<(u32, Slot)>,
+    pub(super) slots: Slab<(u32, Slot)>,
     /// Generation of the last token that was handed out.
     generation: u32,
     /// Connections in Full Operation. They are read directly, without polling the stack, if there
@@ -87,7 +80,7 @@ pub(crate) struct Core {
     pub(super) ready: VecDeque<Token>,
     /// Earliest time of the next search for connections to end in order to relieve the receive
     /// memory budget.
-    next_relief: Time,
+    pub(super) next_relief: Time,
     /// Index in `established` of the connection that the next round reads first.
     next_direct: usize,
     /// Deadlines of the connections and of the stack that were last passed to `State::set_timer`.
@@ -510,62 +503,6 @@ impl Core {
             self.relieve_all_shards();
         }
         work
-    }
-
-    /// Relieves the receive memory budget on every shard ([`Core::relieve_budget`]), at most once
-    /// in [`RELIEF_PAUSE`].
-    fn relieve_all_shards(&mut self) {
-        if self.services.now < self.next_relief {
-            return;
-        }
-        self.next_relief = self.services.now.after(RELIEF_PAUSE);
-        self.relieve_budget();
-        let Some(driver) = self.services.driver.upgrade() else { return };
-        for shard in driver.shards().iter().filter(|shard| shard.index() != self.index) {
-            shard.enqueue(Self::relieve_budget);
-        }
-    }
-
-    /// Ends connections whose peers have been silent for at least [`PARTIAL_TIMEOUT`] in the middle
-    /// of a long message or an FPDU, those that were silent longest first, until the receive memory
-    /// budget has room again.
-    ///
-    /// Without this, peers that open many connections and send only the beginning of an FPDU on
-    /// each could prevent reads of other connections.
-    fn relieve_budget(&mut self) {
-        self.relieve_messages();
-        let now = self.services.now;
-        let holders = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
-            Slot::Conn(conn) => Some((conn.partial_since()?, token(key, self.index, *generation))),
-            _ => None,
-        });
-        let mut holders: Vec<_> = holders.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
-        holders.sort_unstable();
-        for (_, token) in holders {
-            if self.services.shared.budget.is_relieved(2 * RX_STAGING) {
-                break;
-            }
-            self.with_conn(token, |conn, services| conn.fail(LocalError::ReceiveMemory, services));
-        }
-    }
-
-    /// Ends connections whose peers have been silent for at least [`PARTIAL_TIMEOUT`] in the middle
-    /// of a long message, those that were silent longest first, until other connections can receive
-    /// long messages again.
-    fn relieve_messages(&mut self) {
-        let now = self.services.now;
-        let silent = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
-            Slot::Conn(conn) => Some((conn.silent_in_message()?, token(key, self.index, *generation))),
-            _ => None,
-        });
-        let mut silent: Vec<_> = silent.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
-        silent.sort_unstable();
-        for (_, token) in silent {
-            if !self.services.shared.budget.is_short_of_messages() {
-                break;
-            }
-            self.with_conn(token, |conn, services| conn.fail(LocalError::ReceiveMemory, services));
-        }
     }
 
     /// Reads the established connections directly, without polling the stack first, and then the

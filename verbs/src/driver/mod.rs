@@ -48,6 +48,7 @@ mod os;
 mod park;
 mod pool;
 mod progress;
+mod relief;
 mod services;
 mod shard;
 mod shared;
