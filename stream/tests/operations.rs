@@ -372,6 +372,24 @@ fn immediate_counts_preceding_write_only() {
     assert_eq!(pair.ends[1].host.received[1].0.kind, kind);
 }
 
+/// A host may keep locks and pins until the stream releases it, also within a long batch.
+#[test]
+fn host_released_within_batch() {
+    let mut pair = pair(0);
+    pair.receives(1, 400, 8);
+    for _ in 0..400 {
+        pair.ends[0].host.post(Op::Send, b"8 bytes.");
+        pair.ends[1].host.post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
+    }
+    pair.ends.iter_mut().for_each(|end| end.stream.doorbell());
+    pair.run();
+    for end in &pair.ends {
+        assert_eq!(end.host.completed.len(), 400);
+        assert!(end.host.max_unreleased <= 64, "{}", end.host.max_unreleased);
+        assert_eq!(end.host.unreleased, 0);
+    }
+}
+
 #[test]
 fn read_sink_names_no_memory() {
     let mut pair = pair(0);

@@ -62,6 +62,11 @@ pub(crate) struct TestHost {
     pub(crate) cq_full: bool,
     /// Range of bytes that the peer may not access.
     pub(crate) forbidden: Range<usize>,
+    /// Number of requests that were built, and of pieces of memory that were read, since the stream
+    /// released the host.
+    pub(crate) unreleased: usize,
+    /// Maximum of `unreleased` so far.
+    pub(crate) max_unreleased: usize,
 }
 
 pub(crate) struct Source<'a> {
@@ -129,6 +134,8 @@ impl TestHost {
             no_local_memory: false,
             cq_full: false,
             forbidden: 0..0,
+            unreleased: 0,
+            max_unreleased: 0,
             detached: false,
         }
     }
@@ -215,6 +222,13 @@ impl TestHost {
     }
 }
 
+impl TestHost {
+    fn note_use(&mut self) {
+        self.unreleased += 1;
+        self.max_unreleased = self.max_unreleased.max(self.unreleased);
+    }
+}
+
 impl StreamHost for TestHost {
     type Memory = Vec<u8>;
     type Payload<'a> = Source<'a>;
@@ -230,6 +244,7 @@ impl StreamHost for TestHost {
     fn read_source(&mut self, stag: STag, to: u64, len: u32) -> Result<Source<'_>, AccessError> {
         assert!(!self.over, "asked behind the end");
         assert!(len > 0, "an empty Read names no memory");
+        self.note_use();
         let range = self.range(stag, to, len as usize)?;
         let range = self.in_element(range.start, range.len());
         Ok(Source { bytes: &self.memory[range], stable: false, guard: self.guard })
@@ -303,6 +318,11 @@ impl StreamHost for TestHost {
         assert_eq!(id, self.first_id.wrapping_add(self.built as u32), "built in order");
         self.get(id).msn = Some(msn);
         self.built += 1;
+        self.note_use();
+    }
+
+    fn release(&mut self) {
+        self.unreleased = 0;
     }
 
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Source<'_>, LocalError> {

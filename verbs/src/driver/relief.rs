@@ -1,11 +1,13 @@
 //! Relief of the receive memory budget: connections that hold memory for the messages of silent
 //! peers end while other connections need it.
 
+use crate::conn::Conn;
 use crate::driver::core::{Core, Slot};
 use crate::driver::services::RX_STAGING;
+use crate::driver::shared::Budget;
 use crate::driver::token::token;
 use std::time::Duration;
-use uiw_stream::LocalError;
+use uiw_stream::{LocalError, Time};
 
 /// Time for which a peer may be silent inside an FPDU or a long message while the receive memory is
 /// short.
@@ -29,42 +31,29 @@ impl Core {
         }
     }
 
-    /// Ends connections whose peers have been silent for at least [`PARTIAL_TIMEOUT`] in the middle
-    /// of a long message or an FPDU, those that were silent longest first, until the receive memory
-    /// budget has room again.
+    /// Ends connections whose peers are silent in the middle of a long message until others can
+    /// receive long messages again, and then those whose peers are silent in an FPDU until the
+    /// receive memory budget has room.
     ///
     /// Without this, peers that open many connections and send only the beginning of an FPDU on
     /// each could prevent reads of other connections.
     fn relieve_budget(&mut self) {
-        self.relieve_messages();
-        let now = self.services.now;
-        let holders = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
-            Slot::Conn(conn) => Some((conn.partial_since()?, token(key, self.index, *generation))),
-            _ => None,
-        });
-        let mut holders: Vec<_> = holders.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
-        holders.sort_unstable();
-        for (_, token) in holders {
-            if self.services.shared.budget.is_relieved(2 * RX_STAGING) {
-                break;
-            }
-            self.with_conn(token, |conn, services| conn.fail(LocalError::ReceiveMemory, services));
-        }
+        self.end_silent(Conn::silent_in_message, |budget| !budget.is_short_of_messages());
+        self.end_silent(Conn::partial_since, |budget| budget.is_relieved(2 * RX_STAGING));
     }
 
-    /// Ends connections whose peers have been silent for at least [`PARTIAL_TIMEOUT`] in the middle
-    /// of a long message, those that were silent longest first, until other connections can receive
-    /// long messages again.
-    fn relieve_messages(&mut self) {
+    /// Ends connections that have waited for at least [`PARTIAL_TIMEOUT`] since the time that
+    /// `since` returns, the longest waits first, until `is_relieved` returns true.
+    fn end_silent(&mut self, since: fn(&Conn) -> Option<Time>, is_relieved: fn(&Budget) -> bool) {
         let now = self.services.now;
-        let silent = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
-            Slot::Conn(conn) => Some((conn.silent_in_message()?, token(key, self.index, *generation))),
+        let waiting = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
+            Slot::Conn(conn) => Some((since(conn)?, token(key, self.index, *generation))),
             _ => None,
         });
-        let mut silent: Vec<_> = silent.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
-        silent.sort_unstable();
-        for (_, token) in silent {
-            if !self.services.shared.budget.is_short_of_messages() {
+        let mut waiting: Vec<_> = waiting.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
+        waiting.sort_unstable();
+        for (_, token) in waiting {
+            if is_relieved(&self.services.shared.budget) {
                 break;
             }
             self.with_conn(token, |conn, services| conn.fail(LocalError::ReceiveMemory, services));

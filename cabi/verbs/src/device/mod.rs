@@ -20,7 +20,7 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::c_library;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork::{ForkSafe, ForkState};
-use uiw_cabi_core::object;
+use uiw_cabi_core::object::{self, ObjectKind};
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 
@@ -70,7 +70,7 @@ fn find(netdev: &NetDev, persona: Persona) -> &'static Device {
 }
 
 impl Device {
-    const KIND: object::ObjectKind = object::ObjectKind::Device;
+    const KIND: ObjectKind = ObjectKind::Device;
 
     fn new(netdev: &NetDev, persona: Persona) -> Self {
         let name = format!("uiw_{}", netdev.name);
