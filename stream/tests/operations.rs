@@ -375,7 +375,8 @@ fn immediate_counts_preceding_write_only() {
 /// A host may keep locks and pins until the stream releases it, also within a long batch.
 #[test]
 fn host_released_within_batch() {
-    let mut pair = pair(0);
+    let config = config_with(|config| (config.startup.ird, config.startup.ord) = (400, 400));
+    let mut pair = Pair::open(config.clone(), config);
     pair.receives(1, 400, 8);
     for _ in 0..400 {
         pair.ends[0].host.post(Op::Send, b"8 bytes.");
