@@ -27,7 +27,7 @@ pub(crate) struct Services {
     pub(crate) timers: Timers,
     pub(crate) wakes: Wakes,
     pub(crate) pool: Pool,
-    /// Completions of receives that are collected during one call of a stream, and empty otherwise.
+    /// Completions of receives, collected during one call of a stream and empty between calls.
     pub(crate) received: Vec<Cqe>,
     pub(crate) counters: ShardCounters,
     /// Staging buffer for receiving, which all connections share.
