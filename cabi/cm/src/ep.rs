@@ -53,9 +53,9 @@ fn equip(
     pd: Handle<'_, Pd>,
     attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> Result<()> {
-    // SAFETY: each pointer is NULL or an address of rdma_getaddrinfo(3) of the size of its family,
-    // and the program does not change it during the call: `InPtr` requires both of the pointers in
-    // `res` (rdma_create_ep(3)). They are not used after the call.
+    // SAFETY: `rdma_create_ep`, the only caller, has `res` from an `InPtr`, which requires that
+    // each address is NULL or as large as its family (rdma_getaddrinfo(3)), and that the program
+    // does not change it during the call. Neither is used afterwards.
     let (src, dst): (AddressPtr<'_>, AddressPtr<'_>) =
         unsafe { (argument(res.ai_src_addr.cast_const()), argument(res.ai_dst_addr.cast_const())) };
     if res.ai_flags & RAI_PASSIVE != 0 {
@@ -78,10 +78,10 @@ fn equip(
         if res.ai_connect_len > MAX_CONNECT_DATA {
             return Err(Errno::INVAL.because("the connection data is too long"));
         }
-        // SAFETY: `ai_connect` is not NULL and the length is from 1 to 255, as checked above. There
-        // are as many bytes, because `ai_connect_len` is the size of the buffer at `ai_connect`
-        // (rdma_getaddrinfo(3)), as `InPtr` requires of the pointers in `res`. The program does not
-        // change them during the call.
+        // SAFETY: `ai_connect` is not NULL and the length is in range, as checked above. `res` is
+        // from the `InPtr` of `rdma_create_ep`, the only caller, which requires that there are as
+        // many bytes (rdma_getaddrinfo(3)) and that the program does not change them during the
+        // call.
         let data = unsafe { slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
         id.lock().connect_data = data.to_vec();
     }

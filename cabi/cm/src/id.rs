@@ -229,8 +229,10 @@ impl Id {
     /// # Errors
     /// EINVAL if the id has no device yet.
     pub(crate) fn verbs(&self) -> Result<&Object<OpenContext>> {
-        // SAFETY: `Object::get` looks up the pointer. This library stores only contexts of
-        // `devices` in the field, which `devices` never closes.
+        // SAFETY: `Object::get` looks up the pointer. Only `devices::bind` sets the field, to a
+        // context that `devices` never closes. The program does not close it during this call:
+        // `OwnedHandle`, the argument type of `ibv_close_device`, requires that no other thread
+        // uses it.
         unsafe { Object::get(self.abi.get(|id| &id.verbs)) }
     }
 

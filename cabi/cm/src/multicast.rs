@@ -46,10 +46,9 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
             return Err(Errno::INVAL.because("the attributes of the join are not valid"));
         }
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
-        // SAFETY: `comp_mask` contains `WITH_ADDRESS`, as checked above, so `addr` is the address
-        // of a group (rdma_join_multicast_ex(3)), as `InPtr` requires of the pointers in its
-        // structure. `AddressPtr` permits it, because it is NULL or a socket address of the size of
-        // its family, which the program does not change during the call.
+        // SAFETY: `comp_mask` contains `WITH_ADDRESS`, as checked above, so `addr` is NULL or the
+        // address of a group (rdma_join_multicast_ex(3)), as large as its family. `InPtr` requires
+        // this, and that the program does not change it during the call, in which alone it is used.
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
         join(&*id.get()?, &addr, context, flags)
     });

@@ -68,10 +68,9 @@ pub extern "C" fn rdma_create_qp_ex(
 /// # Errors
 /// EINVAL for a domain of another context than the id's.
 fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'a Object<Pd>> {
-    // SAFETY: `Object::get` looks up the pointer. The domain of an id is that of its device, which
-    // `devices` never deallocates, or one that the program has passed for an object of the id. The
-    // latter is not freed during the call: `OwnedHandle`, the argument type of `ibv_dealloc_pd`,
-    // requires that no other thread of the program uses the domain, and this call uses it.
+    // SAFETY: `Object::get` looks up the pointer, to the domain of the device, which `devices`
+    // never deallocates, or to one of the program. The program frees neither during this call:
+    // `OwnedHandle`, the argument type of `ibv_dealloc_pd`, requires that no other thread uses it.
     let domain = given.unwrap_or_else(|| unsafe { Object::get(id.abi.get(|id| &id.pd)) });
     let verbs = id.abi.get(|id| &id.verbs);
     domain.ok().filter(|domain| domain.abi.get(|pd| &pd.context) == verbs).ok_or_else(|| {
@@ -101,10 +100,9 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     if attr.srq.is_null() {
         attr.srq = id.abi.get(|id| &id.srq);
     }
-    // SAFETY: `attr` is a mutable reference that is not used after this, so nothing else uses the
-    // attributes. The program does not destroy the objects that it has passed during the call, as
-    // the type of the argument requires. Those that `create_queues` has added are destroyed only by
-    // `destroy_queues`, which this thread calls only after `qp::create_extended` has returned.
+    // SAFETY: `attr` is not used after this. Nothing destroys the objects that it names during the
+    // call: those of the program by `InOutPtr`, and those of the id because this call uses them,
+    // which `OwnedHandle` excludes. This thread calls `destroy_queues` only afterwards.
     let extended = unsafe { argument(ptr::from_mut(attr)) };
     let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
     prepare_receive(new)?;

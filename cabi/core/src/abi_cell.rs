@@ -8,7 +8,9 @@ use std::ptr;
 ///
 /// Fields are copied in and out one at a time, and this library never creates a reference to the
 /// structure, because C may read and write it at any time. The program orders its own accesses to a
-/// field with the calls that change the field, as the manual pages require.
+/// field with the calls that change the field, as the manual pages require, and calls for one object
+/// that must not be made at the same time. This library holds a lock of the object while it writes a
+/// field that calls may otherwise write at the same time.
 #[repr(transparent)]
 pub struct AbiCell<T>(UnsafeCell<T>);
 
@@ -16,10 +18,9 @@ pub struct AbiCell<T>(UnsafeCell<T>);
 // that is tied to a thread: its pointers belong to C, and a cell only copies them. Code that
 // follows a copied pointer states at that place why the object is alive.
 unsafe impl<T> Send for AbiCell<T> {}
-// SAFETY: a shared reference permits only copying fields in and out, by volatile accesses through
-// raw pointers, and no reference to the structure or to a field is ever created. Threads of the
-// program and of this library order their accesses to a field with the calls that change it, as the
-// documentation of the type says.
+// SAFETY: fields are only copied in and out, by volatile accesses through raw pointers, and no
+// reference to the structure or to a field is ever created. The documentation of the type says who
+// orders an access and a write.
 unsafe impl<T> Sync for AbiCell<T> {}
 
 impl<T: PlainAbi> AbiCell<T> {
@@ -47,9 +48,9 @@ impl<T: PlainAbi> AbiCell<T> {
     #[inline]
     pub fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
         // SAFETY: `pointer` returns the address of a field of type `F` inside the structure,
-        // aligned because `field` borrows it. The structure is alive, because `self` is borrowed.
-        // Zeros and all values that C stores are valid for the fields of a `PlainAbi`. The program
-        // orders the calls that access a field, as the documentation of the type says.
+        // aligned because `field` borrows it, and alive because `self` is borrowed. All values that
+        // C stores are valid for a `PlainAbi`. No write races with it, as the documentation of the
+        // type says.
         unsafe { self.pointer(field).read_volatile() }
     }
 
@@ -57,9 +58,9 @@ impl<T: PlainAbi> AbiCell<T> {
     #[inline]
     pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
         // SAFETY: `pointer` returns the address of a field of type `F` inside the structure,
-        // aligned because `field` borrows it. The structure is alive, because `self` is borrowed.
-        // The `UnsafeCell` permits the write, because no reference to the structure exists. The
-        // program orders the calls that access a field, as the documentation of the type says.
+        // aligned because `field` borrows it, and alive because `self` is borrowed. The
+        // `UnsafeCell` permits the write. No access races with it, as the documentation of the type
+        // says.
         unsafe { self.pointer(field).write_volatile(value) };
     }
 

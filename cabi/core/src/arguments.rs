@@ -150,10 +150,10 @@ pointers! {
     /// Like [`Handle`], for functions that destroy the object: no other thread of the program uses
     /// the object any more.
     OwnedHandle<'a, B: Body>(*mut B::C), &'a Object<B>;
-    /// Pointer that is NULL or points to a structure that the program does not change during the
-    /// call. The pointers in the structure satisfy its manual page, and the program does not
-    /// destroy the objects to which they point. A structure that is only read with [`InPtr::read`]
-    /// may be unaligned.
+    /// Pointer that is NULL or points to a structure. During the call the program changes neither
+    /// the structure nor the addresses and buffers to which its pointers point, and does not
+    /// destroy their objects. The pointers satisfy the manual page of the structure. A structure
+    /// that is only read with [`InPtr::read`] may be unaligned.
     InPtr<'a, T>(*const T), &'a T;
     /// Pointer that is NULL or points to a structure that nothing else reads or writes during the
     /// call. The pointers in the structure satisfy its manual page, and the program does not

@@ -29,8 +29,7 @@ pub extern "C" fn ibv_modify_qp(qp: Handle<'_, Qp>, attr: InPtr<'_, ibv_qp_attr>
         object.context.engine.inject(Call::ModifyQp)?;
         modify(object, attr, mask)?;
         if mask & flags::IBV_QP_STATE != 0 {
-            // rdma-core writes this field as well.
-            object.abi.set(|abi| &abi.qp_base.state, shown_state(object) as c_int);
+            publish_state(object);
         }
         Ok(())
     })
@@ -168,6 +167,15 @@ fn shown_state(object: &Object<Qp>) -> QpState {
     }
 }
 
+/// Writes the state that the program sees to the structure, as rdma-core does, and returns it.
+fn publish_state(object: &Object<Qp>) -> c_int {
+    let state = shown_state(object) as c_int;
+    // Calls of several threads may write the field at the same time.
+    let _attributes = object.attributes.lock();
+    object.abi.set(|abi| &abi.qp_base.state, state);
+    state
+}
+
 /// Returns whether the change is one that `rdma_init_qp_attr` requests.
 ///
 /// Programs that connect with rdma_cm and move their queue pair themselves make this change before
@@ -203,9 +211,8 @@ pub extern "C" fn ibv_query_qp(
     boundary::code(|| {
         let object = qp.get()?;
         attr.check().and(init.check())?;
-        let state = shown_state(object) as c_int;
+        let state = publish_state(object);
         let abi = &object.abi;
-        abi.set(|abi| &abi.qp_base.state, state);
         attr.write(query(object, state)?)?;
         init.write(ibv_qp_init_attr {
             qp_context: abi.get(|abi| &abi.qp_base.qp_context),
