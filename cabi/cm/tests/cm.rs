@@ -19,7 +19,9 @@ use uiw_cabi_core::errno::Errno;
 #[derive(Clone, Copy)]
 struct SharedChannel(*mut rdma_event_channel);
 
-// SAFETY: the functions may be called from any thread.
+// SAFETY: a value is only an address. The functions of the library look it up in their registry,
+// which has a lock, so any thread may call them, even after the channel was destroyed. The two
+// methods that read `fd` through it need a live channel; `fd` is never written after creation.
 unsafe impl Send for SharedChannel {}
 
 impl SharedChannel {

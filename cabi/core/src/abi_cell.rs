@@ -2,15 +2,17 @@
 
 use crate::abi::{PlainAbi, zeroed};
 use std::cell::UnsafeCell;
+use std::mem::transmute_copy;
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, Ordering::Relaxed};
 
 /// Structure of C at a fixed address: the first field of an [`Object`](crate::object::Object).
 ///
-/// Fields are copied in and out one at a time, and this library never creates a reference to the
-/// structure, because C may read and write it at any time. The program orders its own accesses to a
-/// field with the calls that change the field, as the manual pages require, and calls for one object
-/// that must not be made at the same time. This library holds a lock of the object while it writes a
-/// field that calls may otherwise write at the same time.
+/// This library never creates a reference to the structure, because C may read and write it at any
+/// time. It accesses one field at a time, atomically, so calls of several threads may read and set
+/// the same field. Longer fields, such as the addresses of an id, are only set, under a lock of the
+/// object. C's own accesses are not atomic: the program orders its access to a field with the calls
+/// that change the field, as the manual pages require.
 #[repr(transparent)]
 pub struct AbiCell<T>(UnsafeCell<T>);
 
@@ -18,9 +20,9 @@ pub struct AbiCell<T>(UnsafeCell<T>);
 // that is tied to a thread: its pointers belong to C, and a cell only copies them. Code that
 // follows a copied pointer states at that place why the object is alive.
 unsafe impl<T> Send for AbiCell<T> {}
-// SAFETY: fields are only copied in and out, by volatile accesses through raw pointers, and no
-// reference to the structure or to a field is ever created. The documentation of the type says who
-// orders an access and a write.
+// SAFETY: no reference to the structure or to a field is ever created. `get` and `set` access
+// fields atomically; the callers of `set` hold a lock of the object for longer fields, which `get`
+// cannot read. C's accesses are ordered by the program, as the documentation of the type says.
 unsafe impl<T> Sync for AbiCell<T> {}
 
 impl<T: PlainAbi> AbiCell<T> {
@@ -47,21 +49,43 @@ impl<T: PlainAbi> AbiCell<T> {
     /// Returns a copy of the field that `field` selects.
     #[inline]
     pub fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
-        // SAFETY: `pointer` returns the address of a field of type `F` inside the structure,
-        // aligned because `field` borrows it, and alive because `self` is borrowed. All values that
-        // C stores are valid for a `PlainAbi`. No write races with it, as the documentation of the
-        // type says.
-        unsafe { self.pointer(field).read_volatile() }
+        const { assert!(is_atomic::<F>()) }
+        let at = self.pointer(field);
+        // SAFETY: `pointer` returns the address of a field of type `F` inside the structure, alive
+        // because `self` is borrowed. `F` has the size and the alignment of the atomic type, as
+        // asserted, so the field is aligned and the copy has the right size. All values that C
+        // stores are valid for the fields of a `PlainAbi`, so any bytes are a value of `F`. All
+        // writes of this library to it are atomic, and the program orders those of C.
+        unsafe {
+            match size_of::<F>() {
+                1 => transmute_copy(&AtomicU8::from_ptr(at.cast()).load(Relaxed)),
+                2 => transmute_copy(&AtomicU16::from_ptr(at.cast()).load(Relaxed)),
+                4 => transmute_copy(&AtomicU32::from_ptr(at.cast()).load(Relaxed)),
+                _ => transmute_copy(&AtomicPtr::<u8>::from_ptr(at.cast()).load(Relaxed)),
+            }
+        }
     }
 
-    /// Sets the field that `field` selects.
+    /// Sets the field that `field` selects. If the field is longer than eight bytes, the caller
+    /// holds a lock of the object.
     #[inline]
     pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
+        let at = self.pointer(field);
         // SAFETY: `pointer` returns the address of a field of type `F` inside the structure,
         // aligned because `field` borrows it, and alive because `self` is borrowed. The
-        // `UnsafeCell` permits the write. No access races with it, as the documentation of the type
-        // says.
-        unsafe { self.pointer(field).write_volatile(value) };
+        // `UnsafeCell` permits the write. If `F` has the size and the alignment of an atomic type,
+        // the copy of `value` has the right size, and all accesses of this library to the field are
+        // atomic. Otherwise only `set` accesses the field, under a lock that the caller holds. The
+        // program orders the accesses of C.
+        unsafe {
+            match size_of::<F>() {
+                _ if !is_atomic::<F>() => at.write_volatile(value),
+                1 => AtomicU8::from_ptr(at.cast()).store(transmute_copy(&value), Relaxed),
+                2 => AtomicU16::from_ptr(at.cast()).store(transmute_copy(&value), Relaxed),
+                4 => AtomicU32::from_ptr(at.cast()).store(transmute_copy(&value), Relaxed),
+                _ => AtomicPtr::<u8>::from_ptr(at.cast()).store(transmute_copy(&value), Relaxed),
+            }
+        }
     }
 
     /// Sets the field that `field` selects, and returns its previous value.
@@ -70,6 +94,11 @@ impl<T: PlainAbi> AbiCell<T> {
         self.set(field, value);
         before
     }
+}
+
+/// Returns whether values of `F` have the size and the alignment of an atomic type.
+const fn is_atomic<F>() -> bool {
+    matches!((size_of::<F>(), align_of::<F>()), (1, 1) | (2, 2) | (4, 4) | (8, 8))
 }
 
 #[cfg(test)]
@@ -97,6 +126,6 @@ mod tests {
     #[should_panic = "the closure selects a field"]
     fn larger_place_outside_refused() {
         static OTHER: [u64; 100] = [1; 100];
-        AbiCell::new(zeroed::<ibv_qp_ex>()).get(|_| &OTHER);
+        AbiCell::new(zeroed::<ibv_qp_ex>()).set(|_| &OTHER, OTHER);
     }
 }

@@ -308,8 +308,9 @@ pub(crate) fn option_bytes(fd: RawFd, level: c_int, name: c_int, to: &mut [u8]) 
 /// OS errors.
 pub(crate) fn set_option_bytes(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     // SAFETY: the kernel reads `value.len()` bytes from `value`, which is borrowed during the call.
-    // It also reads memory to which the value of some options refers, and gives an error if that
-    // cannot be read.
+    // The values of some options refer to more memory, which the kernel reads or writes. Only
+    // `rsetsockopt` passes such values: those of the program, which passes with them the memory for
+    // the option (setsockopt(2)). All other callers pass integers and a `linger`.
     result(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), value.len()) })
         .map(drop)
 }

@@ -8,7 +8,7 @@ use crate::system;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use uiw_cabi_core::abi::event::{self as kinds};
-use uiw_cabi_core::abi::{ibv_async_element, ibv_async_event};
+use uiw_cabi_core::abi::{ibv_async_element, ibv_async_event, zeroed};
 use uiw_cabi_core::arguments::{Handle, InOutPtr, OutPtr};
 use uiw_cabi_core::boundary::{self, Attempt, Result, is_nonblocking, take_event};
 use uiw_cabi_core::errno::Errno;
@@ -54,8 +54,12 @@ fn deliver(context: &Context, event: &AsyncEvent) -> Option<ibv_async_event> {
         let qp = numbers.qps.get(number)?.deliver();
         Some(ibv_async_event { element: ibv_async_element { qp }, event_type })
     };
-    let device =
-        |event_type| Some(ibv_async_event { element: ibv_async_element { port_num: 1 }, event_type });
+    let device = |event_type| {
+        // All bytes are initialized, because they may be read as a pointer (`system::acknowledge`).
+        let mut event = ibv_async_event { event_type, ..zeroed() };
+        event.element.port_num = 1;
+        Some(event)
+    };
     match event {
         AsyncEvent::PortError => device(kinds::IBV_EVENT_PORT_ERR),
         AsyncEvent::PortActive => device(kinds::IBV_EVENT_PORT_ACTIVE),

@@ -151,7 +151,10 @@ impl TestEnd {
 
     /// Builds one request with `ibv_wr_*` and posts it.
     fn build(&self, id: u64, request: impl FnOnce(*mut ibv_qp_ex)) -> c_int {
-        // SAFETY: the queue pair was created for `ibv_wr_*`, and only one thread uses it.
+        // SAFETY: the queue pair was created for `ibv_wr_*` and lives until `drop`, so `ex` is not
+        // NULL and has these functions. Only this thread calls them, between start and completion.
+        // The regions that `request` names stay registered until the test has polled the completion
+        // or the queue pair is destroyed.
         unsafe {
             let ex = call!(qp::ibv_qp_to_qp_ex(self.qp));
             (*ex).wr_start.unwrap()(ex);
@@ -361,8 +364,9 @@ fn completions_are_read_field_by_field() {
     let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
     a.connect(&b);
     b.connect(&a);
-    // SAFETY: the same conditions hold as in the other tests, and fields are read between start and
-    // end.
+    // SAFETY: `b.cq` was created by `create_cq_ex` with the flags for these fields and lives until
+    // `drop`, and only this thread uses it. `start_poll` may get NULL as its attributes. Fields are
+    // read after `start_poll` or `next_poll` has returned 0, and before `end_poll`.
     unsafe {
         let cq = b.cq;
         let start = || (*cq).start_poll.unwrap()(cq, ptr::null_mut());
@@ -551,7 +555,10 @@ fn source_rewritten_during_write() {
         });
         let _over = FlagOnDrop(&over);
         for id in 0..WRITES {
-            // SAFETY: the addresses are inside the regions.
+            // SAFETY: `build` passes its live `ibv_qp_ex`, between start and completion. The
+            // addresses are inside the regions, which stay registered until the completion is
+            // polled below. Nothing accesses the target until then. The other thread writes to the
+            // source, atomically; the library copies it by assembly routines (`uiw_mem::recover`).
             let posted = a.build(id, |qp| unsafe {
                 (*qp).wr_rdma_write.unwrap()(qp, rkey, target.as_ptr().addr() as u64);
                 (*qp).wr_set_sge.unwrap()(qp, lkey, source.as_ptr().addr() as u64, LENGTH as u32);
@@ -560,7 +567,9 @@ fn source_rewritten_during_write() {
             a.done(id);
         }
         // The response to the Read arrives after all Writes.
-        // SAFETY: the addresses are inside the regions.
+        // SAFETY: `build` passes its live `ibv_qp_ex`, between start and completion. `a.mr` lives
+        // until `drop`. The addresses are inside the regions of `a` and `b`, which stay registered,
+        // and nothing accesses the eight bytes until the completion is polled below.
         let posted = a.build(WRITES, |qp| unsafe {
             (*qp).wr_rdma_read.unwrap()(qp, b.rkey(), b.address(0));
             (*qp).wr_set_sge.unwrap()(qp, (*a.mr).lkey, a.address(0), 8);
