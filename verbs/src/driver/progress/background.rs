@@ -19,7 +19,7 @@ const MAX_TIMER: Duration = Duration::from_millis(1);
 /// be rare compared with round trips.
 const TIMER_PART: u32 = 16;
 /// Maximum timer during continuous polling.
-const MAX_LONG_TIMER: Duration = Duration::from_millis(4);
+const MAX_LONG_TIMER: Duration = Duration::from_millis(16);
 
 /// Pause of the background thread while a program that polls memory holds the core.
 const CALL: Duration = Duration::from_micros(10);
@@ -119,7 +119,6 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let seen = &self.standby.seen;
         if !self.standby.driven && (seen.stays_awake || self.is_pending() || seen.armed && due()) {
             self.make_round(false);
-            self.see_rounds();
         }
     }
 
@@ -159,10 +158,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
             self.serve_memory_poller(readable);
         } else if !by_poller {
             self.make_round(readable);
-        } else {
-            return;
         }
-        self.see_rounds();
     }
 
     /// Checks whether the program polls memory. Returns whether an arrival is unserved.
@@ -206,27 +202,32 @@ impl<D: Drive> BackgroundThread<'_, D> {
     /// Makes a round for a program that polls memory; the next arrival ends the next sleep. This
     /// thread does not keep polling, because it would yield the processor to the program, which may
     /// keep it for milliseconds. A thread that is woken from sleep preempts the program.
-    fn serve_memory_poller(&self, readable: bool) {
+    fn serve_memory_poller(&mut self, readable: bool) {
         let Some(drive) = self.drive.upgrade() else { return };
         let served = if readable { drive.try_poll_stack() } else { drive.try_pump() };
         drop(drive);
-        if served.is_none() {
+        if served.is_some() {
+            self.see_rounds();
+        } else {
             // The core is held by a call of the program, which ends soon.
             self.state.background.sleep(None, Some(Instant::now() + CALL));
         }
     }
 
-    fn make_round(&self, readable: bool) {
+    fn make_round(&mut self, readable: bool) {
         let state = self.state;
         let Some(drive) = self.drive.upgrade() else { return };
         let drove = if readable { drive.try_poll_stack() } else { drive.try_pump() }.is_some();
         if !drove {
             // Another thread drives. Until its round ends, the descriptor stays readable, or the
-            // deadline stays in the past.
+            // deadline stays in the past. Its rounds count at the next turn.
             state.background.sleep(None, Some(Instant::now() + TIMER));
-        } else if readable {
+            return;
+        }
+        if readable {
             keep_polling(&drive, || state.poll_hint.load(Ordering::SeqCst) || state.ownership.is_taken());
         }
+        self.see_rounds();
     }
 
     fn is_pending(&self) -> bool {
@@ -266,5 +267,73 @@ impl StandbyState {
         };
         self.timer = (self.timer * 2).clamp(TIMER, most);
         now + self.timer
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::super::super::os::StackFd;
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    /// Shard whose descriptor is always readable, and whose core another thread holds. That thread
+    /// polls and makes a round whenever the background thread tries to make one.
+    struct PolledShard {
+        state: State,
+        rounds: AtomicU32,
+        tries: AtomicU32,
+    }
+
+    impl Drive for PolledShard {
+        fn progress(&self) -> &State {
+            &self.state
+        }
+        fn is_pending(&self) -> bool {
+            false
+        }
+        fn is_held(&self) -> bool {
+            true
+        }
+        fn rounds(&self) -> u32 {
+            self.rounds.load(Ordering::SeqCst)
+        }
+        fn try_pump(self: &Arc<Self>) -> Option<usize> {
+            self.try_poll_stack()
+        }
+        fn try_poll_stack(self: &Arc<Self>) -> Option<usize> {
+            self.tries.fetch_add(1, Ordering::SeqCst);
+            self.rounds.fetch_add(1, Ordering::SeqCst);
+            self.state.hint_poll();
+            None
+        }
+        fn try_handle_stack_event(self: &Arc<Self>) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn background_thread_leaves_polled_shard() {
+        // A pipe whose other end is closed is readable.
+        let (stack, _) = std::io::pipe().unwrap();
+        let stack = StackFd::from(stack);
+        let shard = Arc::new(PolledShard {
+            state: State::new(Some(Arc::new(stack)), false).unwrap(),
+            rounds: AtomicU32::new(0),
+            tries: AtomicU32::new(0),
+        });
+        let mut background = BackgroundThread {
+            state: &shard.state,
+            drive: &Arc::downgrade(&shard),
+            standby: StandbyState::default(),
+            memory_polls: MemoryPolls::default(),
+        };
+        // The owner, because there was no poll yet.
+        background.turn();
+        assert_eq!(shard.tries.load(Ordering::SeqCst), 1);
+        // On standby, because the polling thread has made a round meanwhile.
+        background.turn();
+        assert_eq!(shard.tries.load(Ordering::SeqCst), 1);
+        assert!(!background.standby.timer.is_zero());
     }
 }
