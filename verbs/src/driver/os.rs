@@ -145,21 +145,19 @@ pub(super) fn sleep_for(time: Duration) {
 }
 
 /// Returns the kernel's id of this thread.
-pub(super) fn thread_id() -> i32 {
-    rustix::thread::gettid().as_raw_pid()
+pub(super) fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_pid().unsigned_abs()
 }
 
 /// Returns the processor time that a thread of this process has used, or `None` if there is no such
-/// thread or `thread` is 0.
-pub(super) fn thread_time(thread: i32) -> Option<Duration> {
+/// thread.
+pub(super) fn thread_time(thread: u32) -> Option<Duration> {
     /// CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED of the kernel's `posix-timers.h`. They select the
     /// clock that `pthread_getcpuclockid` returns. That function must not be called for a thread
     /// that has ended.
     const OF_A_THREAD: libc::clockid_t = 4 | 2;
     // For the kernel, 0 means the calling thread.
-    if thread == 0 {
-        return None;
-    }
+    let thread = i32::try_from(thread).ok().filter(|thread| *thread > 0)?;
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
     // SAFETY: the structure is a local variable. If the call fails it stays all zeros, which is a
     // valid time.

@@ -5,7 +5,7 @@
 //! of this one and of `os`.
 
 pub(super) use parking_lot::{Mutex, MutexGuard};
-pub(super) use std::sync::atomic::{AtomicBool, AtomicU64};
+pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 pub(super) use std::thread::yield_now;
 
 /// A lock that the data path only tries to take.

@@ -14,7 +14,7 @@ use std::task::Waker;
 pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch>) -> bool {
     let state = drive.progress();
     let watched = state.ownership.is_watched_by(watch);
-    state.end_served();
+    state.ownership.end_served();
     if !watched {
         return watch.is_taken();
     }
@@ -59,11 +59,8 @@ impl State {
         if self.manual {
             return;
         }
-        self.poll_hint.store(false, Ordering::SeqCst);
-        let begin = || {
-            self.worked.store(false, Ordering::SeqCst);
-            self.served.store(false, Ordering::SeqCst);
-        };
+        self.poll_hint.store(0, Ordering::SeqCst);
+        let begin = || self.worked.store(false, Ordering::SeqCst);
         if watch.is_some_and(|watch| self.ownership.arm(watch, || self.now(), begin)) {
             return;
         }
@@ -75,9 +72,8 @@ impl State {
         watch.reset();
         if self.ownership.disarm(watch) {
             self.worked.store(false, Ordering::SeqCst);
-            self.served.store(true, Ordering::SeqCst);
             // Makes the next poll call `end_served` (see `hint_poll`).
-            self.poll_hint.store(false, Ordering::SeqCst);
+            self.poll_hint.store(0, Ordering::SeqCst);
         }
     }
 
@@ -98,9 +94,6 @@ impl State {
     /// Ends the state "served", because the program polls or asks for another event instead of
     /// arming at once.
     pub(in super::super) fn end_served(&self) {
-        if self.served.load(Ordering::Relaxed) {
-            self.served.store(false, Ordering::Relaxed);
-            self.ownership.end_served();
-        }
+        self.ownership.end_served();
     }
 }

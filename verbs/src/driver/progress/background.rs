@@ -4,7 +4,7 @@ use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
 use super::memory_polls::{MemoryPolls, SLEEP, SLEEPS, UNSERVED};
 use super::ownership::{BackgroundAction, TurnObservations, TurnProbes};
 use super::wait::keep_polling;
-use super::{COALESCE, Drive, State};
+use super::{COALESCE, Drive, StandbyTimer, State};
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -31,11 +31,14 @@ pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
         drive,
         standby: StandbyState::default(),
         memory_polls: MemoryPolls::default(),
+        poller: 0,
     };
-    // The count of references ends this loop even before `drop` has called [`State::stop`].
-    while !state.stop.load(Ordering::SeqCst) && drive.strong_count() > 0 {
+    loop {
         // Reset before any state is read, so that a later wake-up is kept.
         state.background.reset();
+        if drive.strong_count() == 0 {
+            return;
+        }
         if state.coalescing.load(Ordering::SeqCst) {
             background.flush_coalesced();
         } else {
@@ -49,6 +52,8 @@ struct BackgroundThread<'a, D> {
     drive: &'a Weak<D>,
     standby: StandbyState,
     memory_polls: MemoryPolls,
+    /// Poll hint that this thread has cleared last.
+    poller: u32,
 }
 
 /// Observations of the background thread while it was on standby.
@@ -71,18 +76,17 @@ impl<D: Drive> BackgroundThread<'_, D> {
         self.standby.driven = self.see_rounds();
         // A program that polls but never finds its queue empty makes no rounds. Then the poll hint
         // does not count.
-        let hinted = state.poll_hint.swap(false, Ordering::SeqCst) && self.standby.driven;
+        let hinted = self.take_hint() && self.standby.driven;
         if hinted && !self.standby.timer.is_zero() && state.is_readable() {
             // Handled like a turn of the standby.
-            state.standby_timed.store(true, Ordering::SeqCst);
+            state.set_standby_timer(StandbyTimer::Polled);
             let unserved = self.check();
-            state.standby_timed.store(false, Ordering::SeqCst);
+            state.set_standby_timer(StandbyTimer::Off);
             if unserved {
                 self.make_round(false);
             }
         }
         let hinted = hinted && !self.memory_polls.are_likely();
-        state.poll_hint_held.store(hinted, Ordering::Relaxed);
         let probes = TurnProbes { readable: &|| state.is_readable(), now: &|| state.now() };
         let (seen, driven) = (&mut self.standby.seen, self.standby.driven);
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
@@ -94,9 +98,22 @@ impl<D: Drive> BackgroundThread<'_, D> {
             BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
         };
         self.help();
-        state.standby_timed.store(until.is_some(), Ordering::SeqCst);
+        state.set_standby_timer(match until {
+            None => StandbyTimer::Off,
+            Some(_) if hinted => StandbyTimer::Polled,
+            Some(_) => StandbyTimer::On,
+        });
         state.background.sleep(None, until);
-        state.standby_timed.store(false, Ordering::SeqCst);
+        state.set_standby_timer(StandbyTimer::Off);
+    }
+
+    /// Clears the poll hint. Returns whether there was one.
+    fn take_hint(&mut self) -> bool {
+        let hint = self.state.poll_hint.swap(0, Ordering::SeqCst);
+        if hint != 0 {
+            self.poller = hint;
+        }
+        hint != 0
     }
 
     /// Waits for [`COALESCE`], so that coalesced posts get company. Usually a poll serves them
@@ -148,10 +165,10 @@ impl<D: Drive> BackgroundThread<'_, D> {
         }
         // If an application thread polls and drives, it serves the arrival. So does an active
         // poller.
-        let polled = state.poll_hint.load(Ordering::SeqCst);
+        let polled = state.poll_hint.load(Ordering::SeqCst) != 0;
         let by_poller = polled && self.has_rounds();
         if readable && self.memory_polls.is_to_be_checked(polled && !by_poller) {
-            state.poll_hint.store(false, Ordering::SeqCst);
+            self.take_hint();
             self.check();
         }
         if self.memory_polls.are_likely() {
@@ -183,13 +200,13 @@ impl<D: Drive> BackgroundThread<'_, D> {
     /// makes no poll. Returns `None` if that thread is not running or has ended.
     fn is_unserved(&self) -> Option<bool> {
         let state = self.state;
-        let (poller, rounds) = (state.poller.load(Ordering::SeqCst), self.rounds());
+        let (poller, rounds) = (self.poller, self.rounds());
         let begun = thread_time(poller)?;
         for _ in 0..SLEEPS {
             sleep_for(SLEEP);
             // A round that has begun serves the arrival.
             let served = self.rounds() != rounds || self.is_held() || !state.is_readable();
-            if served || state.poll_hint.load(Ordering::SeqCst) {
+            if served || state.poll_hint.load(Ordering::SeqCst) != 0 {
                 return Some(false);
             }
             if thread_time(poller)?.saturating_sub(begun) >= UNSERVED {
@@ -225,7 +242,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
             return;
         }
         if readable {
-            keep_polling(&drive, || state.poll_hint.load(Ordering::SeqCst) || state.ownership.is_taken());
+            let hinted = || state.poll_hint.load(Ordering::SeqCst) != 0;
+            keep_polling(&drive, || hinted() || state.ownership.is_taken());
         }
         self.see_rounds();
     }
@@ -327,6 +345,7 @@ mod tests {
             drive: &Arc::downgrade(&shard),
             standby: StandbyState::default(),
             memory_polls: MemoryPolls::default(),
+            poller: 0,
         };
         // The owner, because there was no poll yet.
         background.turn();

@@ -25,7 +25,7 @@
 //! | `background_turn` | background | unowned | background | no poll hint since its last turn | none |
 //! | `background_turn` | background | unowned | no change: standby with a timer | a poll hint since its last turn | none |
 //! | `background_turn` | background | awake | no change: standby with a timer | the active poller may run code of the application | none |
-//! | `background_turn` | background | asleep | no change: standby with a timer | the same active poller for less than [`STANDBY_TURNS`](ownership::STANDBY_TURNS) turns | none |
+//! | `background_turn` | background | asleep | no change: standby with a timer | the same active poller for at most [`IDLE_TURNS`](ownership::IDLE_TURNS) turns | none |
 //! | `background_turn` | background | asleep | no change: standby without a timer ("parked") | the same active poller for longer | none |
 //! | `background_release` | background | background | unowned | its sleep ended | none |
 //! | `background_release` | background | awake, asleep | no change: it does not drive | a thread has claimed meanwhile | none |
@@ -37,7 +37,7 @@
 //! | `end_served` | the program polls, or asks for an event | served | unowned | it does not arm at once | none |
 //! | `claim` | a thread in a wait, a driving task | armed, served | awake | it has nothing to do | none |
 //! | `background_turn` | background | armed, served | no change: standby with a timer | rounds or armings since its last turn, or neither for few turns | none |
-//! | `background_turn` | background | armed, served | background | neither for [`ARMED_TURNS`](ownership::ARMED_TURNS) turns, or the stack had events at two of them | none |
+//! | `background_turn` | background | armed, served | background | neither for more than [`IDLE_TURNS`](ownership::IDLE_TURNS) turns, or the stack had events at two of them | none |
 //!
 //! "armed": a program sleeps in a poll(2) of its own, which an arrival ends
 //! ([`watch`](super::watch)); "served": that program has taken its event. It may compute instead of
@@ -67,8 +67,8 @@
 //!
 //! # Poll hint
 //!
-//! A poll sets a flag instead of storing a time, because it does not read the clock. While the flag
-//! is set again and rounds are made between two turns of the background thread, that thread stays
+//! A poll stores the id of its thread and no time, because it does not read the clock. While the
+//! hint is set again and rounds are made between two turns of the background thread, that thread stays
 //! on standby with a timer ([`background`] has its length). A program that polls but never finds
 //! its queue empty makes no rounds; then the background thread becomes the owner despite the hint.
 //! It also does so for a program that polls its own memory until the peer has written to it, and
@@ -105,11 +105,11 @@ pub(super) use wait::block_on;
 use super::epoll_waiter::EpollWaiter;
 use super::os::{Instant, StackFd, is_readable, thread_id};
 use super::park::Parker;
-use super::sync::{AtomicBool, AtomicU64};
+use super::sync::{AtomicBool, AtomicU32, AtomicU64};
 use ownership::Ownership;
 use std::io::Result;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Time after a sleep in one of the engine's waits during which a thread that arms a queue is
@@ -117,6 +117,22 @@ use std::time::Duration;
 const OWN_WAIT_HINT: Duration = Duration::from_millis(10);
 /// Maximum time for which coalesced posts wait.
 const COALESCE: Duration = Duration::from_micros(50);
+
+/// Poll hint that a thread sets at the end of a wait, in which it does not poll.
+const WAIT_ENDED: u32 = u32::MAX;
+
+/// Timer of the background thread while it is on standby.
+#[derive(Clone, Copy)]
+enum StandbyTimer {
+    /// It is not on standby, or has no timer.
+    Off,
+    /// It checks for posts when its timer ends.
+    On,
+    /// Like [`StandbyTimer::On`], and it has found a poll hint at its last turn. This does not
+    /// include hints without rounds, and those of programs that are assumed to poll memory
+    /// ([`memory_polls`]).
+    Polled,
+}
 
 /// Time in nanoseconds since the base of [`State`].
 type Nanos = u64;
@@ -152,13 +168,9 @@ pub(super) struct State {
     waiter: Option<Arc<EpollWaiter>>,
     background: Arc<Parker>,
     ownership: Ownership,
-    /// True if an application thread has polled since the background thread's last turn.
-    poll_hint: AtomicBool,
-    /// Thread that has set the poll hint last; 0 if it was set at the end of a wait.
-    poller: AtomicI32,
-    /// Poll hint at the background thread's last turn; false if no rounds were made, or if the
-    /// polling program is assumed to poll memory ([`memory_polls`]).
-    poll_hint_held: AtomicBool,
+    /// Poll hint: the id of an application thread that has polled since the background thread's
+    /// last turn, [`WAIT_ENDED`], or 0 if there is no hint.
+    poll_hint: AtomicU32,
     /// Time when the last thread slept in one of the engine's waits; [`NEVER`] before the first
     /// one.
     own_wait: AtomicU64,
@@ -166,13 +178,10 @@ pub(super) struct State {
     timer: AtomicU64,
     /// True if coalesced posts wait for the background thread.
     coalescing: AtomicBool,
-    /// True if the background thread is on standby with a timer, after which it checks for posts.
-    standby_timed: AtomicBool,
+    /// Timer of the background thread's standby, as a [`StandbyTimer`].
+    standby_timer: AtomicU32,
     /// True if a round had work to do since a program that armed a queue last became the owner.
     worked: AtomicBool,
-    /// True if a program that was the owner has taken its event, and has not polled since.
-    served: AtomicBool,
-    stop: AtomicBool,
     manual: bool,
 }
 
@@ -188,16 +197,12 @@ impl State {
             waiter,
             ownership: Ownership::new(Arc::clone(&background)),
             background,
-            poll_hint: AtomicBool::new(false),
-            poller: AtomicI32::new(0),
-            poll_hint_held: AtomicBool::new(false),
+            poll_hint: AtomicU32::new(0),
             own_wait: AtomicU64::new(NEVER),
             timer: AtomicU64::new(NEVER),
             coalescing: AtomicBool::new(false),
-            standby_timed: AtomicBool::new(false),
+            standby_timer: AtomicU32::new(StandbyTimer::Off as u32),
             worked: AtomicBool::new(false),
-            served: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
             manual,
         })
     }
@@ -206,9 +211,9 @@ impl State {
         self.manual
     }
 
-    /// Ends the background thread.
+    /// Ends the background thread. Called when the shard is dropped, so that no reference to it is
+    /// left.
     pub(super) fn stop(&self) {
-        self.stop.store(true, Ordering::SeqCst);
         self.background.notify();
     }
 
@@ -224,17 +229,16 @@ impl State {
     /// the background thread while it is on standby with a timer, because an early turn would find
     /// no poll since the last one, and take the ownership from the pollers.
     pub(super) fn wake_owner(&self) {
-        self.ownership.wake_owner(|| !self.standby_timed.load(Ordering::SeqCst));
+        self.ownership.wake_owner(|| self.standby_timer() == StandbyTimer::Off as u32);
     }
 
     /// Records that an application thread polls. It is expected to poll again soon, so the
     /// background thread stays on standby.
     pub(super) fn hint_poll(&self) {
         // Read first, because the cache line is shared with other pollers.
-        if !self.poll_hint.load(Ordering::Relaxed) {
-            self.poller.store(thread_id(), Ordering::SeqCst);
-            self.poll_hint.store(true, Ordering::Relaxed);
-            self.end_served();
+        if self.poll_hint.load(Ordering::Relaxed) == 0 {
+            self.poll_hint.store(thread_id(), Ordering::Relaxed);
+            self.ownership.end_served();
         }
     }
 
@@ -246,8 +250,9 @@ impl State {
         // background thread has a timer. A hint at its last turn counts until the next one: a
         // program may post hundreds of messages between two polls, and on two processors a third
         // thread that takes the core is likely to be preempted while it holds it.
-        let hinted = self.poll_hint.load(Ordering::Relaxed) || self.poll_hint_held.load(Ordering::Relaxed);
-        if hinted && self.standby_timed.load(Ordering::SeqCst) {
+        let timer = self.standby_timer();
+        let hinted = self.poll_hint.load(Ordering::Relaxed) != 0 || timer == StandbyTimer::Polled as u32;
+        if hinted && timer != StandbyTimer::Off as u32 {
             return;
         }
         if !self.manual && !self.coalescing.swap(true, Ordering::SeqCst) {
@@ -257,6 +262,14 @@ impl State {
 
     fn since_base(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.base).as_nanos()).unwrap_or(NEVER - 1)
+    }
+
+    fn set_standby_timer(&self, timer: StandbyTimer) {
+        self.standby_timer.store(timer as u32, Ordering::SeqCst);
+    }
+
+    fn standby_timer(&self) -> u32 {
+        self.standby_timer.load(Ordering::SeqCst)
     }
 
     /// Returns whether the stack has events.
@@ -277,8 +290,7 @@ impl State {
     /// Ends the role of the active poller, whose wait is over.
     fn release(&self) {
         self.own_wait.store(self.now(), Ordering::Relaxed);
-        self.poller.store(0, Ordering::SeqCst);
-        self.poll_hint.store(true, Ordering::SeqCst);
+        self.poll_hint.store(WAIT_ENDED, Ordering::SeqCst);
         self.ownership.release();
     }
 }

@@ -8,13 +8,10 @@ use super::Nanos;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// Number of consecutive turns with the same active poller asleep during which the background
-/// thread keeps its timer. After more turns it parks.
-pub(super) const STANDBY_TURNS: u32 = if MODEL { 0 } else { 10 };
-
-/// Number of consecutive turns after which the background thread takes over from an armed program
-/// if the program was not armed again and no round was made.
-pub(super) const ARMED_TURNS: u32 = if MODEL { 1 } else { 11 };
+/// Number of consecutive turns without news during which the background thread stays on standby with
+/// a timer. After more turns with the same active poller asleep, it parks. After more turns without
+/// a round or an arming, it takes over from an armed program.
+pub(super) const IDLE_TURNS: u32 = if MODEL { 0 } else { 10 };
 
 /// Owner of a shard: the thread or program that sleeps in the stack's descriptor, or is about to.
 #[derive(Default)]
@@ -335,7 +332,7 @@ impl Ownership {
                 let late = unserved && seen.unserved;
                 (seen.unserved, seen.awake, seen.stays_awake) = (unserved, false, false);
                 let idle = if alive { 0 } else { seen.armed_idle + 1 };
-                if !late && idle < ARMED_TURNS {
+                if !late && idle <= IDLE_TURNS {
                     seen.armed_idle = idle;
                     seen.armed = true;
                     return BackgroundAction::Timed { owned: false };
@@ -354,7 +351,7 @@ impl Ownership {
         seen.awake = awake;
         if owned && !awake && seen.epoch == inner.epoch {
             seen.same_owner += 1;
-            if seen.same_owner > STANDBY_TURNS {
+            if seen.same_owner > IDLE_TURNS {
                 inner.background_parked = true;
                 return BackgroundAction::Parked;
             }
@@ -516,7 +513,7 @@ mod tests {
         assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
         assert!(f.seen.stays_awake);
         f.ownership.fall_asleep();
-        for _ in 0..STANDBY_TURNS {
+        for _ in 0..IDLE_TURNS {
             assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
             assert!(!f.seen.stays_awake);
         }
@@ -543,7 +540,7 @@ mod tests {
         for _ in 0..2 {
             assert!(f.ownership.claim_or_stand_by(&parker()));
             f.ownership.fall_asleep();
-            for _ in 0..STANDBY_TURNS {
+            for _ in 0..IDLE_TURNS {
                 assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
             }
             f.ownership.release();
@@ -590,7 +587,7 @@ mod tests {
     fn background_replaces_idle_armed_program() {
         let mut f = OwnershipFixture::new();
         let watched = WatchedStack::new();
-        for (count, alive) in [(3, true), (ARMED_TURNS, false)] {
+        for (count, alive) in [(3, true), (IDLE_TURNS + 1, false)] {
             assert!(f.arm(&watched, 0));
             for _ in 0..count {
                 assert_eq!(f.turn_with(alive, false, false), BackgroundAction::Timed { owned: false });
