@@ -203,12 +203,12 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
 
 /// Destroys the queue pair of an id, which the program does not use any more.
 pub(crate) fn destroy(id: &Id) {
-    let old = id.abi.replace(|id| &id.qp, ptr::null_mut());
+    let old = id.take_qp();
     if !old.is_null() {
         // SAFETY: `OwnedHandle` permits the pointer, because no other thread of the program uses
         // the queue pair any more: both callers are calls with which the program destroys it
-        // (rdma_destroy_qp(3), rdma_destroy_ep(3)). The field is NULL from here on, so this library
-        // does not use it either.
+        // (rdma_destroy_qp(3), rdma_destroy_ep(3)). Events do not use it either, because `take_qp`
+        // has waited for those that did, and the field is NULL from here on.
         qp::ibv_destroy_qp(unsafe { argument(old) });
     }
     destroy_queues(id);
