@@ -190,7 +190,7 @@ pub(crate) fn install() {
 ///
 /// # Safety
 /// Only the kernel calls this function, as the handler with SA_SIGINFO that [`install`] has set.
-unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+unsafe extern "C-unwind" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // A signal that was sent has a code that is not positive.
     // SAFETY: the kernel passes a pointer to the information of the signal to a handler with
     // SA_SIGINFO, which this is, as the caller ensures. The information stays on the stack until
@@ -208,7 +208,8 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
     errno.set();
 }
 
-/// Passes the signal to the program's handler, ignores it, or performs the default action.
+/// Passes the signal to the program's handler, ignores it, or performs the default action. The
+/// handler may leave with siglongjmp(3), or unwind, as pthread_exit(3) does.
 ///
 /// # Safety
 /// The arguments are those with which the kernel has called a handler with SA_SIGINFO for this
@@ -238,18 +239,19 @@ unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mu
                 change_mask(libc::SIG_SETMASK, &without(now, &[signal]));
             }
             if action.sa_flags & libc::SA_SIGINFO != 0 {
-                type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+                type Handler = unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
                 // SAFETY: the address is not SIG_DFL or SIG_IGN, as matched above, so it is a
                 // handler of this type, set with SA_SIGINFO (sigaction(2)). The arguments are the
-                // kernel's, as the caller ensures. siglongjmp(3) skips only this frame and that of
-                // `on_fault`, without destructors.
+                // kernel's, as the caller ensures. A handler that does not return skips only this
+                // frame and that of `on_fault`, without destructors.
                 unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
             } else {
+                type Handler = unsafe extern "C-unwind" fn(c_int);
                 // SAFETY: the address is neither SIG_DFL, which is 0, nor SIG_IGN, as matched
                 // above. The program has set it as a handler without SA_SIGINFO, which has this
-                // type (sigaction(2)). If it leaves with siglongjmp(3), it skips only frames
-                // without destructors: this one and that of `on_fault`.
-                unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(handler)(signal) };
+                // type (sigaction(2)). If it does not return, it skips only frames without
+                // destructors: this one and that of `on_fault`.
+                unsafe { std::mem::transmute::<usize, Handler>(handler)(signal) };
             }
         }
     }
@@ -357,5 +359,45 @@ mod tests {
             sender.join().unwrap();
         }
         assert!(CHANGED.load(Ordering::Relaxed) > 0);
+    }
+
+    extern "C-unwind" fn end_thread(_: c_int) {
+        unsafe extern "C-unwind" {
+            fn pthread_exit(value: *mut c_void) -> !;
+        }
+        // SAFETY: the frames of this thread have no destructors.
+        unsafe { pthread_exit(ptr::dangling_mut::<u8>().cast()) };
+    }
+
+    extern "C-unwind" fn raise_fault(_: *mut c_void) -> *mut c_void {
+        unsafe extern "C-unwind" {
+            safe fn raise(signal: c_int) -> c_int;
+        }
+        raise(libc::SIGSEGV);
+        ptr::null_mut()
+    }
+
+    #[test]
+    fn handler_may_end_thread() {
+        unsafe extern "C" {
+            fn pthread_create(
+                thread: *mut libc::pthread_t,
+                attributes: *const c_void,
+                start: extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+                argument: *mut c_void,
+            ) -> c_int;
+        }
+        install();
+        let mut action: Action = zeroed();
+        action.sa_sigaction = end_thread as *const () as usize;
+        let (mut thread, mut value) = (0, ptr::null_mut());
+        // SAFETY: the action and the results are local variables, and the thread is joined. The
+        // handler takes one integer.
+        unsafe {
+            assert_eq!(call!(sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut())), 0);
+            assert_eq!(pthread_create(&raw mut thread, ptr::null(), raise_fault, ptr::null_mut()), 0);
+            assert_eq!(libc::pthread_join(thread, &raw mut value), 0);
+        }
+        assert!(!value.is_null());
     }
 }
