@@ -9,7 +9,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use uiw_cabi_core::abi::zeroed;
 use uiw_cabi_core::arguments::{InPtr, OutPtr, argument};
 use uiw_cabi_core::c_library::{NextFunction, PassedValue};
@@ -25,11 +25,12 @@ pub type ChangeMask =
     for<'a> extern "C" fn(c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
 
 /// Action that the program has requested for one signal. It is written under a lock. A signal
-/// handler may read it at any time, without the lock. The value that it reads stays valid until the
-/// program has changed its handler [`RequestedAction::KEPT`] more times.
+/// handler may read it at any time, without the lock.
 struct RequestedAction {
-    actions: UnsafeCell<[Action; Self::KEPT]>,
-    newest: AtomicUsize,
+    /// The newest action and the one before. A change overwrites the older one.
+    actions: UnsafeCell<[Action; 2]>,
+    /// Number of changes. The last bit is the index of the newest action.
+    changes: AtomicUsize,
     /// [`FREE`], or the generation of the process whose thread has the lock.
     locked: AtomicU32,
 }
@@ -38,29 +39,32 @@ struct RequestedAction {
 const FREE: u32 = 0;
 
 // SAFETY: threads write elements only under the lock, and only one that is not the newest. Other
-// threads read only the newest element, which `set` publishes with a release store. A read copies
-// it immediately, before the program can have changed its handler `KEPT` times, after which the
-// element would be written again.
+// threads copy the newest one, and discard the copy if there was a change meanwhile, because the
+// next change may have overwritten the element.
 unsafe impl Sync for RequestedAction {}
 
 impl RequestedAction {
-    const KEPT: usize = 256;
-
     const fn new() -> Self {
         Self {
-            actions: UnsafeCell::new([zeroed(); Self::KEPT]),
-            newest: AtomicUsize::new(0),
+            actions: UnsafeCell::new([zeroed(); 2]),
+            changes: AtomicUsize::new(0),
             locked: AtomicU32::new(FREE),
         }
     }
 
     fn get(&self) -> Action {
-        let newest = self.newest.load(Ordering::Acquire);
-        // SAFETY: the index is less than `KEPT`, and `new` has initialized all elements. `set`
-        // writes an element before it makes it the newest one, and the acquire load sees that. It
-        // writes to the same element again only after the program has changed its handler `KEPT`
-        // more times, which takes longer than this copy.
-        unsafe { (*self.actions.get())[newest % Self::KEPT] }
+        loop {
+            let changes = self.changes.load(Ordering::Acquire);
+            // SAFETY: the index is 0 or 1, and `new` has initialized both elements. `set` writes an
+            // element before it makes it the newest one, and the acquire load sees that. If `set`
+            // writes to the element during this copy, it has made the other one the newest before,
+            // and the copy is discarded. Until then it is a valid `Action`, as any bytes are.
+            let action = unsafe { (&raw const (*self.actions.get())[changes % 2]).read_volatile() };
+            fence(Ordering::Acquire);
+            if self.changes.load(Ordering::Relaxed) == changes {
+                return action;
+            }
+        }
     }
 
     /// Replaces the action, and returns the previous one.
@@ -92,12 +96,14 @@ impl RequestedAction {
     }
 
     fn set(&self, action: Action) {
-        let next = self.newest.load(Ordering::Relaxed).wrapping_add(1);
-        // SAFETY: the index is less than `KEPT`. `replace` has the lock here, and `install` calls
-        // this function before any thread can call `replace`, so nothing else writes. No thread
-        // reads this element, because it is not the newest one.
-        unsafe { (*self.actions.get())[next % Self::KEPT] = action };
-        self.newest.store(next, Ordering::Release);
+        let changes = self.changes.load(Ordering::Relaxed).wrapping_add(1);
+        // A thread that copies what is written below sees the previous change as well.
+        fence(Ordering::Release);
+        // SAFETY: the index is 0 or 1. `replace` has the lock here, and `install` calls this
+        // function before any thread can call `replace`, so nothing else writes. The element is not
+        // the newest one, and a thread that still copies it discards the copy.
+        unsafe { (&raw mut (*self.actions.get())[changes % 2]).write_volatile(action) };
+        self.changes.store(changes, Ordering::Release);
     }
 }
 
@@ -327,6 +333,22 @@ mod tests {
         wanted.locked.store(generation() + 1, Ordering::Relaxed);
         assert_eq!(wanted.replace(None).sa_sigaction, libc::SIG_DFL);
         assert_eq!(wanted.locked.load(Ordering::Relaxed), FREE);
+    }
+
+    #[test]
+    fn action_read_during_changes_is_whole() {
+        static WANTED: RequestedAction = RequestedAction::new();
+        let writer = std::thread::spawn(|| {
+            for number in 0..1_000_000 {
+                // These two are the first and nearly the last field.
+                WANTED.set(Action { sa_sigaction: number, sa_flags: number as c_int, ..zeroed() });
+            }
+        });
+        while !writer.is_finished() {
+            let action = WANTED.get();
+            assert_eq!(action.sa_sigaction, action.sa_flags as usize);
+        }
+        writer.join().unwrap();
     }
 
     #[test]
