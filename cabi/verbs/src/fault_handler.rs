@@ -16,7 +16,7 @@ use uiw_cabi_core::c_library::{NextFunction, PassedValue};
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork::{ForkSafe, ForkState, generation};
-use uiw_cabi_core::signals::{block_all, change_mask, no_signals, without};
+use uiw_cabi_core::signals::{block_even_faults, change_mask, no_signals, without};
 use uiw_mem::recover;
 
 type Action = libc::sigaction;
@@ -70,8 +70,8 @@ impl RequestedAction {
     /// Replaces the action, and returns the previous one.
     fn replace(&self, action: Option<Action>) -> Action {
         // Signals are blocked, because a handler that interrupted this thread while it has the
-        // lock, and calls `sigaction`, would wait forever.
-        let held = block_all();
+        // lock, and calls `sigaction`, would wait forever. SIGSEGV and SIGBUS may be sent as well.
+        let held = block_even_faults();
         self.lock();
         let old = self.get();
         if let Some(action) = action {
@@ -367,11 +367,11 @@ mod tests {
             WANTED.set(std::mem::zeroed());
             let mut action: Action = std::mem::zeroed();
             action.sa_sigaction = handler;
-            libc::sigaction(libc::SIGUSR2, &raw const action, ptr::null_mut());
+            libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut());
             let this = libc::pthread_self();
             let sender = std::thread::spawn(move || {
                 for _ in 0..2000 {
-                    libc::pthread_kill(this, libc::SIGUSR2);
+                    libc::pthread_kill(this, libc::SIGBUS);
                     std::thread::yield_now();
                 }
             });
