@@ -23,11 +23,9 @@ pub(crate) fn draft_unreachable() -> EventDraft<'static> {
 
 /// Flushes posted requests, as librdmacm does when it delivers this event.
 pub(crate) fn flush_if_rejected(id: &Id, event: c_int) {
-    if event == RDMA_CM_EVENT_REJECTED
-        && let Some(qp) = id.own_qp()
-    {
+    if event == RDMA_CM_EVENT_REJECTED {
         // ERR can be reached from every state.
-        let _ = qp.engine().modify(QpState::Err);
+        id.with_own_qp(|qp| drop(qp.engine().modify(QpState::Err)));
     }
 }
 

@@ -7,10 +7,11 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
+use std::ptr;
 use std::sync::Arc;
 use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
 use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
-use uiw_cabi_core::abi::{ibv_pd, ibv_qp_init_attr, rdma_cm_id, zeroed};
+use uiw_cabi_core::abi::{ibv_pd, ibv_qp, ibv_qp_init_attr, rdma_cm_id, zeroed};
 use uiw_cabi_core::abi_cell::AbiCell;
 use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
@@ -236,13 +237,26 @@ impl Id {
         unsafe { Object::get(self.abi.get(|id| &id.verbs)) }
     }
 
-    /// Returns the queue pair that `rdma_create_qp` created.
+    /// Returns the queue pair that `rdma_create_qp` created, for a call of the program on the id.
     pub(crate) fn own_qp(&self) -> Option<&Object<Qp>> {
         // SAFETY: `Object::get` looks up the pointer. The object is not freed while `self` is
         // borrowed: `OwnedHandle`, the argument type of `ibv_destroy_qp`, requires that no other
-        // thread of the program uses the queue pair, and a call on the id uses it, as does a call
-        // that delivers an event of the id.
+        // thread of the program uses the queue pair, and a call on the id uses it. For events,
+        // `take_qp`, which precedes the destruction, waits for the lock of `with_own_qp`.
         unsafe { Object::get(self.abi.get(|id| &id.qp)) }.ok()
+    }
+
+    /// Like [`Id::own_qp`], but calls `body` with the queue pair, and [`Id::take_qp`] waits
+    /// meanwhile. This is for events: the program does not know which of them use the queue pair.
+    pub(crate) fn with_own_qp<R>(&self, body: impl FnOnce(&Object<Qp>) -> R) -> Option<R> {
+        let _state = self.lock();
+        self.own_qp().map(body)
+    }
+
+    /// Removes the queue pair from the id, before it is destroyed.
+    pub(crate) fn take_qp(&self) -> *mut ibv_qp {
+        let _state = self.lock();
+        self.abi.replace(|id| &id.qp, ptr::null_mut())
     }
 
     /// Returns whether the id has no queue pair of its own: the program uses another one, which it

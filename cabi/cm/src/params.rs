@@ -15,8 +15,9 @@ use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::oob::{acknowledgement_time, receive_time};
 use uiw_verbs::ConnConfig;
 
-/// Maximum number of retries. It applies to acknowledgements, and to receivers that are not ready
-/// if the program passes no parameters.
+/// Maximum number of retries. It applies to acknowledgements, regardless of the `retry_count` of the
+/// program, because TCP determines how often data is sent again. It also applies to receivers that
+/// are not ready if the program passes no parameters.
 const RETRIES: u8 = 7;
 
 /// Returns the configuration of a connection or listener of an id.

@@ -105,8 +105,8 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     // which `OwnedHandle` excludes. This thread calls `destroy_queues` only afterwards.
     let extended = unsafe { argument(ptr::from_mut(attr)) };
     let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
-    prepare_receive(new)?;
     id.abi.set(|id| &id.qp, new);
+    prepare_receive(new).inspect_err(|_| destroy(id))?;
     id.abi.set(|id| &id.pd, domain.abi());
     Ok(())
 }
@@ -114,9 +114,9 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
 /// Moves a new queue pair that is in RESET to INIT, where it accepts receives, and a UD queue pair
 /// on to RTS, where it can also send.
 fn prepare_receive(new: *mut ibv_qp) -> Result<()> {
-    // SAFETY: `create_extended`, the only caller, has just created the queue pair and has not
-    // stored it in the id yet, so the program does not know the pointer and cannot destroy the
-    // object.
+    // SAFETY: `create_extended`, the only caller, has just created the queue pair and stored it in
+    // the id. The program does not destroy it yet, because it does not use a field that a call is
+    // changing (`AbiCell`).
     let qp = unsafe { Object::<Qp>::get(new) }?;
     let engine = qp.engine();
     if engine.state() == QpState::Reset {
@@ -203,12 +203,13 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
 
 /// Destroys the queue pair of an id, which the program does not use any more.
 pub(crate) fn destroy(id: &Id) {
-    let old = id.abi.replace(|id| &id.qp, ptr::null_mut());
+    let old = id.take_qp();
     if !old.is_null() {
         // SAFETY: `OwnedHandle` permits the pointer, because no other thread of the program uses
-        // the queue pair any more: both callers are calls with which the program destroys it
-        // (rdma_destroy_qp(3), rdma_destroy_ep(3)). The field is NULL from here on, so this library
-        // does not use it either.
+        // the queue pair. The callers are the calls with which the program destroys it
+        // (rdma_destroy_qp(3), rdma_destroy_ep(3)), and a call that has created it and fails, whose
+        // field the program does not use yet (`AbiCell`). Events do not use it either, because
+        // `take_qp` has waited for those that did, and the field is NULL from here on.
         qp::ibv_destroy_qp(unsafe { argument(old) });
     }
     destroy_queues(id);

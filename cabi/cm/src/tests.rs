@@ -3,6 +3,7 @@
 use super::*;
 use crate::channel::Channel;
 use crate::id::Id;
+use crate::registry::RegisteredPtr as _;
 use crate::routes::EventSource;
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +17,9 @@ use uiw_cabi_core::abi::{
     rdma_cm_id, rdma_event_channel,
 };
 use uiw_cabi_core::address;
+use uiw_cabi_core::arguments::AnyPtr;
 use uiw_cabi_core::call;
+use uiw_cabi_core::object::{self, ObjectKind};
 use uiw_cabi_verbs::{channel as comp_channel, cq, device, open, pd};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
@@ -270,4 +273,40 @@ fn early_event_finds_its_id() {
     let events = routes::remove([EventSource::Conn(known)].into_iter(), &channel, |event| event.id == known);
     assert_eq!(events.len(), 1);
     assert!(routes::next(&channel, false).is_none());
+}
+
+/// While one thread delivers an event that uses the queue pair, another one destroys it.
+#[test]
+fn queue_pair_outlives_event() {
+    let channel = rdma_create_event_channel();
+    let id = new_id(channel);
+    resolve_addr(id, (Ipv4Addr::LOCALHOST, 9).into());
+    assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, id));
+    let mut attr = queue_pair_attributes();
+    // SAFETY: the id and the attributes belong to this test.
+    let qp = unsafe {
+        assert_eq!(call!(rdma_create_qp(id, ptr_null(), &raw mut attr)), 0);
+        (*id).qp
+    };
+    let is_alive = || object::is_alive(qp.addr(), ObjectKind::Qp);
+    let shared = SharedPointer(id);
+    let delivering = AnyPtr::from(id).get().unwrap();
+    let destroying = delivering.with_own_qp(|_| {
+        // SAFETY: no other thread of the program uses the queue pair.
+        let destroying = thread::spawn(move || unsafe { call!(rdma_destroy_qp(shared.get())) });
+        // A thread that does not wait for the event destroys the queue pair soon.
+        for _ in 0..50 {
+            assert!(is_alive());
+            thread::sleep(Duration::from_millis(1));
+        }
+        destroying
+    });
+    destroying.unwrap().join().unwrap();
+    assert!(!is_alive());
+    drop(delivering);
+    // SAFETY: the objects belong to this test.
+    unsafe {
+        assert_eq!(call!(rdma_destroy_id(id)), 0);
+        call!(rdma_destroy_event_channel(channel));
+    }
 }

@@ -222,9 +222,10 @@ impl<T> AnyPtr<T> {
     }
 }
 
-/// Like [`Handle`], for functions that C calls through the function table of the object. The
-/// pointer is NULL or points to a live object of this library, because C has already read the
-/// function table through it.
+/// Like [`Handle`], for functions that C calls with every message. The pointer is NULL or points to
+/// a live object of this library. For the object through whose function table C calls, C has already
+/// read that table through the pointer. An address handle is one of the domain of its queue pair
+/// (ibv_post_send(3), ibv_wr_set_ud_addr(3)).
 #[repr(transparent)]
 pub struct TableHandle<'a, B: Body, P = <B as Body>::C>(*mut P, PhantomData<&'a Object<B>>);
 

@@ -1,7 +1,8 @@
 //! Objects that C refers to: C's structure, followed by the Rust value, in one box. A table
 //! contains the address of each live object. For any other pointer, freed or not created by this
 //! library, calls return an error without reading through the pointer. Only calls through the
-//! function table of an object do not use the table (see [`Object::get_called`]).
+//! function table of an object, and the address handles passed to them, do not use the table (see
+//! [`Object::get_called`]).
 
 use crate::abi::PlainAbi;
 use crate::abi_cell::AbiCell;
@@ -139,7 +140,7 @@ impl<B: Body> Object<B> {
     /// Like [`Object::get`], but does not use the table, for functions that are called with every
     /// message. This is only for functions that C calls through the structure itself
     /// (`ibv_post_send` is `qp->context->ops.post_send`), because in that case C has already read
-    /// through the pointer.
+    /// through the pointer, and for the address handles that are passed to them.
     ///
     /// # Safety
     /// `pointer` is NULL, or all memory from its object on, as large as `Self`, is initialized and

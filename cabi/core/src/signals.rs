@@ -10,9 +10,11 @@ use crate::abi::zeroed;
 use std::ffi::c_int;
 use std::ptr;
 
-/// Signals that the thread's own instructions raise. These are not blocked.
-const OWN_FAULTS: [c_int; 7] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+/// Signals that the thread's own instructions raise. These are not blocked, even if the thread has
+/// blocked them, because the kernel ends the process if a fault raises a blocked signal. SIGABRT is
+/// none of them: abort(3) unblocks it.
+const OWN_FAULTS: [c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
 /// Highest signal number. The lowest one is 1.
 const LAST: c_int = 64;
@@ -69,6 +71,12 @@ pub fn block_all() -> SignalGuard {
     SignalGuard { before: change_mask(libc::SIG_SETMASK, &all_but(&OWN_FAULTS)) }
 }
 
+/// Like [`block_all`], but also blocks `OWN_FAULTS`, for code that cannot cause a fault.
+#[must_use]
+pub fn block_even_faults() -> SignalGuard {
+    SignalGuard { before: change_mask(libc::SIG_SETMASK, &all_but(&[])) }
+}
+
 impl SignalGuard {
     /// Returns whether a signal is pending that would end a `read` with EINTR.
     pub fn interrupts(&self) -> bool {
@@ -95,4 +103,26 @@ fn ends_calls(signal: c_int) -> bool {
     known
         && !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
         && action.sa_flags & libc::SA_RESTART == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns whether the calling thread blocks the signal.
+    fn is_blocked(signal: c_int) -> bool {
+        contains(&change_mask(libc::SIG_BLOCK, &no_signals()), signal)
+    }
+
+    #[test]
+    fn abort_blocked_faults_unblocked() {
+        let faults_blocked = block_even_faults();
+        assert!(is_blocked(libc::SIGSEGV) && is_blocked(libc::SIGABRT));
+        let faults_unblocked = block_all();
+        assert!(!is_blocked(libc::SIGSEGV) && is_blocked(libc::SIGABRT));
+        drop(faults_unblocked);
+        assert!(is_blocked(libc::SIGSEGV));
+        drop(faults_blocked);
+        assert!(!is_blocked(libc::SIGSEGV) && !is_blocked(libc::SIGABRT));
+    }
 }

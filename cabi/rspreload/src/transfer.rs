@@ -2,6 +2,7 @@
 
 use crate::argument::{Argument, In, Len, Out};
 use crate::bits::{is_rsocket, is_set};
+use crate::wait::WaitTime;
 use crate::{fail, next, sockets};
 use libc::{iovec, mmsghdr, msghdr, off_t, off64_t, sockaddr, socklen_t, timespec};
 use std::ffi::{c_int, c_uint, c_void};
@@ -140,20 +141,29 @@ extern "C-unwind" fn recvmmsg<'a>(
     flags: c_int,
     timeout: Out<'a, timespec>,
 ) -> c_int {
-    of!(fd, receive_all(fd, messages, count, flags), next::recvmmsg(fd, messages, count, flags, timeout))
+    of!(
+        fd,
+        receive_all(fd, messages, count, flags, timeout.as_in()),
+        next::recvmmsg(fd, messages, count, flags, timeout)
+    )
 }
 
-/// Receives messages one after the other, as recvmmsg(2) does, but without a time-out. If a message
-/// after the first one fails, the number of messages received before is returned, and the next call
-/// reports the error if it persists.
+/// Receives messages one after the other, as recvmmsg(2) does. As there, the time-out is checked
+/// only after each message. If a message after the first one fails, the number of messages received
+/// before is returned, and the next call reports the error if it persists.
 fn receive_all<'a>(
     fd: c_int,
     messages: Out<'a, mmsghdr>,
     count: Argument<'a, c_uint>,
     flags: c_int,
+    timeout: In<'a, timespec>,
 ) -> c_int {
     if count.get() > 0 && messages.as_in().as_ref().is_none() {
         return fail(libc::EFAULT);
+    }
+    let end = WaitTime(timeout.as_ref().copied()).end();
+    if end.is_none() && !timeout.get().is_null() {
+        return fail(libc::EINVAL);
     }
     let mut done = 0;
     while done < count.get() {
@@ -170,7 +180,7 @@ fn receive_all<'a>(
         }
         message.msg_len = len as c_uint;
         done += 1;
-        if len == 0 {
+        if WaitTime::until(end).is_none() {
             break;
         }
     }

@@ -20,7 +20,7 @@ fn now() -> timespec {
 }
 
 /// Maximum duration of a wait; `None` means no limit.
-struct WaitTime(Option<timespec>);
+pub(crate) struct WaitTime(pub(crate) Option<timespec>);
 
 impl WaitTime {
     fn of_milliseconds(ms: c_int) -> Self {
@@ -41,13 +41,13 @@ impl WaitTime {
     }
 
     /// Returns whether the call does not wait.
-    fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         self.0.is_some_and(|time| time.tv_sec == 0 && time.tv_nsec == 0)
     }
 
     /// Returns the time at which the wait ends, or `None` if there is no limit or the duration is
     /// invalid. The system call reports an invalid duration.
-    fn end(&self) -> Option<timespec> {
+    pub(crate) fn end(&self) -> Option<timespec> {
         let time = self.0.filter(|time| time.tv_sec >= 0 && (0..SECOND).contains(&time.tv_nsec))?;
         let now = now();
         let nanos = now.tv_nsec + time.tv_nsec;
@@ -58,7 +58,7 @@ impl WaitTime {
     }
 
     /// Returns the remaining time until `end`, or no limit if `end` is `None`.
-    fn until(end: Option<timespec>) -> Self {
+    pub(crate) fn until(end: Option<timespec>) -> Self {
         let now = now();
         Self(end.map(|end| {
             let (mut seconds, mut nanos) = (end.tv_sec - now.tv_sec, end.tv_nsec - now.tv_nsec);

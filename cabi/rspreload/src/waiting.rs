@@ -101,9 +101,9 @@ pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int)
 /// events move up.
 pub(crate) fn take_marker<'a>(events: Out<'a, epoll_event>, found: Argument<'a, u32>) -> bool {
     let marker = COUNTS.load(Ordering::Acquire).addr() as u64;
-    let Some(at) = events.as_in().elements(found).iter().position(|event| event.u64 == marker) else {
-        return false;
-    };
+    // Before `find` there is no marker, and 0 may be the data of an event of the program.
+    let is_marker = |event: &epoll_event| marker != 0 && event.u64 == marker;
+    let Some(at) = events.as_in().elements(found).iter().position(is_marker) else { return false };
     for at in at as u32..found.get() - 1 {
         let (to, from) = (events.element(at, found), events.element(at + 1, found));
         // SAFETY: `at + 1` is less than `found`, so both are elements that the system has filled

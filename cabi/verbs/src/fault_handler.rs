@@ -9,14 +9,14 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use uiw_cabi_core::abi::zeroed;
 use uiw_cabi_core::arguments::{InPtr, OutPtr, argument};
 use uiw_cabi_core::c_library::{NextFunction, PassedValue};
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork::{ForkSafe, ForkState, generation};
-use uiw_cabi_core::signals::{block_all, change_mask, no_signals, without};
+use uiw_cabi_core::signals::{block_even_faults, change_mask, no_signals, without};
 use uiw_mem::recover;
 
 type Action = libc::sigaction;
@@ -25,11 +25,12 @@ pub type ChangeMask =
     for<'a> extern "C" fn(c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
 
 /// Action that the program has requested for one signal. It is written under a lock. A signal
-/// handler may read it at any time, without the lock. The value that it reads stays valid until the
-/// program has changed its handler [`RequestedAction::KEPT`] more times.
+/// handler may read it at any time, without the lock.
 struct RequestedAction {
-    actions: UnsafeCell<[Action; Self::KEPT]>,
-    newest: AtomicUsize,
+    /// The newest action and the one before. A change overwrites the older one.
+    actions: UnsafeCell<[Action; 2]>,
+    /// Number of changes. The last bit is the index of the newest action.
+    changes: AtomicUsize,
     /// [`FREE`], or the generation of the process whose thread has the lock.
     locked: AtomicU32,
 }
@@ -38,36 +39,39 @@ struct RequestedAction {
 const FREE: u32 = 0;
 
 // SAFETY: threads write elements only under the lock, and only one that is not the newest. Other
-// threads read only the newest element, which `set` publishes with a release store. A read copies
-// it immediately, before the program can have changed its handler `KEPT` times, after which the
-// element would be written again.
+// threads copy the newest one, and discard the copy if there was a change meanwhile, because the
+// next change may have overwritten the element.
 unsafe impl Sync for RequestedAction {}
 
 impl RequestedAction {
-    const KEPT: usize = 256;
-
     const fn new() -> Self {
         Self {
-            actions: UnsafeCell::new([zeroed(); Self::KEPT]),
-            newest: AtomicUsize::new(0),
+            actions: UnsafeCell::new([zeroed(); 2]),
+            changes: AtomicUsize::new(0),
             locked: AtomicU32::new(FREE),
         }
     }
 
     fn get(&self) -> Action {
-        let newest = self.newest.load(Ordering::Acquire);
-        // SAFETY: the index is less than `KEPT`, and `new` has initialized all elements. `set`
-        // writes an element before it makes it the newest one, and the acquire load sees that. It
-        // writes to the same element again only after the program has changed its handler `KEPT`
-        // more times, which takes longer than this copy.
-        unsafe { (*self.actions.get())[newest % Self::KEPT] }
+        loop {
+            let changes = self.changes.load(Ordering::Acquire);
+            // SAFETY: the index is 0 or 1, and `new` has initialized both elements. `set` writes an
+            // element before it makes it the newest one, and the acquire load sees that. If `set`
+            // writes to the element during this copy, it has made the other one the newest before,
+            // and the copy is discarded. Until then it is a valid `Action`, as any bytes are.
+            let action = unsafe { (&raw const (*self.actions.get())[changes % 2]).read_volatile() };
+            fence(Ordering::Acquire);
+            if self.changes.load(Ordering::Relaxed) == changes {
+                return action;
+            }
+        }
     }
 
     /// Replaces the action, and returns the previous one.
     fn replace(&self, action: Option<Action>) -> Action {
         // Signals are blocked, because a handler that interrupted this thread while it has the
-        // lock, and calls `sigaction`, would wait forever.
-        let held = block_all();
+        // lock, and calls `sigaction`, would wait forever. SIGSEGV and SIGBUS may be sent as well.
+        let held = block_even_faults();
         self.lock();
         let old = self.get();
         if let Some(action) = action {
@@ -92,12 +96,14 @@ impl RequestedAction {
     }
 
     fn set(&self, action: Action) {
-        let next = self.newest.load(Ordering::Relaxed).wrapping_add(1);
-        // SAFETY: the index is less than `KEPT`. `replace` has the lock here, and `install` calls
-        // this function before any thread can call `replace`, so nothing else writes. No thread
-        // reads this element, because it is not the newest one.
-        unsafe { (*self.actions.get())[next % Self::KEPT] = action };
-        self.newest.store(next, Ordering::Release);
+        let changes = self.changes.load(Ordering::Relaxed).wrapping_add(1);
+        // A thread that copies what is written below sees the previous change as well.
+        fence(Ordering::Release);
+        // SAFETY: the index is 0 or 1. `replace` has the lock here, and `install` calls this
+        // function before any thread can call `replace`, so nothing else writes. The element is not
+        // the newest one, and a thread that still copies it discards the copy.
+        unsafe { (&raw mut (*self.actions.get())[changes % 2]).write_volatile(action) };
+        self.changes.store(changes, Ordering::Release);
     }
 }
 
@@ -190,7 +196,7 @@ pub(crate) fn install() {
 ///
 /// # Safety
 /// Only the kernel calls this function, as the handler with SA_SIGINFO that [`install`] has set.
-unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+unsafe extern "C-unwind" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // A signal that was sent has a code that is not positive.
     // SAFETY: the kernel passes a pointer to the information of the signal to a handler with
     // SA_SIGINFO, which this is, as the caller ensures. The information stays on the stack until
@@ -208,7 +214,8 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
     errno.set();
 }
 
-/// Passes the signal to the program's handler, ignores it, or performs the default action.
+/// Passes the signal to the program's handler, ignores it, or performs the default action. The
+/// handler may leave with siglongjmp(3), or unwind, as pthread_exit(3) does.
 ///
 /// # Safety
 /// The arguments are those with which the kernel has called a handler with SA_SIGINFO for this
@@ -238,18 +245,19 @@ unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mu
                 change_mask(libc::SIG_SETMASK, &without(now, &[signal]));
             }
             if action.sa_flags & libc::SA_SIGINFO != 0 {
-                type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+                type Handler = unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
                 // SAFETY: the address is not SIG_DFL or SIG_IGN, as matched above, so it is a
                 // handler of this type, set with SA_SIGINFO (sigaction(2)). The arguments are the
-                // kernel's, as the caller ensures. siglongjmp(3) skips only this frame and that of
-                // `on_fault`, without destructors.
+                // kernel's, as the caller ensures. A handler that does not return skips only this
+                // frame and that of `on_fault`, without destructors.
                 unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
             } else {
+                type Handler = unsafe extern "C-unwind" fn(c_int);
                 // SAFETY: the address is neither SIG_DFL, which is 0, nor SIG_IGN, as matched
                 // above. The program has set it as a handler without SA_SIGINFO, which has this
-                // type (sigaction(2)). If it leaves with siglongjmp(3), it skips only frames
-                // without destructors: this one and that of `on_fault`.
-                unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(handler)(signal) };
+                // type (sigaction(2)). If it does not return, it skips only frames without
+                // destructors: this one and that of `on_fault`.
+                unsafe { std::mem::transmute::<usize, Handler>(handler)(signal) };
             }
         }
     }
@@ -328,6 +336,22 @@ mod tests {
     }
 
     #[test]
+    fn action_read_during_changes_is_whole() {
+        static WANTED: RequestedAction = RequestedAction::new();
+        let writer = std::thread::spawn(|| {
+            for number in 0..1_000_000 {
+                // These two are the first and nearly the last field.
+                WANTED.set(Action { sa_sigaction: number, sa_flags: number as c_int, ..zeroed() });
+            }
+        });
+        while !writer.is_finished() {
+            let action = WANTED.get();
+            assert_eq!(action.sa_sigaction, action.sa_flags as usize);
+        }
+        writer.join().unwrap();
+    }
+
+    #[test]
     fn signal_does_not_interrupt_change() {
         static WANTED: RequestedAction = RequestedAction::new();
         static CHANGED: AtomicU32 = AtomicU32::new(0);
@@ -343,11 +367,11 @@ mod tests {
             WANTED.set(std::mem::zeroed());
             let mut action: Action = std::mem::zeroed();
             action.sa_sigaction = handler;
-            libc::sigaction(libc::SIGUSR2, &raw const action, ptr::null_mut());
+            libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut());
             let this = libc::pthread_self();
             let sender = std::thread::spawn(move || {
                 for _ in 0..2000 {
-                    libc::pthread_kill(this, libc::SIGUSR2);
+                    libc::pthread_kill(this, libc::SIGBUS);
                     std::thread::yield_now();
                 }
             });
@@ -357,5 +381,45 @@ mod tests {
             sender.join().unwrap();
         }
         assert!(CHANGED.load(Ordering::Relaxed) > 0);
+    }
+
+    extern "C-unwind" fn end_thread(_: c_int) {
+        unsafe extern "C-unwind" {
+            fn pthread_exit(value: *mut c_void) -> !;
+        }
+        // SAFETY: the frames of this thread have no destructors.
+        unsafe { pthread_exit(ptr::dangling_mut::<u8>().cast()) };
+    }
+
+    extern "C-unwind" fn raise_fault(_: *mut c_void) -> *mut c_void {
+        unsafe extern "C-unwind" {
+            safe fn raise(signal: c_int) -> c_int;
+        }
+        raise(libc::SIGSEGV);
+        ptr::null_mut()
+    }
+
+    #[test]
+    fn handler_may_end_thread() {
+        unsafe extern "C" {
+            fn pthread_create(
+                thread: *mut libc::pthread_t,
+                attributes: *const c_void,
+                start: extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+                argument: *mut c_void,
+            ) -> c_int;
+        }
+        install();
+        let mut action: Action = zeroed();
+        action.sa_sigaction = end_thread as *const () as usize;
+        let (mut thread, mut value) = (0, ptr::null_mut());
+        // SAFETY: the action and the results are local variables, and the thread is joined. The
+        // handler takes one integer.
+        unsafe {
+            assert_eq!(call!(sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut())), 0);
+            assert_eq!(pthread_create(&raw mut thread, ptr::null(), raise_fault, ptr::null_mut()), 0);
+            assert_eq!(libc::pthread_join(thread, &raw mut value), 0);
+        }
+        assert!(!value.is_null());
     }
 }

@@ -16,8 +16,8 @@ use uiw_cabi_core::object::Object;
 use uiw_cabi_core::persona::Persona;
 use uiw_verbs::{Access, Call, QpState};
 
-/// Bits of `attr_mask` that are accepted: bits 0 to 21, and `IBV_QP_RATE_LIMIT`.
-const KNOWN: c_int = 0x3F_FFFF | 1 << 25;
+/// Bits of `attr_mask` that are accepted: bits 0 to 20, and `IBV_QP_RATE_LIMIT`.
+const KNOWN: c_int = 0x1F_FFFF | 1 << 25;
 
 /// `ibv_modify_qp`.
 pub extern "C" fn ibv_modify_qp(qp: Handle<'_, Qp>, attr: InPtr<'_, ibv_qp_attr>, mask: c_int) -> c_int {

@@ -97,6 +97,26 @@ static void transfers(size_t size)
 	free(from);
 }
 
+/* Receives several messages by one call, also at the end of the stream. */
+static void messages(void)
+{
+	int ends[2];
+	char to[3];
+	struct timespec none = {0}, invalid = {.tv_nsec = -1};
+	struct iovec parts[3] = {{to, 1}, {to + 1, 1}, {to + 2, 1}};
+	struct mmsghdr messages[3] = {0};
+	pair(ends);
+	for (int i = 0; i < 3; i++)
+		messages[i].msg_hdr = (struct msghdr){.msg_iov = parts + i, .msg_iovlen = 1};
+	CHECK(write(ends[0], "abc", 3) == 3 && shutdown(ends[0], SHUT_WR) == 0);
+	/* The timeout is checked after each message. */
+	FAILS(recvmmsg(ends[1], messages, 3, 0, &invalid), EINVAL);
+	CHECK(recvmmsg(ends[1], messages, 3, 0, &none) == 1 && messages[0].msg_len == 1 && to[0] == 'a');
+	CHECK(recvmmsg(ends[1], messages, 3, 0, NULL) == 3 && messages[1].msg_len == 1 && to[1] == 'c');
+	CHECK(messages[2].msg_len == 0 && recvmmsg(ends[1], messages, 3, 0, NULL) == 3 && messages[0].msg_len == 0);
+	unpair(ends);
+}
+
 static void flags_and_options(void)
 {
 	int ends[2], on = 1, value = 0;
@@ -646,6 +666,7 @@ int main(int argc, char **argv)
 		family = AF_INET6;
 	transfers(2);
 	transfers(70000);
+	messages();
 	flags_and_options();
 	duplicates();
 	waits();

@@ -365,8 +365,25 @@ static void others_are_no_sets(void)
 	CHECK(close(listener) == 0);
 }
 
+/* Number of events that epoll_wait returned to the function below. */
+static int found_early;
+
+/* Runs before the constructors of all libraries, and waits for an event whose data is 0. */
+static void waits_early(void)
+{
+	int ordinary[2], set = epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT};
+	CHECK(pipe(ordinary) == 0 && epoll_ctl(set, EPOLL_CTL_ADD, ordinary[0], &event) == 0);
+	CHECK(write(ordinary[1], "x", 1) == 1);
+	found_early = epoll_wait(set, &event, 1, 0);
+	CHECK(close(ordinary[0]) == 0 && close(ordinary[1]) == 0 && close(set) == 0);
+}
+
+__attribute__((section(".preinit_array"), used)) static void (*before_all)(void) = waits_early;
+
 int main(void)
 {
+	CHECK(found_early == 1);
 	others_are_no_sets();
 	cancels();
 	leaves_the_rest(200);
