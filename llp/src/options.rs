@@ -175,7 +175,8 @@ pub struct StreamChange<'a> {
 pub enum Multipath {
     /// The connection uses MPTCP, with this number of subflows.
     Subflows(u32),
-    /// The connection uses TCP, because the peer or a middlebox on the path does not support MPTCP.
+    /// The connection uses TCP, because the peer or a middlebox on the path does not support MPTCP,
+    /// or because the program passed a TCP socket to the stack.
     Fallback,
 }
 

@@ -157,7 +157,7 @@ impl StackExtensions for TcpStack {
             Some(_) => TcpStream::new(socket, &self.epoll, token, Interest::WRITE, addresses, congestion)?,
             None => TcpStream::accepted(socket, &self.epoll, token, addresses, congestion)?,
         };
-        Ok(Box::new(stream))
+        Ok(Box::new(stream.with_variant(self.kind)))
     }
 
     fn bind_datagrams(

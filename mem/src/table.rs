@@ -74,8 +74,8 @@ pub struct Table {
     shards: [TableShard; SHARDS],
     /// Allocated indexes. Locked before a shard, never after one.
     indexes: Mutex<Indexes>,
-    /// Indexes of the entries that are bound to each stream. Locked while no other lock of the
-    /// table is held.
+    /// Indexes of the entries that are bound to each stream. Locked before a shard, never after
+    /// one.
     streams: Mutex<HashMap<StreamId, Vec<u32>>>,
     /// See [`Table::set_lenient_invalidate`].
     lenient: AtomicBool,

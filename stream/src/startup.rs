@@ -240,10 +240,11 @@ impl<M> RdmapStream<M> {
         self.doorbell();
     }
 
-    /// Starts the timer that repeats the capability request, if a request is pending.
+    /// Starts the timer that repeats the capability request, if the exchange is in progress. An RTR
+    /// message that is no capability request is not repeated.
     fn begin_capability_repeats(&mut self) {
         let shared = &mut self.shared;
-        if shared.caps.due.is_some() {
+        if shared.caps.is_undecided() {
             self.capability_repeats = CAPABILITY_REPEATS;
             shared.timers.set(Timer::Capabilities, shared.now, CAPABILITY_INTERVAL);
         }

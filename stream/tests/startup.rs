@@ -386,6 +386,22 @@ fn foreign_peer_detected_despite_pause() {
 }
 
 #[test]
+fn rtr_not_repeated_without_exchange() {
+    for capabilities in [CapabilityExchange::Off, CapabilityExchange::Assume] {
+        let config = config_with(|config| {
+            config.startup.rtr = rtr(Rtr::Write);
+            config.capabilities = capabilities;
+        });
+        let mut pair = Pair::open(config.clone(), config);
+        let sent = pair.ends[0].sent.len();
+        assert_eq!(pair.ends[0].stream.poll_timeout(), uiw_stream::Time::NEVER);
+        pair.advance(ms(1000));
+        assert_eq!(pair.ends[0].sent.len(), sent);
+        assert_works(&mut pair);
+    }
+}
+
+#[test]
 fn loopback_stream_needs_no_peer() {
     let now = uiw_stream::Time::default();
     let mut stream = RdmapStream::<Vec<u8>>::loopback(RdmapConfig::default(), uiw_ddp::STag(9), now);

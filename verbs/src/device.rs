@@ -280,7 +280,8 @@ impl Device {
     /// them.
     ///
     /// After this returns, no thread of the device accesses these addresses, even if other memory
-    /// is mapped there. RDMA accesses to them fail. The rest of each region stays accessible.
+    /// is mapped there. RDMA accesses to them fail. The rest of each region stays accessible. For
+    /// the case that a lock is held for long, see [`uiw_mem::Table::discard`].
     pub fn discard_memory(&self, range: std::ops::Range<usize>) {
         self.driver.shared.table.discard(range);
     }

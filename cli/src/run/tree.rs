@@ -1,6 +1,5 @@
 //! Ending all descendants of this process.
 
-use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process, pidfd_open, pidfd_send_signal, wait,
 };
@@ -39,8 +38,11 @@ struct ProcessEntry {
 }
 
 /// Kills a process. Its number may belong to another process by now, so it is only killed if it
-/// still has the same parent, or this process as its new parent. Before Linux 5.3 this is not
-/// checked.
+/// still has the same parent, or this process as its new parent.
+///
+/// Without process descriptors (before Linux 5.3, or in a sandbox), only children of this process
+/// are killed, whose numbers are not reused before they are reaped. Other descendants become such
+/// children when their parents have ended.
 fn kill(process: ProcessEntry) {
     match pidfd_open(process.number, PidfdFlags::empty()) {
         Ok(opened) => {
@@ -48,8 +50,7 @@ fn kill(process: ProcessEntry) {
                 let _ = pidfd_send_signal(&opened, Signal::KILL);
             }
         }
-        // There are no process descriptors before Linux 5.3.
-        Err(Errno::NOSYS) => {
+        Err(_) if process.parent == getpid() => {
             let _ = kill_process(process.number, Signal::KILL);
         }
         Err(_) => {}

@@ -56,7 +56,8 @@ pub fn provide(cache: &Cache) -> Result<PathBuf> {
     let source = format!("linux-source{version}");
     let packages = kernel.iter().chain([&source]).map(String::as_str).chain(USERLAND);
     let partial = cache.made("root.partial");
-    let _ = fs::remove_dir_all(&partial);
+    // The driver and the initramfs of earlier packages must not be used with the new ones.
+    let _ = fs::remove_dir_all(cache.made(""));
     fs::create_dir_all(&partial).map_err(Error::io(partial.display()))?;
     eprintln!("siw: fetching Debian packages (about 350 MB, once)");
     let mut command = Command::new("bash");

@@ -322,6 +322,36 @@ fn unavailable_ports_and_addresses() {
     }
 }
 
+#[test]
+fn listeners_share_port_unless_they_overlap() {
+    let (link, _other) = pipe(1500).unwrap();
+    let config = SmolConfig::new(address(1, true), 64);
+    let addresses = vec![(address(1, false), 24), (address(1, true), 64)];
+    let mut stack = SmolStack::new(link, &SmolConfig { addresses, ..config }).unwrap();
+    let mut listen = |ip: &str, v6_only| {
+        let options =
+            ListenConfig { stream: TransportConfig { v6_only, ..Default::default() }, ..Default::default() };
+        stack.listen(SocketAddr::new(ip.parse().unwrap(), 4791), &options, LISTENER)
+    };
+    for (one, v6_only, other, overlap) in [
+        ("::", true, "0.0.0.0", false),
+        ("::", true, "10.9.0.1", false),
+        ("::", true, "fd00::1", true),
+        ("::", false, "0.0.0.0", true),
+        ("::", false, "10.9.0.1", true),
+        ("0.0.0.0", false, "fd00::1", false),
+        ("10.9.0.1", false, "fd00::1", false),
+        ("10.9.0.1", false, "0.0.0.0", true),
+    ] {
+        let pairs = [((one, v6_only), (other, false)), ((other, false), (one, v6_only))];
+        for (first, second) in pairs {
+            let _listener = listen(first.0, first.1).unwrap();
+            let refused = listen(second.0, second.1).is_err();
+            assert_eq!(refused, overlap, "{first:?} {second:?}");
+        }
+    }
+}
+
 /// smoltcp supports windows of up to 1 GiB, and panics above.
 #[test]
 fn buffers_beyond_every_window() {

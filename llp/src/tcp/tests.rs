@@ -560,6 +560,27 @@ fn open_sockets_become_streams() {
 
 /// A failed connection attempt of the program is reported like one of the stack.
 #[test]
+fn open_socket_reports_multipath() {
+    // The kernel may have no MPTCP.
+    let Ok(mut stack) = TcpStack::multipath() else { return };
+    let socket = || {
+        let protocol = TcpVariant::Multipath.protocol();
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, Some(protocol)).unwrap()
+    };
+    let (listener, connected) = (socket(), socket());
+    listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    listener.listen(1).unwrap();
+    let at = listener.local_addr().unwrap();
+    connected.connect(&at).unwrap();
+    let accepted = listener.accept().unwrap().0;
+    let options = TransportConfig::default();
+    for (socket, peer, token) in [(connected, at.as_socket(), CLIENT), (accepted, None, SERVER)] {
+        let stream = stack.open_socket(socket.into(), peer, &options, token).unwrap();
+        assert!(stream.info().multipath.is_some());
+    }
+}
+
+#[test]
 fn open_socket_may_be_refused() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();

@@ -234,19 +234,18 @@ impl StackExtensions for TlsStack {
 
     fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         let stream = stream.downcast_mut::<TlsStream>().ok_or_else(foreign_stream)?;
-        let mut shard = self.shard.lock();
-        let inner_token = shard.next_token();
         let conn = match &mut stream.place {
-            StreamPlace::Detached(conn, _) => conn.as_mut().ok_or_else(attached_stream)?,
-            StreamPlace::Shard(of, key) if Arc::ptr_eq(of, &self.shard) => {
-                return Err(refusal(shard.conn(*key), &mut *self.inner, inner_token));
-            }
+            StreamPlace::Detached(conn, _) => conn,
             StreamPlace::Shard(of, key) => {
+                // Only one shard is locked at a time, because a thread of the other shard may do
+                // the same with a stream of this one.
+                let inner_token = self.shard.lock().next_token();
                 return Err(refusal(of.lock().conn(*key), &mut *self.inner, inner_token));
             }
         };
-        self.inner.adopt(conn.inner_mut(), inner_token)?;
-        let StreamPlace::Detached(conn, _) = &mut stream.place else { return Err(attached_stream()) };
+        let mut shard = self.shard.lock();
+        let inner_token = shard.next_token();
+        self.inner.adopt(conn.as_mut().ok_or_else(attached_stream)?.inner_mut(), inner_token)?;
         let Some(mut conn) = conn.take() else { return Err(attached_stream()) };
         conn.outer = Some(token);
         conn.on_adopted(&self.shared);

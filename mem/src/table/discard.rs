@@ -34,7 +34,8 @@ impl Table {
     /// a lock of this table or a pin. So this function neither allocates nor parks, and waits for a
     /// limited time: a lock or pin that is held for longer is held by this thread, or by a thread
     /// that waits for the allocator. The regions of a shard whose lock is held for longer are left
-    /// out.
+    /// out. Callers that must prevent later accesses to them mark the pages beforehand with
+    /// [`PageState::discard`](crate::PageState::discard), which takes no lock.
     pub fn discard(&self, range: Range<usize>) {
         for shard in &self.shards {
             let Some(slots) = read(shard) else { continue };

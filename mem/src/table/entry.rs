@@ -143,7 +143,7 @@ impl Table {
         };
         let offset = check_bind(window, region, to, len, access)?;
         self.hold_for_window(region)?;
-        let bound = self.set(window, key, |slot, new| {
+        let bound = self.set(window, key, stream, |slot, new| {
             let TableSlot::Entry(_, now) = slot else { return Err(BindError::NotAWindow { stag }) };
             if now.is_some() && window.kind == EntryKind::Window(WindowType::Two) {
                 return Err(BindError::AlreadyBound { stag });
@@ -152,7 +152,6 @@ impl Table {
         });
         match bound.unwrap_or(Err(BindError::NotAWindow { stag })) {
             Ok((new, before)) => {
-                self.note(stream, window.index);
                 self.retire(before);
                 Ok(new)
             }
@@ -191,35 +190,35 @@ impl Table {
         // Windows are bound only to regions.
         let plan = self.plan(entry.pd, memory, base, access.difference(Access::MW_BIND), stream);
         plan.check()?;
-        let set = self.set(entry, Some(key), |slot, new| match slot {
+        let set = self.set(entry, Some(key), stream, |slot, new| match slot {
             TableSlot::Entry(_, now @ None) => Ok(now.insert(plan.build(new)).clone()),
             _ => Err(FastRegisterError::AlreadyValid { stag }),
         });
         let (_, region) = set.unwrap_or(Err(FastRegisterError::NotFastRegister { stag }))?;
-        self.note(stream, entry.index);
         Ok(region)
     }
 
     /// Invalidates everything that is bound to a stream that has ended: type 2 windows, and fast
     /// registrations for this stream.
     pub fn unbind_stream(&self, stream: StreamId) {
-        for index in self.streams.lock().remove(&stream).unwrap_or_default() {
-            let mut slots = self.shard(STag::from_parts(index, 0)).0.write();
-            let bound = match slots.get_mut(&index) {
-                Some(TableSlot::Entry(_, now)) => now.take_if(|region| region.stream() == Some(stream)),
-                _ => None,
-            };
-            drop(slots);
-            if let Some(region) = bound {
-                region.retire();
-            }
+        let mut streams = self.streams.lock();
+        let take = |index| match self.shard(STag::from_parts(index, 0)).0.write().get_mut(&index) {
+            Some(TableSlot::Entry(_, now)) => now.take_if(|region| region.stream() == Some(stream)),
+            _ => None,
+        };
+        let bound: Vec<_> =
+            streams.remove(&stream).unwrap_or_default().into_iter().filter_map(take).collect();
+        // Pins are waited for without the lock, so that other streams can bind meanwhile.
+        drop(streams);
+        for region in bound {
+            region.retire();
         }
     }
 
     /// Revokes the binding of a type 1 window, and increments the key byte.
     fn unbind(&self, window: &Window) -> Result<STag, BindError> {
         let stag = window.stag();
-        let set = self.set(window, None, |slot, _| match slot {
+        let set = self.set(window, None, None, |slot, _| match slot {
             TableSlot::Entry(_, now) => Ok(now.take()),
             _ => Err(BindError::NotAWindow { stag }),
         });
@@ -228,14 +227,19 @@ impl Table {
         Ok(new)
     }
 
-    /// Calls `change` with the slot of `entry` and its next STag, which becomes its STag if
-    /// `change` succeeds. Returns `None` if the entry was deallocated.
+    /// Calls `change` with the slot of `entry` and its next STag. If `change` succeeds, this becomes
+    /// its STag, and the entry is recorded as bound to `stream`. Returns `None` if the entry was
+    /// deallocated.
     fn set<T, E>(
         &self,
         entry: &Entry,
         key: Option<u8>,
+        stream: Option<StreamId>,
         change: impl FnOnce(&mut TableSlot, STag) -> Result<T, E>,
     ) -> Option<Result<(STag, T), E>> {
+        // Locked until the slot has changed, so that whoever finds the entry bound to the stream
+        // finds its record as well.
+        let streams = stream.map(|stream| (stream, self.streams.lock()));
         let mut slots = self.shard(entry.stag()).0.write();
         let slot = slots.get_mut(&entry.index)?;
         if !matches!(slot, TableSlot::Entry(found, _) if core::ptr::eq(&**found, entry)) {
@@ -245,6 +249,9 @@ impl Table {
         let new = STag::from_parts(entry.index, key);
         Some(change(slot, new).map(|made| {
             entry.key.store(key, Relaxed);
+            if let Some((stream, mut streams)) = streams {
+                streams.entry(stream).or_default().push(entry.index);
+            }
             (new, made)
         }))
     }
@@ -260,13 +267,6 @@ impl Table {
                 Ok(())
             }
             _ => Err(BindError::NotARegion { stag }),
-        }
-    }
-
-    /// Records that the entry at `index` is bound to `stream`.
-    fn note(&self, stream: Option<StreamId>, index: u32) {
-        if let Some(stream) = stream {
-            self.streams.lock().entry(stream).or_default().push(index);
         }
     }
 

@@ -1,6 +1,9 @@
 //! Implementation of [`uiw_stream::StreamHost`] for the queue pair of a connection and the memory
 //! of its device.
 
+#[cfg(test)]
+mod tests;
+
 use super::{HostState, held_receives};
 use crate::cq::Cqe;
 use crate::driver::Services;

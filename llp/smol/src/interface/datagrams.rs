@@ -25,7 +25,7 @@ const SEND_BYTES: usize = 128 << 10;
 /// answer, in microseconds of smoltcp's clock (see [`CLOCK`]). After that, it is discarded with all
 /// datagrams that wait behind it. Otherwise a datagram to an address that no host has would block
 /// the socket forever.
-const LONGEST_WAIT: i64 = 2_000_000;
+const LONGEST_WAIT: i64 = 2_000_000 * CLOCK as i64;
 /// Maximum size in bytes of the datagrams that the caller has not received yet, including
 /// [`OVERHEAD`]. Further datagrams are lost.
 const RECEIVE_BYTES: usize = 512 << 10;

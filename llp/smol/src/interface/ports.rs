@@ -42,10 +42,11 @@ impl Ports {
         options: &ListenConfig,
         token: Token,
     ) -> io::Result<(usize, SocketAddr)> {
+        let new = (local.ip(), options.stream.v6_only);
         let taken = |port| {
-            self.listeners
-                .iter()
-                .any(|(_, other)| other.local.port() == port && overlap(other.local.ip(), local.ip()))
+            self.listeners.iter().any(|(_, other)| {
+                other.local.port() == port && overlap((other.local.ip(), other.stream.v6_only), new)
+            })
         };
         let port = match local.port() {
             0 => self.ephemeral(taken)?,
@@ -86,6 +87,11 @@ impl Ports {
     }
 }
 
-fn overlap(a: IpAddr, b: IpAddr) -> bool {
-    a == b || a.is_unspecified() || b.is_unspecified()
+/// Returns whether two listeners on one port, each with its address and
+/// [`TransportConfig::v6_only`], would both accept connections to some address.
+fn overlap(a: (IpAddr, bool), b: (IpAddr, bool)) -> bool {
+    let covers = |(ip, v6_only): (IpAddr, bool), other: IpAddr| {
+        ip.is_unspecified() && (ip.is_ipv4() == other.is_ipv4() || ip.is_ipv6() && !v6_only)
+    };
+    a.0 == b.0 || covers(a, b.0) || covers(b, a.0)
 }

@@ -18,24 +18,32 @@ fn send(socket: &mut dyn DatagramSocket, peer: SocketAddr, bytes: &[u8]) -> Resu
     sent.map(|count| assert_eq!(count, 1)).map_err(|error| error.kind())
 }
 
+/// Creates two stacks on a virtual clock.
+fn virtual_world(v6: bool) -> (TestWorld, Clock) {
+    let clock = Clock::virtual_time();
+    let (a, b) = pipe(1500).unwrap();
+    let stack = |link, host| {
+        let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
+        SmolStack::with_clock(link, &config, clock.clone()).unwrap()
+    };
+    let world = TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
+    (world, clock)
+}
+
+/// Binds a socket at the address of a stack.
+fn bind(world: &mut TestWorld, side: u8) -> Box<dyn DatagramSocket> {
+    let at = SocketAddr::new(address(side + 1, world.v6), 0);
+    let stack = &mut world.stacks[usize::from(side)];
+    stack.bind_datagrams(at, &DatagramConfig::default(), Token(side.into())).unwrap()
+}
+
 /// A datagram to an address that no host has, such as a reply to a forged one, is lost together
 /// with the datagrams behind it. The socket continues to work.
 #[test]
 fn unreachable_address_releases_socket() {
     for v6 in [false, true] {
-        let clock = Clock::virtual_time();
-        let (a, b) = pipe(1500).unwrap();
-        let stack = |link, host| {
-            let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
-            SmolStack::with_clock(link, &config, clock.clone()).unwrap()
-        };
-        let mut world =
-            TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
-        let mut bind = |side: usize, token| {
-            let at = SocketAddr::new(address(side as u8 + 1, v6), 0);
-            world.stacks[side].bind_datagrams(at, &DatagramConfig::default(), Token(token)).unwrap()
-        };
-        let (mut one, mut other) = (bind(0, 1), bind(1, 2));
+        let (mut world, clock) = virtual_world(v6);
+        let (mut one, mut other) = (bind(&mut world, 0), bind(&mut world, 1));
         let nobody = SocketAddr::new(address(77, v6), 9);
         // The socket is filled, and one more datagram is sent.
         while send(&mut *one, nobody, &[1; 100]).is_ok() {}
@@ -140,6 +148,20 @@ fn received(world: &mut TestWorld, clock: &Clock, socket: &mut dyn DatagramSocke
     all
 }
 
+#[test]
+fn datagram_waits_for_slow_neighbour() {
+    for v6 in [false, true] {
+        let (mut world, clock) = virtual_world(v6);
+        let (mut one, mut other) = (bind(&mut world, 0), bind(&mut world, 1));
+        send(&mut *one, other.local_addr(), b"patient").unwrap();
+        for _ in 0..30 {
+            clock.advance(Duration::from_millis(50));
+            world.stacks[0].poll(&mut Vec::new()).unwrap();
+        }
+        assert_eq!(received(&mut world, &clock, &mut *other), [b"patient"], "{v6}");
+    }
+}
+
 /// Returns packets to groups that arrived at the other end of a stack's pipe: the MAC and IP
 /// address of the destination, the protocol after extension headers, and the hop limit.
 fn sent_to_groups(end: &mut PipeLink) -> Vec<([u8; 6], IpAddr, u8, u8)> {
@@ -222,14 +244,7 @@ fn group_datagrams_have_one_hop() {
 fn group_members_receive_datagrams() {
     const PORT: u16 = 5041;
     for v6 in [false, true] {
-        let clock = Clock::virtual_time();
-        let (a, b) = pipe(1500).unwrap();
-        let stack = |link, host| {
-            let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
-            SmolStack::with_clock(link, &config, clock.clone()).unwrap()
-        };
-        let mut world =
-            TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
+        let (mut world, clock) = virtual_world(v6);
         let group: IpAddr = if v6 { "ff15::77:1" } else { "239.77.0.1" }.parse().unwrap();
         let other: IpAddr = if v6 { "ff15::77:2" } else { "239.77.0.2" }.parse().unwrap();
         let mut join = |side: usize, group, token| {

@@ -363,6 +363,29 @@ fn aborted_stream_releases_addresses() {
     assert!(again.connect_result().unwrap());
 }
 
+/// The stream is aborted while its request is in transit, and while the answer is.
+#[test]
+fn abort_ends_connection_attempt() {
+    for (listens, ms) in [(false, 0), (false, 7), (true, 0), (true, 7)] {
+        let network = Network::new(1);
+        network.set_default_link(Link { latency: 5 * MS, ..Link::default() });
+        let (mut a, mut b) = (network.stack(A), network.stack(B));
+        let to = (B, 4791).into();
+        let mut listener = listens.then(|| b.listen(to, &ListenConfig::default(), LISTENER).unwrap());
+        let mut client = a.connect(None, to, &TransportConfig::default(), CLIENT).unwrap();
+        network.advance(ms * MS);
+        client.abort();
+        while network.step() {}
+        assert_eq!(kind(client.connect_result()), ErrorKind::NotConnected, "{listens} {ms}");
+        assert_eq!(events(&mut a), []);
+        match listener.as_mut().map(|listener| listener.accept(SERVER)) {
+            Some(Ok(mut server)) => assert_eq!(kind(recv(&mut *server, 9)), ErrorKind::ConnectionReset),
+            Some(Err(error)) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            None => {}
+        }
+    }
+}
+
 #[test]
 fn reset_end_delivers_earlier_bytes() {
     let mut pair = SimPair::with(1, Link { latency: 5 * MS, ..Link::default() });

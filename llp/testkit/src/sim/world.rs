@@ -223,8 +223,10 @@ impl World {
             let Some(end) = self.ends.get_mut(&id) else { return };
             match packet {
                 SimPacket::Established if end.state == WorldState::Connecting => end.state = WorldState::Made,
-                SimPacket::Established => {}
-                SimPacket::Refused => end.state = WorldState::Failed(ErrorKind::ConnectionRefused),
+                SimPacket::Refused if end.state == WorldState::Connecting => {
+                    end.state = WorldState::Failed(ErrorKind::ConnectionRefused);
+                }
+                SimPacket::Established | SimPacket::Refused => {}
                 SimPacket::Bytes(bytes) if end.held => end.received.extend(bytes),
                 SimPacket::Bytes(_) => {
                     // The receiving end is closed, so TCP answers with a RST.
@@ -329,7 +331,9 @@ impl World {
 
     /// Handles the arrival of a connection request at its destination.
     fn answer(&mut self, request: &ConnectAttempt) {
-        let Some(client) = self.ends.get(&request.client).filter(|end| end.held) else { return };
+        // If the attempt has ended meanwhile, TCP resets the connection before it is established.
+        let is_pending = |end: &&SimulatedEnd| end.held && end.state == WorldState::Connecting;
+        let Some(client) = self.ends.get(&request.client).filter(is_pending) else { return };
         let (from, to) = (client.local, request.to);
         let there = self.link(from.ip(), to.ip()).latency;
         let back = self.link(to.ip(), from.ip()).latency;

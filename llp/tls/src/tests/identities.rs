@@ -268,6 +268,27 @@ fn connection_checked_when_it_changes_shards() {
     assert_eq!(recv(&mut *accepted[1], 1).unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
+/// Each of two threads tries to adopt a stream that belongs to the stack of the other one.
+#[test]
+fn crosswise_adoption_of_attached_streams_refused() {
+    let (ours, theirs) = (key(), key());
+    let mut server = ServerStack::new(raw(&ours, &[&theirs]));
+    let mut ends = [(); 2].map(|()| ClientStack::new(server.at(), raw(&theirs, &[&ours])));
+    let _accepted = ends.each_mut().map(|client| connect(&mut server, client));
+    let [left, right] = &mut ends;
+    std::mem::swap(&mut left.stream, &mut right.stream);
+    std::thread::scope(|scope| {
+        for ClientStack { stack, stream } in [left, right] {
+            scope.spawn(move || {
+                for _ in 0..20_000 {
+                    let error = stack.adopt(stream, SERVER).unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn changed_key_options_end_connections() {
     let (ours, theirs) = (key(), key());

@@ -172,6 +172,47 @@ fn one_of_two_deregistrations_wins() {
     }
 }
 
+/// Pins of a stream that ends do not delay other streams.
+#[test]
+fn streams_bind_while_another_ends() {
+    let table = table();
+    let region = plain(&table);
+    let windows = [(); 2].map(|()| table.alloc_window(PD, WindowType::Two).unwrap());
+    let bind =
+        |window, stream| table.bind(window, &region, Some(stream), BASE, 9, Access::REMOTE_WRITE, None);
+    let span = write(&table, bind(&windows[0], STREAM).unwrap(), BASE, 9).unwrap();
+    let pinned = span.pin().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| table.unbind_stream(STREAM));
+        while span.pin().is_ok() {
+            thread::yield_now();
+        }
+        let is_free = table.streams.try_lock().is_some();
+        drop(pinned);
+        assert!(is_free);
+    });
+}
+
+/// A window is in the list of its stream as soon as a peer can find it, so that it ends with the
+/// stream even if the bind has not returned.
+#[test]
+fn window_invalid_until_recorded() {
+    let table = table();
+    let region = plain(&table);
+    let window = table.alloc_window(PD, WindowType::Two).unwrap();
+    let stag = STag::from_parts(window.stag().index(), 1);
+    thread::scope(|scope| {
+        let streams = table.streams.lock();
+        scope.spawn(|| table.bind(&window, &region, Some(STREAM), BASE, 9, Access::REMOTE_WRITE, Some(1)));
+        // Time to become valid too early.
+        thread::sleep(Duration::from_millis(20));
+        let early = write(&table, stag, BASE, 9).is_ok();
+        drop(streams);
+        assert!(!early);
+    });
+    assert!(write(&table, stag, BASE, 9).is_ok());
+}
+
 /// Either the window is bound and the region stays, or the region goes and the bind fails.
 #[test]
 fn bind_against_deregister() {
