@@ -37,10 +37,10 @@ struct RequestedAction {
 /// Value of `locked` while no thread has the lock. Generations are counted from 1.
 const FREE: u32 = 0;
 
-// SAFETY: threads write elements only under the lock, and only one that is not the newest. Other
-// threads read only the newest element, which `set` publishes with a release store. A read copies
-// it immediately, before the program can have changed its handler `KEPT` times, after which the
-// element would be written again.
+// SAFETY: threads write elements only under the lock, and only one that is not the newest. Others
+// read only the newest element, which `set` publishes with a release store. Their copy ends, as the
+// type relies on, before the program has changed its handler `KEPT` more times, when the element
+// would be written again.
 unsafe impl Sync for RequestedAction {}
 
 impl RequestedAction {
@@ -58,8 +58,8 @@ impl RequestedAction {
         let newest = self.newest.load(Ordering::Acquire);
         // SAFETY: the index is less than `KEPT`, and `new` has initialized all elements. `set`
         // writes an element before it makes it the newest one, and the acquire load sees that. It
-        // writes to the same element again only after the program has changed its handler `KEPT`
-        // more times, which takes longer than this copy.
+        // writes to the same element again only after `KEPT` more changes, which, as the type says,
+        // end after this copy.
         unsafe { (*self.actions.get())[newest % Self::KEPT] }
     }
 
@@ -94,8 +94,9 @@ impl RequestedAction {
     fn set(&self, action: Action) {
         let next = self.newest.load(Ordering::Relaxed).wrapping_add(1);
         // SAFETY: the index is less than `KEPT`. `replace` has the lock here, and `install` calls
-        // this function before any thread can call `replace`, so nothing else writes. No thread
-        // reads this element, because it is not the newest one.
+        // this function before it sets the handler and `INSTALLED`, without which no thread calls
+        // `replace`, so nothing else writes. This is not the newest element, so no thread reads it
+        // (see the type).
         unsafe { (*self.actions.get())[next % Self::KEPT] = action };
         self.newest.store(next, Ordering::Release);
     }
@@ -336,9 +337,10 @@ mod tests {
             CHANGED.fetch_add(1, Ordering::Relaxed);
         }
         let handler = change as *const () as usize;
-        // SAFETY: the structures consist of zeros except for the fields that are set. The handler
-        // takes one lock, which this thread never holds when the handler runs. Nothing else in
-        // these tests uses the signal, and this thread outlives its sender.
+        // SAFETY: zeros are an action. `action` is a local variable, and `change` has the type of a
+        // handler without SA_SIGINFO. It takes one lock, which this thread never holds when the
+        // handler runs, as `replace` blocks signals. This thread joins the sender, so `this` is
+        // alive.
         unsafe {
             WANTED.set(std::mem::zeroed());
             let mut action: Action = std::mem::zeroed();

@@ -97,9 +97,8 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         found if found.is_null() => Err(format!("it has no {}", name.to_string_lossy())),
         found => Ok(found),
     };
-    // SAFETY: `needed` returns only addresses that are not NULL. The functions with these names in
-    // the node IBVERBS_1.1 have these types in verbs.h of rdma-core, and the user has chosen a
-    // library of rdma-core, whose nodes never change.
+    // SAFETY: the only caller, `load` of `cabi/ibverbs`, passes slots made by its macro `slot!`,
+    // which sets both fields to constants that end in NUL and live as long as this library.
     let system = unsafe {
         use std::mem::transmute;
         SystemLibrary {
@@ -191,8 +190,8 @@ pub(crate) struct SystemDevices {
 /// The errors of [`system`].
 pub(crate) fn devices() -> Result<Option<SystemDevices>> {
     let Some(system) = system()? else { return Ok(None) };
-    // SAFETY: the pointer is that of `ibv_get_device_list` in a library that is never unloaded, and
-    // its argument is optional (ibv_get_device_list(3)).
+    // SAFETY: the pointer is that of `ibv_get_device_list` in a library that is never unloaded.
+    // NULL is permitted, because the number of devices is optional (ibv_get_device_list(3)).
     let list = unsafe { (system.get_device_list)(ptr::null_mut()) };
     // `then_some` would be wrong: it would create a `SystemDevices` even for NULL, and drop it,
     // which frees a list that the library did not create.
@@ -252,10 +251,9 @@ pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
     let element = unsafe { event.element.cq };
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {
-            // SAFETY: `element` is not an object of this library, so the system's library has
-            // filled the event, and the caller ensures that it was not acknowledged yet. `event` is
-            // borrowed mutably, so nothing else uses it during the call. The library is never
-            // unloaded.
+            // SAFETY: the system's library has filled the event, and the caller ensures that it was
+            // not acknowledged yet, or the event is one of a port, of which the function only reads
+            // the type. `event` is borrowed mutably during the call. The library is never unloaded.
             unsafe { (system.ack_async_event)(event) };
             true
         }
