@@ -63,8 +63,8 @@ pub extern "C" fn ibv_free_buf(buf: OwnedHandle<'_, Buf>) {
         buf.destroy(|_| Ok(()))?;
         // SAFETY: `ibv_alloc_buf` allocated `addr` with posix_memalign, and nothing changes the
         // field (see `Buf`). `destroy` succeeds once for each object, so the memory is freed once.
-        // No thread uses the buffer any more, as `OwnedHandle` requires, nor does a region that the
-        // program has not deregistered. The child of a fork has its own copy.
+        // No thread uses the buffer any more, as `OwnedHandle` requires, and the program has
+        // deregistered its regions. The child of a fork has its own copy.
         unsafe { libc::free(addr) };
         Ok(())
     });

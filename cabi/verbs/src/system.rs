@@ -97,8 +97,9 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         found if found.is_null() => Err(format!("it has no {}", name.to_string_lossy())),
         found => Ok(found),
     };
-    // SAFETY: the only caller, `load` of `cabi/ibverbs`, passes slots made by its macro `slot!`,
-    // which sets both fields to constants that end in NUL and live as long as this library.
+    // SAFETY: `needed` returns only addresses that are not NULL. The functions with these names in
+    // the node IBVERBS_1.1 have these types in verbs.h of rdma-core, and the user has chosen a
+    // library of rdma-core, whose nodes never change.
     let system = unsafe {
         use std::mem::transmute;
         SystemLibrary {
@@ -114,8 +115,9 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         }
     };
     for slot in slots {
-        // SAFETY: the only caller passes the slots of `cabi/ibverbs`, whose macro `slot!` sets both
-        // fields to constants that end in NUL and live as long as this library.
+        // SAFETY: the only caller, `load` of `cabi/ibverbs`, passes slots made by its macro
+        // `slot!`, which sets both fields to constants that end in NUL and live as long as this
+        // library.
         let (name, node) = unsafe { (CStr::from_ptr(slot.name), CStr::from_ptr(slot.node)) };
         let theirs = find(name, node);
         if !theirs.is_null() {
@@ -252,8 +254,9 @@ pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {
             // SAFETY: the system's library has filled the event, and the caller ensures that it was
-            // not acknowledged yet, or the event is one of a port, of which the function only reads
-            // the type. `event` is borrowed mutably during the call. The library is never unloaded.
+            // not acknowledged yet. Or this library has filled it for a port or the device, and the
+            // function only reads its type. `event` is borrowed mutably during the call. The
+            // library is never unloaded.
             unsafe { (system.ack_async_event)(event) };
             true
         }
