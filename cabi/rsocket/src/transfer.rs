@@ -91,7 +91,7 @@ impl<'a> OutBuffers<'a> {
             }
             // SAFETY: the pointer is not NULL, as checked above, so there are `iov_len` bytes,
             // which count as initialized (module `arguments`) and which nothing else uses during
-            // the call, not even another buffer, as `OutVec` requires. `self` stays borrowed.
+            // the call, not even another buffer (`OutVec`). `self` stays borrowed mutably.
             // `elements` and `new` have checked the length.
             unsafe { slice::from_raw_parts_mut(part.0.iov_base.cast(), part.0.iov_len) }
         })
