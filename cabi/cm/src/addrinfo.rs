@@ -195,7 +195,8 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
         spawn_thread("uiw-resolver", answer)?;
         Ok(())
     });
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     unsafe { sync::complete(id, result) }
 }
 

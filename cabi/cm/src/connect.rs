@@ -79,7 +79,8 @@ pub extern "C-unwind" fn rdma_connect(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, r
         let id = id.get()?;
         if id.is_ud() { sidr::connect(&id, &param) } else { connect(&id, &param) }
     });
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -176,7 +177,8 @@ pub extern "C-unwind" fn rdma_accept(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rd
     if !event_follows {
         return result;
     }
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -310,7 +312,8 @@ pub extern "C-unwind" fn rdma_disconnect(id: AnyPtr<rdma_cm_id>) -> c_int {
     if !event_follows {
         return result;
     }
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     unsafe { sync::complete(id, result) }
 }
 

@@ -48,7 +48,8 @@ pub extern "C-unwind" fn rdma_get_cm_event(
         errno.set();
         return -1;
     }
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     match unsafe { wait(channel) } {
         Some(next) => boundary::minus_one(|| event.write(next.event)),
         None => -1,

@@ -30,7 +30,8 @@ pub extern "C-unwind" fn rdma_join_multicast(
     context: *mut c_void,
 ) -> c_int {
     let result = boundary::minus_one(|| join(&*id.get()?, &addr, context, FULL_MEMBER));
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -52,7 +53,8 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
         join(&*id.get()?, &addr, context, flags)
     });
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     unsafe { sync::complete(id, result) }
 }
 

@@ -69,7 +69,8 @@ pub extern "C-unwind" fn rdma_resolve_addr(
     _timeout_ms: c_int,
 ) -> c_int {
     let result = boundary::minus_one(|| resolve(&*id.get()?, src.get()?, dst.read()?));
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -123,7 +124,8 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
 /// `rdma_resolve_route`: on iWARP the address is sufficient.
 pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms: c_int) -> c_int {
     let result = boundary::minus_one(|| route(&*id.get()?));
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     unsafe { sync::complete(id, result) }
 }
 

@@ -66,7 +66,8 @@ pub extern "C-unwind" fn rdma_get_request(
         Errno::INVAL.null_argument().set();
         return -1;
     };
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
+    // variables have no destructors. Its caller is C.
     let Some(DeliveredEvent { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
         return -1;
     };

@@ -33,9 +33,11 @@ const DEADLOCK: Duration = Duration::from_secs(60);
 /// Pointer that is passed between threads, like C's pointers.
 struct SharedPointer<T>(*mut T);
 
-// SAFETY: the functions may be called from any thread.
+// SAFETY: a value is only an address, and nothing is read through it. The functions to which the
+// tests pass it look it up in the registry, which has a lock, so any thread may call them.
 unsafe impl<T> Send for SharedPointer<T> {}
-// SAFETY: the functions may be called from any thread.
+// SAFETY: a shared reference only permits copying the address, which never changes. Any thread may
+// have a copy, as explained for `Send`.
 unsafe impl<T> Sync for SharedPointer<T> {}
 
 impl<T> SharedPointer<T> {
@@ -67,7 +69,8 @@ impl StackHooks for SlowConnect {
 
 fn new_id(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
     let mut id = ptr_null();
-    // SAFETY: `id` has room for a pointer.
+    // SAFETY: `channel` is looked up, and may be any pointer (`AnyPtr`). `id` is a local variable
+    // with room for the pointer that the call writes. NULL is permitted as the context.
     assert_eq!(unsafe { call!(rdma_create_id(channel, &raw mut id, ptr_null(), RDMA_PS_TCP)) }, 0);
     id
 }
@@ -90,7 +93,9 @@ fn ptr_null<T>() -> *mut T {
 /// Acknowledges the next event of the channel, and returns its type and its id.
 fn next(channel: *mut rdma_event_channel) -> (c_int, *mut rdma_cm_id) {
     let mut event: *mut rdma_cm_event = ptr_null();
-    // SAFETY: `event` has room for a pointer, and the event is valid until it is acknowledged.
+    // SAFETY: `channel` is looked up, and `event` is a local variable with room for the pointer
+    // that the call writes. The event lives until this function acknowledges it, once, and only
+    // this thread has the pointer.
     unsafe {
         assert_eq!(call!(rdma_get_cm_event(channel, &raw mut event)), 0);
         let found = ((*event).event, (*event).id);
@@ -101,7 +106,8 @@ fn next(channel: *mut rdma_event_channel) -> (c_int, *mut rdma_cm_id) {
 
 fn resolve_addr(id: *mut rdma_cm_id, peer: SocketAddr) {
     let to = address::to_sockaddr(peer);
-    // SAFETY: the address was just written.
+    // SAFETY: `id` is looked up. `AddressPtr` permits NULL, and the address in `to`, a local
+    // variable in which `to_sockaddr` has written it and that nothing changes during the call.
     assert_eq!(unsafe { call!(rdma_resolve_addr(id, std::ptr::null(), to.0.as_ptr().cast(), 1000)) }, 0);
 }
 
@@ -118,7 +124,9 @@ fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
     let lo = device::with_address(Ipv4Addr::LOCALHOST.into()).unwrap();
     let context = open::open_on(lo, engine).unwrap();
     let mut init = queue_pair_attributes();
-    // SAFETY: the objects were just created.
+    // SAFETY: only this thread knows the objects, and nothing destroys them before this function
+    // returns; those that were not created are NULL, which the calls refuse. `init` is a local
+    // variable that nothing else uses during the call.
     unsafe {
         let domain = call!(pd::ibv_alloc_pd(context));
         let queue = call!(cq::ibv_create_cq(context, 16, ptr_null(), ptr_null(), 0));
@@ -132,8 +140,9 @@ fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
 /// Waits for a completion with an event of the queue.
 fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc {
     let (mut found, mut context) = (ptr_null(), ptr_null());
-    // SAFETY: the objects belong to this test. The completion consists of zeros until it is
-    // written.
+    // SAFETY: the caller destroys the queue and its channel only after this call, and only this
+    // thread uses them. `found`, `context` and `wc` are local variables with room for the results,
+    // and `wc` consists of integers, so it is initialized.
     unsafe {
         assert_eq!(call!(comp_channel::ibv_get_cq_event(channel, &raw mut found, &raw mut context)), 0);
         assert_eq!(found, queue);
@@ -148,8 +157,10 @@ fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc
 fn connect_and_send(channel: *mut rdma_event_channel) {
     let passive = rdma_create_event_channel();
     let listener = new_id(passive);
-    // SAFETY: the ids, channels and queue pairs belong to this test and are destroyed at its end;
-    // the requests have no elements.
+    // SAFETY: only this thread uses the ids, which live until they are destroyed below, as do the
+    // queue pairs and queues that `rdma_create_qp` has created on them. Attributes and requests are
+    // locals or temporaries that outlive the calls, NULL parameters are optional, and requests have
+    // no elements.
     unsafe {
         assert_eq!(call!(rdma_listen(listener, 4)), 0);
         let port = u16::from_be(call!(rdma_get_src_port(listener)));
@@ -205,13 +216,15 @@ fn id_inside_engine_blocks_no_other() {
     let slow = new_id(channel);
     resolve_addr(slow, (Ipv4Addr::LOCALHOST, 9).into());
     assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, slow));
-    // SAFETY: the id belongs to this test, and C may set its queue pair.
+    // SAFETY: the id lives until the test destroys it below. No other thread uses it yet, so none
+    // accesses the field, which a program may set to its own queue pair.
     unsafe {
         assert_eq!(call!(rdma_resolve_route(slow, 1000)), 0);
         (*slow).qp = qp;
     }
     let shared = SharedPointer(slow);
-    // SAFETY: NULL parameters are permitted.
+    // SAFETY: the id is looked up, and parameters may be NULL. The id and its queue pair live until
+    // this thread was joined, below. Meanwhile, other threads only take events of the id.
     let connecting = thread::spawn(move || unsafe { call!(rdma_connect(shared.get(), std::ptr::null())) });
     is_entered.recv().unwrap();
     drop(is_entered);
@@ -230,7 +243,9 @@ fn id_inside_engine_blocks_no_other() {
     assert!(in_time.is_ok(), "the other id waited for the one inside of the engine");
 
     assert_eq!(connecting.join().unwrap(), 0);
-    // SAFETY: the objects belong to this test, and no thread uses them any more.
+    // SAFETY: the two threads were joined, so only this thread uses the objects. Each is destroyed
+    // once, after those that use it, and the fields of the queue pair are read before it is
+    // destroyed.
     unsafe {
         assert_eq!(call!(rdma_destroy_id(slow)), 0);
         let (context, domain, queue) = ((*qp).context, (*qp).pd, (*qp).send_cq);

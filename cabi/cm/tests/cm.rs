@@ -34,7 +34,8 @@ impl SharedChannel {
     /// Asserts that `rdma_get_cm_event` returns no event, and returns its error.
     fn get_none(self) -> Errno {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
-        // SAFETY: `event` has room for a pointer.
+        // SAFETY: the channel is looked up, and may be any pointer (`AnyPtr`). `event` is a local
+        // variable with room for the pointer that the call would write.
         assert_eq!(unsafe { call!(cm::rdma_get_cm_event(self.0, &raw mut event)) }, -1);
         Errno::last()
     }
@@ -42,8 +43,9 @@ impl SharedChannel {
     /// Returns whether there is a request, and destroys it.
     fn get_request(self) -> bool {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
-        // SAFETY: `event` has room for a pointer, and the id of a request event belongs to this
-        // test.
+        // SAFETY: the channel and the id are looked up. `event` is a local variable with room for
+        // the pointer that the call writes. The event lives until this function acknowledges it,
+        // once, and only this thread has the pointer.
         unsafe {
             if call!(cm::rdma_get_cm_event(self.0, &raw mut event)) == -1 {
                 return false;
@@ -56,7 +58,9 @@ impl SharedChannel {
     }
 
     fn set_nonblocking(self, nonblocking: bool) {
-        // SAFETY: the channel was not destroyed, and the other arguments are numbers.
+        // SAFETY: all callers call this before the channel is destroyed: its creator, or a thread
+        // for whose message it waits before it destroys it. `fd` is never written after creation.
+        // fcntl(2) gets integers.
         unsafe {
             let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
             assert_eq!(libc::fcntl((*self.0).fd, libc::F_SETFL, flags), 0);
@@ -64,7 +68,8 @@ impl SharedChannel {
     }
 
     fn destroy(self) {
-        // SAFETY: any pointer is permitted.
+        // SAFETY: the channel is looked up, and may be any pointer (`AnyPtr`), even one that was
+        // destroyed.
         unsafe { call!(cm::rdma_destroy_event_channel(self.0)) };
     }
 }
@@ -73,8 +78,9 @@ extern "C" fn nothing(_: libc::c_int) {}
 
 /// Installs a handler, so that signals end a sleep with EINTR and have no other effect.
 fn handle_signals() {
-    // SAFETY: the handler does nothing, and the structure consists of zeros except for the fields
-    // that are set here.
+    // SAFETY: zeros are an action. `action` is a local variable, and NULL is permitted as the place
+    // for the old one. The handler has the type of one without SA_SIGINFO, and does nothing, so it
+    // may run at any time.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -86,7 +92,8 @@ fn handle_signals() {
 /// interrupt it.
 fn interrupt<T>(sleeper: thread::JoinHandle<T>) -> T {
     while !sleeper.is_finished() {
-        // SAFETY: the thread was not joined yet.
+        // SAFETY: `sleeper` is joined only below, so the id of its thread is valid. The signal has
+        // the handler of `handle_signals`, which all callers have installed.
         unsafe { libc::pthread_kill(sleeper.as_pthread_t(), libc::SIGUSR1) };
         thread::sleep(Duration::from_millis(1));
     }
@@ -147,7 +154,9 @@ fn destroyed_channel_fails_all_threads() {
 /// Listens on a port of loopback. Returns the id, which lives until the process ends, and the port.
 fn listen(channel: SharedChannel) -> (*mut rdma_cm_id, u16) {
     let mut id = ptr::null_mut();
-    // SAFETY: `id` has room for a pointer, and the address is an IPv4 address.
+    // SAFETY: the channel and the id are looked up. `id` and `address` are local variables: room
+    // for the pointer that the call writes, and an IPv4 address, for which zeros are valid, with
+    // its whole size. Nothing else uses them during the calls.
     unsafe {
         assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)), 0);
         let mut address: libc::sockaddr_in = std::mem::zeroed();
@@ -161,17 +170,20 @@ fn listen(channel: SharedChannel) -> (*mut rdma_cm_id, u16) {
 
 /// Returns whether the channel becomes readable within the given time.
 fn is_readable(channel: SharedChannel, milliseconds: i32) -> bool {
-    // SAFETY: the channel was not destroyed.
+    // SAFETY: the only caller destroys the channel after its last call, on the same thread, and
+    // `fd` is never written after creation.
     let fd = unsafe { (*channel.0).fd };
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: `polled` is one valid descriptor entry that may be written.
+    // SAFETY: `polled` is a local variable, one entry as the count says, and nothing else uses it
+    // during the call.
     unsafe { libc::poll(&raw mut polled, 1, milliseconds) == 1 }
 }
 
 /// Closes a connection with a reset.
 fn reset(stream: TcpStream) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    // SAFETY: the descriptor is a socket, and the option's structure is passed with its length.
+    // SAFETY: the call reads `len` bytes of `linger`, a local variable of that size, and SO_LINGER
+    // has this type (socket(7)). `stream` is open until the end of this function.
     let set = unsafe {
         let len = size_of::<libc::linger>() as libc::socklen_t;
         libc::setsockopt(
@@ -207,7 +219,8 @@ fn listener_survives_disconnect_before_accept() {
         gone += u32::from(!is_there);
     }
     assert!(gone > 0, "every request was read before its reset was known");
-    // SAFETY: no event of the id was delivered.
+    // SAFETY: the id is looked up. The call waits for no event, because `get_request` has
+    // acknowledged those that were delivered.
     assert_eq!(unsafe { call!(cm::rdma_destroy_id(id)) }, 0);
     channel.destroy();
 }

@@ -36,7 +36,8 @@ impl<T: PlainAbi> AbiCell<T> {
         self.0.get()
     }
 
-    /// Returns a pointer to the field that `field` selects.
+    /// Returns a pointer to the field that `field` selects: inside the structure, and aligned,
+    /// because `field` borrows the field. It is valid while `self` is borrowed.
     #[inline]
     fn pointer<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> *mut F {
         let like: T = zeroed();
@@ -51,11 +52,10 @@ impl<T: PlainAbi> AbiCell<T> {
     pub fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
         const { assert!(is_atomic::<F>()) }
         let at = self.pointer(field);
-        // SAFETY: `pointer` returns the address of a field of type `F` inside the structure, alive
-        // because `self` is borrowed. `F` has the size and the alignment of the atomic type, as
-        // asserted, so the field is aligned and the copy has the right size. All values that C
-        // stores are valid for the fields of a `PlainAbi`, so any bytes are a value of `F`. All
-        // writes of this library to it are atomic, and the program orders those of C.
+        // SAFETY: `pointer` returns an aligned field of type `F`, alive while `self` is borrowed.
+        // `F` has the size and the alignment of the atomic type, as asserted, and any value that C
+        // stores is one of `F` (`PlainAbi`). This library writes the field atomically, and the
+        // program orders C's accesses (see the type).
         unsafe {
             match size_of::<F>() {
                 1 => transmute_copy(&AtomicU8::from_ptr(at.cast()).load(Relaxed)),
@@ -71,12 +71,10 @@ impl<T: PlainAbi> AbiCell<T> {
     #[inline]
     pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
         let at = self.pointer(field);
-        // SAFETY: `pointer` returns the address of a field of type `F` inside the structure,
-        // aligned because `field` borrows it, and alive because `self` is borrowed. The
-        // `UnsafeCell` permits the write. If `F` has the size and the alignment of an atomic type,
-        // the copy of `value` has the right size, and all accesses of this library to the field are
-        // atomic. Otherwise only `set` accesses the field, under a lock that the caller holds. The
-        // program orders the accesses of C.
+        // SAFETY: `pointer` returns an aligned field of type `F`, alive while `self` is borrowed,
+        // and the `UnsafeCell` permits writes. A field with the size of an atomic type is only
+        // accessed atomically, with copies of its size. A longer one is only written, under the
+        // caller's lock. The program orders C's accesses.
         unsafe {
             match size_of::<F>() {
                 _ if !is_atomic::<F>() => at.write_volatile(value),

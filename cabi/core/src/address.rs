@@ -32,15 +32,17 @@ impl AddressPtr<'_> {
         if self.0.is_null() {
             return Ok(None);
         }
-        // SAFETY: the pointer is not NULL, as checked above, so it points to a socket address, as
-        // the type requires. Every socket address contains `sa_family`, whose place is the same in
-        // all of them, and `read_unaligned` reads it at any alignment.
+        // SAFETY: the pointer is not NULL, as checked above, so it points to a socket address,
+        // which the program does not change during the call, as the type requires. Every socket
+        // address contains `sa_family` at the same place, and `read_unaligned` reads it at any
+        // alignment.
         let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
         let len =
             family_len(family).ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
         // SAFETY: the pointer is not NULL, as checked above, so the address has `len` bytes, the
         // size of its family, which the program does not change during the call, as the type
-        // requires. Bytes need no alignment.
+        // requires. Bytes need no alignment, and those of the program count as initialized (module
+        // `arguments`).
         parse(unsafe { slice::from_raw_parts(self.0.cast(), len) }).map(Some)
     }
 
@@ -82,9 +84,9 @@ pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
     let known = family(bytes).and_then(family_len).and_then(|len| bytes.get(..len));
     let known = known.ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
     let mut storage = SockAddrStorage::zeroed();
-    // SAFETY: `len` bytes are copied from `known`, which has that length, to `storage`, a local
-    // variable that is larger than the addresses of both families and for which all bytes are
-    // valid. `SockAddr::new` gets an initialized address and its length.
+    // SAFETY: `known` is a borrowed slice with the size of an address of its family, and `storage`
+    // is a local variable that is larger and for which all bytes are valid. `SockAddr::new` gets an
+    // initialized address of that family with its length.
     let address = unsafe {
         ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut storage).cast::<u8>(), known.len());
         SockAddr::new(storage, known.len() as libc::socklen_t)
@@ -97,8 +99,9 @@ pub fn to_sockaddr(address: SocketAddr) -> rdma_sockaddr {
     let from = SockAddr::from(address);
     let mut to = rdma_sockaddr([0; 128]);
     let len = (from.len() as usize).min(to.0.len());
-    // SAFETY: the `SockAddr` has `from.len()` bytes and the buffer `to.0.len()`, and `len` is the
-    // smaller number. Both are local variables, so they do not overlap.
+    // SAFETY: `SockAddr::as_ptr` points to `from.len()` initialized bytes, and `to.0` has
+    // `to.0.len()`; `len` is the smaller number. Both are local variables, so they live and do not
+    // overlap.
     unsafe { ptr::copy_nonoverlapping(from.as_ptr().cast::<u8>(), to.0.as_mut_ptr(), len) };
     to
 }
@@ -237,7 +240,9 @@ mod tests {
         for text in ["10.1.2.3:4711", "[fe80::1%3]:7", "[::]:0", "0.0.0.0:65535"] {
             let address: SocketAddr = text.parse().unwrap();
             let written = to_sockaddr(address);
-            // SAFETY: the address was just written, into a buffer for addresses of any family.
+            // SAFETY: `AddressPtr` permits the pointer: `to_sockaddr` has written an address of
+            // IPv4 or IPv6 to the buffer, a local variable that lives, unchanged, until the end of
+            // this iteration.
             let written: AddressPtr<'_> = unsafe { argument(written.0.as_ptr().cast()) };
             assert_eq!(written.read().unwrap(), address);
         }
@@ -255,7 +260,9 @@ mod tests {
     fn other_families_and_nothing_are_refused() {
         let infiniband = rdma_sockaddr([27; 128]);
         for address in [ptr::null(), infiniband.0.as_ptr().cast()] {
-            // SAFETY: NULL is allowed. Only the family is read if it is unknown.
+            // SAFETY: `AddressPtr` permits NULL. The other pointer is to a local buffer of 128
+            // bytes, enough for an address of any family, which lives, unchanged, until the end of
+            // the test.
             let address: AddressPtr<'_> = unsafe { argument(address) };
             assert_eq!(address.read(), Err(Errno::INVAL));
         }

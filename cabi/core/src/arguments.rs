@@ -222,10 +222,10 @@ impl<T> AnyPtr<T> {
     }
 }
 
-/// Like [`Handle`], for functions that C calls with every message. The pointer is NULL or points to
-/// a live object of this library. For the object through whose function table C calls, C has already
-/// read that table through the pointer. An address handle is one of the domain of its queue pair
-/// (ibv_post_send(3), ibv_wr_set_ud_addr(3)).
+/// Like [`Handle`], for functions that C calls through a function table of this library. The
+/// pointer is NULL or points to a live object of the kind of `B`: the one through which C has read
+/// the table, or an address handle of the domain of its queue pair (ibv_post_send(3),
+/// ibv_wr_set_ud_addr(3)).
 #[repr(transparent)]
 pub struct TableHandle<'a, B: Body, P = <B as Body>::C>(*mut P, PhantomData<&'a Object<B>>);
 
@@ -267,9 +267,9 @@ impl<'a, B: Body, P> TableHandle<'a, B, P> {
     /// The errors are those of [`Handle::get`].
     #[inline]
     pub fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or points to a live object of this library, as `TableHandle`
-        // requires, so the memory of the object can be read. The type also requires that the
-        // program does not destroy the object during this call, the end of `'a`.
+        // SAFETY: the pointer is NULL or points to a live object of the kind of `B`, all of whose
+        // memory is initialized and changes only in cells. The program does not destroy it during
+        // this call, the end of `'a`. `TableHandle` requires both.
         unsafe { Object::get_called(self.0.cast()) }
     }
 }
@@ -664,7 +664,8 @@ mod tests {
 
     /// Writes a structure of eight bytes to `room`, and returns the written bytes.
     fn prefix(room: &mut [u8]) -> &[u8] {
-        // SAFETY: the room has so many bytes.
+        // SAFETY: the two are the address and the length of `room`, which is borrowed mutably, so
+        // nothing else uses it until `write` has returned, as `PrefixPtr` requires.
         let (to, size) = unsafe { (argument(room.as_mut_ptr().cast()), argument(room.len())) };
         PrefixPtr::<'_, [u8; 8]>::write(to, size, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
         room
@@ -679,7 +680,7 @@ mod tests {
     #[test]
     fn null_array_has_no_elements() {
         let get = |count: i32| {
-            // SAFETY: NULL is allowed with any count.
+            // SAFETY: `ArrayPtr` permits NULL, which `get` does not read, with any count.
             let (list, count): (ArrayPtr<'_, u32>, Count<'_, i32>) =
                 unsafe { (argument(ptr::null()), argument(count)) };
             list.get(count)
@@ -691,7 +692,8 @@ mod tests {
     #[test]
     fn bytes_cut_to_room_and_counted() {
         let (mut bytes, mut room) = ([0; 4], 2);
-        // SAFETY: there is room for two bytes, and for their number.
+        // SAFETY: the array has more than the two bytes in `room`. Both are local variables that
+        // nothing else uses during `write_bytes`, as `ArrayMutPtr` and `RoomPtr` require.
         let (to, count) = unsafe { (argument(bytes.as_mut_ptr()), argument(&raw mut room)) };
         write_bytes(to, count, &[1, 2, 3]).unwrap();
         assert_eq!((bytes, room), ([1, 2, 0, 0], 3));

@@ -74,6 +74,7 @@ fn find(where_from: *mut c_void, name: &CStr) -> usize {
 /// Returns a copy on the C library's heap, which the program frees. Returns NULL if there are no
 /// items or no memory.
 pub fn copy_to_heap<T: Copy>(items: &[T]) -> *mut T {
+    const { assert!(align_of::<T>() <= align_of::<libc::max_align_t>()) };
     if items.is_empty() {
         return ptr::null_mut();
     }
@@ -81,7 +82,8 @@ pub fn copy_to_heap<T: Copy>(items: &[T]) -> *mut T {
     let copy = unsafe { libc::malloc(size_of_val(items)) }.cast::<T>();
     if !copy.is_null() {
         // SAFETY: the memory is new, so it does not overlap `items` and nothing else uses it. It
-        // has the size of `items`, which is borrowed, and malloc(3) aligns it for every type of C.
+        // has the size of `items`, which is borrowed, and malloc(3) aligns it for every type of C,
+        // and so for `T`, as asserted above.
         unsafe { ptr::copy_nonoverlapping(items.as_ptr(), copy, items.len()) };
     }
     copy

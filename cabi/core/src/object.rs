@@ -155,8 +155,9 @@ impl<B: Body> Object<B> {
         if pointer.is_null() || !object.is_aligned() {
             return Err(Errno::INVAL.because("the pointer is NULL or unaligned"));
         }
-        // SAFETY: the pointer is neither NULL nor unaligned, as checked above. The memory of the
-        // object can be read and is not freed during `'a`, as the caller ensures.
+        // SAFETY: the pointer is neither NULL nor unaligned, as checked above. All memory of a
+        // `Self` is initialized and readable there and, except for cells, neither freed nor written
+        // during `'a`, as the caller ensures.
         let object = unsafe { &*object };
         if object.kind.load(Ordering::Acquire) == B::KIND as u32 {
             object.check_inherited()

@@ -30,8 +30,9 @@ impl Buffer {
         // MiB for them.
         sys::use_small_pages(memory.as_ptr(), len);
         // SAFETY: the users of `buffer`, all in this crate, access a byte only while no request has
-        // it: `Sender` frees room of a ring only in `completed`, and `Link` and `Endpoint` read a
-        // receive before they post it again. Memory that peers can access is shared in any case.
+        // it, and give no byte to two receives: `Sender` frees room of a ring only in `completed`,
+        // and `Link` and `Endpoint` read a receive before they post it again. Memory that peers can
+        // access is shared in any case.
         let memory = unsafe { memory.exclusive() };
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;

@@ -35,8 +35,8 @@ enum IntegerCall {
 fn call(call: IntegerCall, arguments: [c_int; 3]) -> Result<c_int> {
     let [first, second, third] = arguments;
     // SAFETY: the calls of `IntegerCall`, and the commands of fcntl(2) that this module passes,
-    // take only integers and access no memory. Those that replace a descriptor get numbers that the
-    // caller owns.
+    // take only integers and access no memory. Only `replace` makes a number refer to another file,
+    // and its callers pass numbers that `table` has for sockets of the program.
     result(unsafe { libc::syscall(call as c_long, first, second, third) })
 }
 

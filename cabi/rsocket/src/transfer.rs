@@ -54,10 +54,10 @@ impl<'a> InVec<'a> {
         if self.is_empty() {
             return &[];
         }
-        // SAFETY: the pointer is not NULL, as checked above, so there are `iov_len` bytes, which
-        // the program does not change during `'a`, as `InVec` requires. The length does not exceed
-        // `isize::MAX`, as `elements` and `new` have checked; in `send_bytes` it is that of a
-        // slice.
+        // SAFETY: the pointer is not NULL, as checked above, so there are `iov_len` initialized
+        // bytes, which the program does not change during `'a`, as `InVec` requires. The length
+        // does not exceed `isize::MAX`, as `elements` and `new` have checked; in `send_bytes` it is
+        // that of a slice.
         unsafe { slice::from_raw_parts(self.0.iov_base.cast(), self.0.iov_len) }
     }
 }
@@ -90,9 +90,9 @@ impl<'a> OutBuffers<'a> {
                 return &mut [][..];
             }
             // SAFETY: the pointer is not NULL, as checked above, so there are `iov_len` bytes,
-            // which nothing else uses during the call, another buffer included, as `OutVec`
-            // requires. `self` is borrowed mutably while the slices are used. `elements` and `new`
-            // have checked that the length does not exceed `isize::MAX`.
+            // which count as initialized (module `arguments`) and which nothing else uses during
+            // the call, not even another buffer (`OutVec`). `self` stays borrowed mutably.
+            // `elements` and `new` have checked the length.
             unsafe { slice::from_raw_parts_mut(part.0.iov_base.cast(), part.0.iov_len) }
         })
     }

@@ -48,18 +48,19 @@ impl<'a, T> In<'a, T> {
 
     /// Returns the structure, or `None` for NULL.
     pub(crate) fn as_ref(self) -> Option<&'a T> {
-        // SAFETY: the pointer is NULL, or points to a structure that the program does not change
-        // during the call, as [`Argument`] requires of a pointer that the call reads.
+        // SAFETY: the pointer is NULL, or points to an aligned and initialized structure that the
+        // program does not change during the call, the end of `'a`, as [`Argument`] requires of a
+        // pointer that the call reads.
         unsafe { self.0.as_ref() }
     }
 
     /// Returns the elements of a list, or an empty slice for NULL.
     pub(crate) fn elements(self, count: Argument<'a, impl TryInto<usize>>) -> &'a [T] {
         match count.0.try_into() {
-            // SAFETY: the pointer is not NULL, as the guard checks, and `count` is the argument of
-            // the same call, because it has the same invariant lifetime. So there are as many
-            // elements, and the program does not change them during the call, as [`Argument`]
-            // requires.
+            // SAFETY: the pointer is not NULL, as the guard checks, and `count` belongs to it,
+            // because it has the same invariant lifetime. So there are as many aligned and
+            // initialized elements, which the program does not change during the call, the end of
+            // `'a`, as [`Argument`] requires.
             Ok(count @ 1..) if !self.0.is_null() => unsafe { slice::from_raw_parts(self.0, count) },
             _ => &[],
         }
@@ -85,9 +86,10 @@ impl<'a, T> Out<'a, T> {
     /// The pointer is not NULL, and no other reference to the structure is used while the result
     /// is.
     pub(crate) unsafe fn as_mut(self) -> &'a mut T {
-        // SAFETY: the pointer is not NULL, as the caller ensures, so it points to a structure that
-        // nothing else of the program uses during the call, as [`Argument`] requires of a pointer
-        // that the call writes. The caller excludes other references here.
+        // SAFETY: the pointer is not NULL, as the caller ensures, so it points to an aligned and
+        // initialized structure that nothing else of the program uses during the call, the end of
+        // `'a`, as [`Argument`] requires of a pointer that the call writes. The caller excludes
+        // other references here.
         unsafe { &mut *self.0 }
     }
 }

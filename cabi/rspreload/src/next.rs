@@ -103,9 +103,10 @@ macro_rules! functions {
             use super::*;
             $(
                 pub(super) struct $name;
-                // SAFETY: the name and the type are those of the declaration in the C library's
-                // header. The pointers are [`Argument`]s, which carry the promises of the manual
-                // page, and `extern "C-unwind"` permits a cancelled thread to unwind.
+                // SAFETY: the name and the type are those of the function's declaration in the C
+                // library. The pointers are [`Argument`]s, which carry the promises of the manual
+                // page, integers are passed on as they are, and `extern "C-unwind"` permits a
+                // cancelled thread to unwind.
                 unsafe impl NextFunction for $name {
                     const NAME: &CStr = $c;
                     type Type = function!(($($type),*) ($($word)?) ($($result)?));

@@ -36,9 +36,10 @@ fn with_one<'a>(
     call: impl for<'b> FnOnce(In<'b, iovec>, Argument<'b, c_int>) -> isize,
 ) -> isize {
     let one = iovec { iov_base: base.get().cast_mut(), iov_len: len.get() };
-    // SAFETY: the list is one local variable, which lives until `call` returns. Its buffer has
-    // `len` bytes, as the arguments say, which the program has passed to a function that reads or
-    // writes them in the same way as the function that `call` calls with the list.
+    // SAFETY: the list is one local variable, which lives, unchanged, until `call` returns. Its
+    // buffer has `len` bytes, as the arguments of the same lifetime say, and the program permits
+    // this call to use them as the function that `call` calls with the list does: to read or to
+    // write them.
     let (list, count) = unsafe { (In::new(&raw const one), Argument::new(1)) };
     call(list, count)
 }
@@ -169,7 +170,9 @@ fn receive_all<'a>(
     while done < count.get() {
         let later = flags & libc::MSG_WAITFORONE != 0 && done > 0;
         let flags = flags & !libc::MSG_WAITFORONE | if later { libc::MSG_DONTWAIT } else { 0 };
-        // SAFETY: the array of `count` messages (recvmmsg(2)) is not NULL, as was checked above. No other reference to this message exists.
+        // SAFETY: the list of `count` messages (recvmmsg(2)) is not NULL, as was checked above, and
+        // `element` checks `done`. No other reference to this message exists while `message` is
+        // used.
         let message = unsafe { messages.element(done, count).as_mut() };
         // SAFETY: the header is that of a message of recvmmsg(2), which asks the same of it as
         // recvmsg(2), and nothing else uses it during the call. `message` is not used until the
@@ -264,7 +267,9 @@ fn send_all<'a>(fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uin
     }
     let mut done = 0;
     while done < count.get() {
-        // SAFETY: the array of `count` messages (sendmmsg(2)) is not NULL, as was checked above. No other reference to this message exists.
+        // SAFETY: the list of `count` messages (sendmmsg(2)) is not NULL, as was checked above, and
+        // `element` checks `done`. No other reference to this message exists while `message` is
+        // used.
         let message = unsafe { messages.element(done, count).as_mut() };
         let header = &message.msg_hdr;
         // SAFETY: the header is that of a message of sendmmsg(2), which asks the same of it as

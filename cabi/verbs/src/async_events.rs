@@ -20,7 +20,8 @@ pub extern "C-unwind" fn ibv_get_async_event(
     context: Handle<'_, OpenContext>,
     event: OutPtr<'_, ibv_async_event>,
 ) -> c_int {
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: `Handle` and `OutPtr` have no destructors, so this frame holds nothing with one. It
+    // may unwind, because it is `extern "C-unwind"`, and its caller is C.
     match unsafe { take_event(|has_token| attempt(context, has_token, &event)) } {
         Some(found) => boundary::minus_one(|| event.write(found)),
         None => -1,
@@ -92,9 +93,10 @@ pub extern "C" fn ibv_ack_async_event(event: InOutPtr<'_, ibv_async_event>) {
             return Ok(());
         }
         let element = &event.element;
-        // SAFETY: `ibv_get_async_event` of this library has initialized the whole event, and
-        // `event_type` tells the variant of `element`, which `Object::get` looks up. The object is
-        // alive, because its destruction waits in `leave` until the event is acknowledged.
+        // SAFETY: the program's event counts as initialized (module `arguments`), `event_type`
+        // tells the variant of `element`, and `Object::get` looks it up. The object lives until
+        // `acknowledge` has counted the event, because its destruction waits for that in `leave`;
+        // nothing uses it later.
         unsafe {
             match event.event_type {
                 kinds::IBV_EVENT_CQ_ERR => Object::<Cq>::get(element.cq)?.async_events.acknowledge(1),

@@ -62,9 +62,9 @@ pub extern "C" fn ibv_free_buf(buf: OwnedHandle<'_, Buf>) {
         let addr = buf.get_any()?.abi.get(|buf| &buf.addr);
         buf.destroy(|_| Ok(()))?;
         // SAFETY: `ibv_alloc_buf` allocated `addr` with posix_memalign, and nothing changes the
-        // field afterwards, as the documentation of `Buf` says. `destroy` succeeds once for each
-        // object, so the memory is freed once, and no thread uses the buffer any more, as
-        // `OwnedHandle` requires. The child of a fork has its own copy of the memory.
+        // field (see `Buf`). `destroy` succeeds once for each object, so the memory is freed once.
+        // No thread uses the buffer any more, as `OwnedHandle` requires, and the program has
+        // deregistered its regions. The child of a fork has its own copy.
         unsafe { libc::free(addr) };
         Ok(())
     });

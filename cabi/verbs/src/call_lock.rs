@@ -54,9 +54,9 @@ unsafe impl<B: Body> Argument for BatchHandle<'_, B> {
 impl<'a, B: Batched> BatchHandle<'a, B> {
     #[inline]
     fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or points to a live object of this library, so it may be
-        // read, and the program does not destroy the object during the call. `TableHandle` requires
-        // both, and this type requires the same.
+        // SAFETY: the pointer is NULL or points to a live object of the kind of `B`, so all of its
+        // memory is initialized and may be read, and the program does not destroy it during the
+        // call, the end of `'a`. `TableHandle` requires both, and this type requires the same.
         unsafe { Object::get_called(self.0.cast()) }
     }
 
@@ -67,9 +67,9 @@ impl<'a, B: Batched> BatchHandle<'a, B> {
         body: impl FnOnce(&'a Object<B>, &mut B::State) -> Result<R>,
     ) -> Result<R> {
         let object = self.get()?;
-        // SAFETY: this thread has locked the state before this call, as the type requires, so no
-        // other thread accesses it. The guard was forgotten, so no other reference to the state
-        // exists on this thread, except through this handle, which is borrowed mutably.
+        // SAFETY: this thread locked the state before this call, as the type requires, so no other
+        // thread accesses it. It forgot the guard, so no other reference exists on this thread,
+        // except through this handle, which is borrowed mutably. `object` keeps the state alive.
         body(object, unsafe { &mut *object.state()?.0.data_ptr() })
     }
 

@@ -155,7 +155,8 @@ pub extern "C-unwind" fn ibv_get_cq_event(
     cq: OutPtr<'_, *mut ibv_cq>,
     cq_context: OutPtr<'_, *mut c_void>,
 ) -> c_int {
-    // SAFETY: this frame holds nothing with a destructor and may unwind, and its caller is C.
+    // SAFETY: `Handle` and `OutPtr` have no destructors, so this frame holds nothing with one. It
+    // may unwind, because it is `extern "C-unwind"`, and its caller is C.
     let taken = unsafe { take_event(|has_token| attempt(channel, has_token, &cq, &cq_context)) };
     let Some(found) = taken else { return -1 };
     // SAFETY: `found` is alive: `deliver` has counted its event, for whose acknowledgement

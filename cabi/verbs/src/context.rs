@@ -76,8 +76,8 @@ impl<T> NumberedObject<T> {
 }
 
 // SAFETY: the values are addresses, which any thread may hold, and counters that are `Send` and
-// `Sync`. This library turns the addresses into references only with `Object::get`, which looks
-// them up.
+// `Sync`. Only `Qp::with_number` makes a reference of an address, with `Object::get`, which looks
+// it up, and its caller ensures that the object is not freed.
 unsafe impl Send for NumberedObjects {}
 
 /// Context that C refers to. Objects created in it keep the [`Context`].

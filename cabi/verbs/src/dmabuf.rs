@@ -132,10 +132,10 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
     let mapped = MappedPart { file, at, len };
     sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
     let first = at.cast::<u8>().wrapping_add(skip);
-    // SAFETY: `offset + length` is at most the size of the mapping, as checked above, and the bytes
-    // stay mapped until `mapped` is dropped, which the `Memory` owns. `protection` permits writing
-    // if the region does. Until a request completes, the program does not access the buffers that
-    // it names, because they may be reused only afterwards (ibv_post_send(3), ibv_post_recv(3)).
+    // SAFETY: `offset + length` is at most the size of the mapping, as checked above, and `mapped`,
+    // which the `Memory` owns, keeps the bytes mapped. Accesses that `protection` forbids fail.
+    // Until a request completes, the program does not use its buffers (ibv_post_send(3),
+    // ibv_post_recv(3)); memory for peers is accessed atomically.
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
 }
 

@@ -100,8 +100,9 @@ impl RequestedAction {
         // A thread that copies what is written below sees the previous change as well.
         fence(Ordering::Release);
         // SAFETY: the index is 0 or 1. `replace` has the lock here, and `install` calls this
-        // function before any thread can call `replace`, so nothing else writes. The element is not
-        // the newest one, and a thread that still copies it discards the copy.
+        // function before it sets `INSTALLED`, without which no thread calls `replace`, so nothing
+        // else writes. The element is not the newest one, and a thread that still copies it
+        // discards the copy.
         unsafe { (&raw mut (*self.actions.get())[changes % 2]).write_volatile(action) };
         self.changes.store(changes, Ordering::Release);
     }
@@ -360,9 +361,10 @@ mod tests {
             CHANGED.fetch_add(1, Ordering::Relaxed);
         }
         let handler = change as *const () as usize;
-        // SAFETY: the structures consist of zeros except for the fields that are set. The handler
-        // takes one lock, which this thread never holds when the handler runs. Nothing else in
-        // these tests uses the signal, and this thread outlives its sender.
+        // SAFETY: zeros are an action. `action` is a local variable, and `change` has the type of a
+        // handler without SA_SIGINFO. It takes one lock, which this thread never holds when the
+        // handler runs, as `replace` blocks signals. This thread joins the sender, so `this` is
+        // alive.
         unsafe {
             WANTED.set(std::mem::zeroed());
             let mut action: Action = std::mem::zeroed();

@@ -87,9 +87,10 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     fault_handler::install();
     if on_demand && start == 0 && length == usize::MAX {
         let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
-        // SAFETY: the engine accesses only bytes that requests name, after checking that they are
-        // mapped. The program does not use its buffers until requests complete (ibv_post_send(3),
-        // ibv_post_recv(3)); memory for peers is shared and accessed atomically.
+        // SAFETY: the engine checks at each access that the bytes are mapped, and accesses only
+        // those that requests name. Until a request completes, the program does not use its buffers
+        // (ibv_post_send(3), ibv_post_recv(3)). Memory for peers is shared, and accessed
+        // atomically.
         let memory = unsafe { Memory::on_demand(lowest, all) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
     }
@@ -108,10 +109,10 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     // Like the kernel, which pins pages for writing if there is any of these rights.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
-    // SAFETY: `mapping::check` has found the bytes accessible. The program does not use its buffers
-    // until requests complete (ibv_post_send(3), ibv_post_recv(3)); memory for peers is accessed
-    // atomically. Bytes that are unmapped earlier are discarded by `mapping`, or their access
-    // fails.
+    // SAFETY: `mapping::check` has found the bytes accessible with these rights. Until a request
+    // completes, the program does not use its buffers (ibv_post_send(3), ibv_post_recv(3)); memory
+    // for peers is shared, and accessed atomically. `mapping` discards bytes that are unmapped
+    // earlier, or their access fails (`fault_handler`).
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()

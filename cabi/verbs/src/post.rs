@@ -166,16 +166,16 @@ impl Chained for ibv_send_wr {
     }
 
     unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
-        // SAFETY: the caller ensures that nothing changes the `num_sge` elements at `sg_list` and
-        // that `copies` lives during `'a`, and that the window and the region of a bind request are
-        // not destroyed.
+        // SAFETY: the request is as `ChainPtr` describes it, as the caller ensures: the variants of
+        // its unions are initialized, nothing changes the `num_sge` elements at `sg_list` during
+        // `'a`, and its objects are not destroyed. `copies` lives during `'a`.
         let (op, sges) = unsafe { (send_op(self)?, sges(self.sg_list, self.num_sge, copies)?) };
         let op = match ud.is_null() {
             true => op,
             false => {
                 // SAFETY: `ud` is not NULL, so the queue pair is a UD queue pair, for which the
                 // caller ensures that `wr.ud` is initialized and that `ah` is NULL or points to an
-                // address handle that is not freed during `'a`.
+                // address handle of this library, which the program does not destroy during `'a`.
                 let (ah, to) = unsafe { (Object::<Ah>::get_called(self.wr.ud.ah)?, self.wr.ud) };
                 to_datagram(op, ah::destination(ah, ud, to.remote_qpn, to.remote_qkey)?)?
             }

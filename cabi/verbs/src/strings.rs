@@ -162,7 +162,8 @@ mod tests {
     use super::*;
 
     fn text(words: *const c_char) -> &'static str {
-        // SAFETY: every text is a literal that ends in NUL.
+        // SAFETY: all callers pass the result of an `ibv_*_str` function, which points to a literal
+        // that ends in NUL and lives forever.
         unsafe { CStr::from_ptr(words) }.to_str().unwrap()
     }
 

@@ -115,8 +115,9 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         }
     };
     for slot in slots {
-        // SAFETY: the only caller passes the slots of `cabi/ibverbs`, whose macro `slot!` sets both
-        // fields to constants that end in NUL and live as long as this library.
+        // SAFETY: the only caller, `load` of `cabi/ibverbs`, passes slots made by its macro
+        // `slot!`, which sets both fields to constants that end in NUL and live as long as this
+        // library.
         let (name, node) = unsafe { (CStr::from_ptr(slot.name), CStr::from_ptr(slot.node)) };
         let theirs = find(name, node);
         if !theirs.is_null() {
@@ -191,8 +192,8 @@ pub(crate) struct SystemDevices {
 /// The errors of [`system`].
 pub(crate) fn devices() -> Result<Option<SystemDevices>> {
     let Some(system) = system()? else { return Ok(None) };
-    // SAFETY: the pointer is that of `ibv_get_device_list` in a library that is never unloaded, and
-    // its argument is optional (ibv_get_device_list(3)).
+    // SAFETY: the pointer is that of `ibv_get_device_list` in a library that is never unloaded.
+    // NULL is permitted, because the number of devices is optional (ibv_get_device_list(3)).
     let list = unsafe { (system.get_device_list)(ptr::null_mut()) };
     // `then_some` would be wrong: it would create a `SystemDevices` even for NULL, and drop it,
     // which frees a list that the library did not create.
@@ -252,10 +253,10 @@ pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
     let element = unsafe { event.element.cq };
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {
-            // SAFETY: `element` is not an object of this library, so the system's library has
-            // filled the event, and the caller ensures that it was not acknowledged yet. `event` is
-            // borrowed mutably, so nothing else uses it during the call. The library is never
-            // unloaded.
+            // SAFETY: the system's library has filled the event, and the caller ensures that it was
+            // not acknowledged yet. Or this library has filled it for a port or the device, and the
+            // function only reads its type. `event` is borrowed mutably during the call. The
+            // library is never unloaded.
             unsafe { (system.ack_async_event)(event) };
             true
         }

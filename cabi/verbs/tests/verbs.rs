@@ -14,14 +14,17 @@ use uiw_cabi_verbs::{async_events, buf, channel, cq, device, mr, open, pd, qp, s
 
 const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
 
-/// Opens the loopback device.
+/// Opens the loopback device. Only the thread of the test uses the context, and closes it after it
+/// has destroyed all of its objects.
 fn open() -> *mut ibv_context {
-    // SAFETY: the list belongs to this test, and ends in NULL.
+    // SAFETY: the list is not NULL, as asserted, and ends in NULL, which the loop does not pass.
+    // Names of listed devices end in NUL and live forever, as the devices do. NULL is refused as a
+    // device, and permitted as the place for the count. The list is freed once, after its last use.
     unsafe {
         let list = call!(device::ibv_get_device_list(ptr::null_mut()));
         assert!(!list.is_null());
         let mut at = list;
-        while CStr::from_ptr(call!(device::ibv_get_device_name(*at))) != c"uiw_lo" {
+        while !(*at).is_null() && CStr::from_ptr(call!(device::ibv_get_device_name(*at))) != c"uiw_lo" {
             at = at.add(1);
         }
         let opened = call!(open::ibv_open_device(*at));
@@ -31,6 +34,16 @@ fn open() -> *mut ibv_context {
     }
 }
 
+/// Queue pair with its objects.
+///
+/// The library has created the objects, and none is NULL, except for `srq` of an end without one.
+/// They live until `drop`, which destroys each of them once, and so does the context, which `open`
+/// returned. Only the thread of the test uses them, because a `TestEnd` is neither `Send` nor
+/// `Sync`.
+///
+/// `memory` is in a box, so its words stay in place until `drop` has deregistered them. The test
+/// accesses a word only before the request that names it is posted and after its completion was
+/// polled, except with [`TestEnd::memory_word`].
 struct TestEnd {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -43,8 +56,10 @@ struct TestEnd {
 
 impl TestEnd {
     fn new(context: *mut ibv_context, with_srq: bool) -> Self {
-        // SAFETY: the pointers were returned by the library, and structures consist of zeros except
-        // for the fields that are set. The memory in the box does not move until `drop`.
+        // SAFETY: `context` is open (see `open`). Objects are checked before they are used, and
+        // NULL is permitted as `srq`. Attributes are local variables, whose pointers are NULL or
+        // objects, and tables of the library have these functions. The words do not move when the
+        // box does.
         unsafe {
             let pd = call!(pd::ibv_alloc_pd(context));
             let mut attr: abi::ibv_cq_init_attr_ex = abi::zeroed();
@@ -78,7 +93,8 @@ impl TestEnd {
     }
 
     fn number(&self) -> u32 {
-        // SAFETY: the queue pair lives until `drop`.
+        // SAFETY: the queue pair lives until `drop`, and only this thread uses it (see `TestEnd`).
+        // The library sets the number before it returns the object.
         unsafe { (*self.qp).qp_num }
     }
 
@@ -88,17 +104,22 @@ impl TestEnd {
 
     /// Returns the word at the index `word`. A peer may be writing it.
     fn memory_word(&self, word: usize) -> u64 {
-        // SAFETY: the word is inside the box.
-        unsafe { self.memory.as_ptr().add(word).read_volatile() }
+        let word = ptr::from_ref(&self.memory[word]).cast_mut();
+        // SAFETY: the word is an aligned element of the borrowed box, so no `&mut` to it exists.
+        // The library writes memory that peers may access atomically, or by assembly routines
+        // (`uiw_mem`).
+        unsafe { AtomicU64::from_ptr(word) }.load(Ordering::Relaxed)
     }
 
     fn rkey(&self) -> u32 {
-        // SAFETY: the region lives until `drop`.
+        // SAFETY: the region lives until `drop`, and only this thread uses it (see `TestEnd`). The
+        // library sets its keys before it returns the object.
         unsafe { (*self.mr).rkey }
     }
 
     fn modify(&self, attr: &mut abi::ibv_qp_attr, mask: c_int) {
-        // SAFETY: the queue pair belongs to this test.
+        // SAFETY: the queue pair lives until `drop`, and only this thread uses it (see `TestEnd`).
+        // `attr` is borrowed, so nothing changes it during the call, and contains no pointers.
         assert_eq!(unsafe { call!(qp::ibv_modify_qp(self.qp, attr as *const _, mask)) }, 0);
     }
 
@@ -109,7 +130,8 @@ impl TestEnd {
             flags::IBV_QP_STATE | flags::IBV_QP_PORT | flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_ACCESS_FLAGS;
         self.modify(&mut attr, init);
         let mut gid = ibv_gid::default();
-        // SAFETY: `gid` has room for a GID.
+        // SAFETY: the context is open until after `drop` (see `TestEnd`). `gid` is a local variable
+        // of the type that the call writes.
         assert_eq!(unsafe { call!(device::port::ibv_query_gid(self.context, 1, 0, &raw mut gid)) }, 0);
         attr.qp_state = 2;
         (attr.dest_qp_num, attr.path_mtu) = (peer.number(), 3);
@@ -132,7 +154,10 @@ impl TestEnd {
         let mut sge = self.sge(word, 8);
         let mut wr = abi::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
         let mut bad = ptr::null_mut();
-        // SAFETY: there is one request, and its memory lives until `drop`.
+        // SAFETY: the objects live, and only this thread uses them (see `TestEnd`). `ChainPtr`
+        // permits `wr`: one request with one element, in local variables that nothing changes
+        // during the calls. The word stays registered until the completion was polled or the queue
+        // was destroyed. `bad` is a local.
         unsafe {
             let ops = &(*self.context).ops;
             let posted = if self.srq.is_null() {
@@ -145,16 +170,17 @@ impl TestEnd {
     }
 
     fn sge(&self, word: usize, length: u32) -> ibv_sge {
-        // SAFETY: the region lives until `drop`.
+        // SAFETY: the region lives until `drop`, and only this thread uses it (see `TestEnd`). The
+        // library sets its keys before it returns the object.
         ibv_sge { addr: self.address(word), length, lkey: unsafe { (*self.mr).lkey } }
     }
 
     /// Builds one request with `ibv_wr_*` and posts it.
     fn build(&self, id: u64, request: impl FnOnce(*mut ibv_qp_ex)) -> c_int {
-        // SAFETY: the queue pair was created for `ibv_wr_*` and lives until `drop`, so `ex` is not
-        // NULL and has these functions. Only this thread calls them, between start and completion.
-        // The regions that `request` names stay registered until the test has polled the completion
-        // or the queue pair is destroyed.
+        // SAFETY: the queue pair was created for `ibv_wr_*` and lives until `drop` (see `TestEnd`),
+        // so `ex` is not NULL and has these functions. Only this thread calls them, between start
+        // and completion. The regions that `request` names stay registered until the completion or
+        // `drop`.
         unsafe {
             let ex = call!(qp::ibv_qp_to_qp_ex(self.qp));
             (*ex).wr_start.unwrap()(ex);
@@ -166,7 +192,9 @@ impl TestEnd {
 
     fn completion(&self) -> ibv_wc {
         let until = Instant::now() + Duration::from_secs(30);
-        // SAFETY: at most one completion is written, which consists of integers.
+        // SAFETY: the context and the queue live, and only this thread uses them (see `TestEnd`).
+        // `wc` is a local variable with room for one completion, which is the maximum passed, and
+        // consists of integers, so it is initialized.
         unsafe {
             let mut wc: ibv_wc = abi::zeroed();
             while (*self.context).ops.poll_cq.unwrap()(self.cq.cast(), 1, &raw mut wc) == 0 {
@@ -185,7 +213,9 @@ impl TestEnd {
 
 impl Drop for TestEnd {
     fn drop(&mut self) {
-        // SAFETY: each object is destroyed once, and after the objects that use it.
+        // SAFETY: the objects live and belong to this value (see `TestEnd`). Each is destroyed
+        // once, after the objects that use it. The first two calls are refused with EBUSY, so they
+        // destroy nothing.
         unsafe {
             assert_eq!(call!(pd::ibv_dealloc_pd(self.pd)), libc::EBUSY);
             assert_eq!(call!(cq::ibv_destroy_cq(self.cq.cast())), libc::EBUSY);
@@ -201,8 +231,13 @@ impl Drop for TestEnd {
 }
 
 /// Returns the structure that contains a context.
+///
+/// # Safety
+/// `context` was returned by `open`, and is not closed during `'a`.
 unsafe fn vctx<'a>(context: *mut ibv_context) -> &'a abi::verbs_context {
-    // SAFETY: every context of the library is the last part of such a structure.
+    // SAFETY: every context of the library is the last part of such a structure, from whose address
+    // the pointer is derived. The caller ensures that it lives during `'a`, and the library writes
+    // it only on creation.
     unsafe { &*context.byte_sub(std::mem::offset_of!(abi::verbs_context, context)).cast() }
 }
 
@@ -215,8 +250,10 @@ fn every_request_by_ibv_wr() {
     let (rkey, remote) = (b.rkey(), b.address(8));
     a.memory[0] = 0x1122_3344;
     b.memory[9] = 40;
-    // SAFETY: the requests are built between start and complete, on a queue pair that was created
-    // for them. The memory lives until `drop`.
+    // SAFETY: `build` passes its live `ex`, between start and completion, and the functions were
+    // requested in `TestEnd::new`. `sge`, `fetch` and the addresses of `b` are words of
+    // `TestEnd::memory`. Inline bytes are local variables, which the functions copy. Received words
+    // are read after `done`.
     unsafe {
         let sge = a.sge(0, 8);
         let set =
@@ -313,7 +350,8 @@ fn every_request_by_ibv_wr() {
         a.memory[0] = 5;
     }
     drop((a, b));
-    // SAFETY: the context is not used any more.
+    // SAFETY: `open` returned the context, which is closed once. The two ends, which used it, were
+    // dropped.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
@@ -325,14 +363,17 @@ fn refused_batch_posts_nothing() {
     a.connect(&b);
     b.connect(&a);
     let (sge, write) = (a.sge(0, 8), |ex: *mut ibv_qp_ex, id: u64| {
-        // SAFETY: the request is built between start and complete, on a queue pair that was created
-        // for it.
+        // SAFETY: `build` passes its live `ex`, between start and completion, to the closures that
+        // call this one. The key and the address are those of `b`, which lives, with its memory,
+        // until `drop` below.
         unsafe {
             (*ex).wr_id = id;
             (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(1));
         }
     });
-    // SAFETY: `write` has started the request, and the memory lives as long as `a`.
+    // SAFETY: `build` passes its live `ex`, between start and completion, and `write` has begun a
+    // request. The element is a word of `a`, which stays registered until `drop` below, and is not
+    // accessed.
     let set = |ex: *mut ibv_qp_ex| unsafe { (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length) };
     for length in [33, 40] {
         let refused = a.build(0, |ex| {
@@ -354,7 +395,8 @@ fn refused_batch_posts_nothing() {
         a.done(id);
     }
     drop((a, b));
-    // SAFETY: the context is not used any more.
+    // SAFETY: `open` returned the context, which is closed once. The two ends, which used it, were
+    // dropped.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
@@ -395,7 +437,8 @@ fn completions_are_read_field_by_field() {
         assert_eq!(start(), libc::ENOENT);
     }
     drop((a, b));
-    // SAFETY: the context is not used any more.
+    // SAFETY: `open` returned the context, which is closed once. The two ends, which used it, were
+    // dropped.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
@@ -403,8 +446,10 @@ fn completions_are_read_field_by_field() {
 fn asynchronous_events_await_acknowledgement() {
     let (opened, other) = (open(), open());
     let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, true));
-    // SAFETY: the pointers belong to this test, and the event is acknowledged once, before its
-    // queue is destroyed.
+    // SAFETY: the contexts are open until the end of the test, and the objects of `a` and `b` live
+    // (see `TestEnd`); only this thread uses them. `attr`, `event` and `none` are local variables.
+    // The event is one that the library has filled, acknowledged once, before its queue is
+    // destroyed.
     unsafe {
         let attr = abi::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 2 };
         assert_eq!(call!(srq::ibv_modify_srq(b.srq, &raw const attr, 2)), 0);
@@ -424,7 +469,8 @@ fn asynchronous_events_await_acknowledgement() {
         call!(async_events::ibv_ack_async_event(&raw mut event));
     }
     drop((a, b));
-    // SAFETY: the contexts are not used any more.
+    // SAFETY: `open` returned the two contexts, and each is closed once. The ends that used one of
+    // them were dropped, and nothing was created in the other.
     unsafe {
         assert_eq!(call!(open::ibv_close_device(opened)), 0);
         assert_eq!(call!(open::ibv_close_device(other)), 0);
@@ -434,10 +480,13 @@ fn asynchronous_events_await_acknowledgement() {
 #[test]
 fn completion_events_have_a_descriptor() {
     let opened = open();
-    // SAFETY: the pointers belong to this test, and each object is destroyed once.
+    // SAFETY: `opened` is open until it is closed below, and only this thread uses it and the two
+    // objects. Each is destroyed once, the queue before its channel; the call that is refused with
+    // EBUSY destroys nothing. `which` and `what` are local variables. fcntl(2) gets integers.
     unsafe {
         let announced = call!(channel::ibv_create_comp_channel(opened));
         let cq = call!(cq::ibv_create_cq(opened, 8, ptr::null_mut(), announced, 0));
+        assert!(!announced.is_null() && !cq.is_null());
         libc::fcntl((*announced).fd, libc::F_SETFL, libc::O_NONBLOCK);
         let (mut which, mut what) = (ptr::null_mut(), ptr::null_mut());
         assert_eq!(call!(channel::ibv_get_cq_event(announced, &raw mut which, &raw mut what)), -1);
@@ -457,7 +506,8 @@ struct PackedElement<T>(u32, [u8; 160], std::marker::PhantomData<T>);
 impl<T: Copy> PackedElement<T> {
     fn new(value: T) -> Self {
         let mut packed = Self(0, [0; 160], std::marker::PhantomData);
-        // SAFETY: the memory is large enough, and the write does not require alignment.
+        // SAFETY: `at` asserts that a `T` fits into the 160 bytes, which are borrowed mutably. The
+        // write does not require alignment, and a `T` that is `Copy` has no destructor.
         unsafe { packed.at().write_unaligned(value) };
         packed
     }
@@ -483,8 +533,10 @@ fn unaligned_requests_and_elements() {
         num_sge: 2,
     });
     let mut from = PackedElement::new([a.sge(0, 8), a.sge(1, 8)]);
-    // SAFETY: the arguments are integers and pointers to requests with their elements, whose memory
-    // lives until the end of the test.
+    // SAFETY: the objects live (see `TestEnd`). `ChainPtr` permits unaligned requests: each has two
+    // elements, which are words of the ends, in local variables that nothing changes before the
+    // calls return. The words are not accessed until their completions are polled below. `bad` is a
+    // local variable.
     unsafe {
         let mut bad = ptr::null_mut();
         assert_eq!((*opened).ops.post_recv.unwrap()(b.qp, receive.at(), &raw mut bad), 0);
@@ -499,7 +551,9 @@ fn unaligned_requests_and_elements() {
     b.done(1);
     assert_eq!((b.memory[8], b.memory[20]), (0x0123_4567_89AB_CDEF, 42));
     let build = |ex: *mut ibv_qp_ex| {
-        // SAFETY: the functions are called between start and completion of a request of `ex`.
+        // SAFETY: `build` passes its live `ex`, between start and completion. The list has two
+        // elements, at any alignment (`ArrayPtr`), and is copied. The words stay registered until
+        // `drop`, and are read only with `memory_word` before the Write ends.
         unsafe {
             (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(30));
             (*ex).wr_set_sge_list.unwrap()(ex, 2, from.at().cast());
@@ -511,7 +565,8 @@ fn unaligned_requests_and_elements() {
         std::thread::yield_now();
     }
     drop((a, b));
-    // SAFETY: the context is not used any more.
+    // SAFETY: `open` returned the context, which is closed once. The two ends, which used it, were
+    // dropped.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
@@ -527,15 +582,17 @@ fn source_rewritten_during_write() {
     b.connect(&a);
     let source: Vec<AtomicU64> = (0..LENGTH as u64 / 8).map(AtomicU64::new).collect();
     let mut target = vec![0u8; LENGTH];
-    // SAFETY: both buffers live until the regions are deregistered, and the target is not accessed
-    // meanwhile.
+    // SAFETY: the domains live (see `TestEnd`). Both buffers live until the regions are
+    // deregistered below. Only the library accesses the target meanwhile, and the source is changed
+    // only by atomic operations, because it consists of `AtomicU64`.
     let (from, to) = unsafe {
         let from = call!(mr::ibv_reg_mr(a.pd, source.as_ptr().cast_mut().cast(), LENGTH, 0));
         let to = call!(mr::ibv_reg_mr(b.pd, target.as_mut_ptr().cast(), LENGTH, ACCESS));
         assert!(!from.is_null() && !to.is_null());
         (from, to)
     };
-    // SAFETY: the regions belong to this test.
+    // SAFETY: the regions are not NULL, as asserted, and live until they are deregistered below.
+    // Only this thread uses them, and the library sets the keys before it returns them.
     let (lkey, rkey) = unsafe { ((*from).lkey, (*to).rkey) };
     /// Sets the flag when the Writes are finished, even if an assertion fails.
     struct FlagOnDrop<'a>(&'a AtomicBool);
@@ -555,10 +612,10 @@ fn source_rewritten_during_write() {
         });
         let _over = FlagOnDrop(&over);
         for id in 0..WRITES {
-            // SAFETY: `build` passes its live `ibv_qp_ex`, between start and completion. The
-            // addresses are inside the regions, which stay registered until the completion is
-            // polled below. Nothing accesses the target until then. The other thread writes to the
-            // source, atomically; the library copies it by assembly routines (`uiw_mem::recover`).
+            // SAFETY: `build` passes its live `ex`, between start and completion. The addresses are
+            // inside the regions, which stay registered until the completion is polled below.
+            // Nothing accesses the target until then. The other thread writes the source
+            // atomically; the library copies it by assembly routines.
             let posted = a.build(id, |qp| unsafe {
                 (*qp).wr_rdma_write.unwrap()(qp, rkey, target.as_ptr().addr() as u64);
                 (*qp).wr_set_sge.unwrap()(qp, lkey, source.as_ptr().addr() as u64, LENGTH as u32);
@@ -567,9 +624,9 @@ fn source_rewritten_during_write() {
             a.done(id);
         }
         // The response to the Read arrives after all Writes.
-        // SAFETY: `build` passes its live `ibv_qp_ex`, between start and completion. `a.mr` lives
-        // until `drop`. The addresses are inside the regions of `a` and `b`, which stay registered,
-        // and nothing accesses the eight bytes until the completion is polled below.
+        // SAFETY: `build` passes its live `ex`, between start and completion. `a.mr` lives until
+        // `drop`. The addresses are inside the regions of `a` and `b`, which stay registered until
+        // then, and nothing accesses the eight bytes until the completion is polled below.
         let posted = a.build(WRITES, |qp| unsafe {
             (*qp).wr_rdma_read.unwrap()(qp, b.rkey(), b.address(0));
             (*qp).wr_set_sge.unwrap()(qp, (*a.mr).lkey, a.address(0), 8);
@@ -577,7 +634,9 @@ fn source_rewritten_during_write() {
         assert_eq!(posted, 0);
         a.done(WRITES);
     });
-    // SAFETY: each region is deregistered once.
+    // SAFETY: each region is alive and deregistered once, after the completions of all requests
+    // that named it. `open` returned the context, which is closed once, after the ends that used it
+    // were dropped.
     unsafe {
         assert_eq!((call!(mr::ibv_dereg_mr(from)), call!(mr::ibv_dereg_mr(to))), (0, 0));
         drop((a, b));
@@ -588,7 +647,9 @@ fn source_rewritten_during_write() {
 #[test]
 fn buffers_page_aligned_with_regions_inside() {
     let opened = open();
-    // SAFETY: the pointers belong to this test, and each object is destroyed once.
+    // SAFETY: `opened` is open, and only this thread uses it and its objects, each destroyed once.
+    // Objects are checked before their fields are read. The 10,000 bytes belong to this test until
+    // `ibv_free_buf`, after which only addresses are used. `attr` and `handle` are local variables.
     unsafe {
         let (domain, other) = (call!(pd::ibv_alloc_pd(opened)), call!(pd::ibv_alloc_pd(opened)));
         let mut handle = ptr::null_mut();
@@ -636,7 +697,9 @@ fn buffers_page_aligned_with_regions_inside() {
 #[test]
 fn every_call_states_the_same_speed() {
     let opened = open();
-    // SAFETY: the context belongs to this test, and there is memory for the results.
+    // SAFETY: `opened` is open until it is closed here, once, and only this thread uses it. `attr`
+    // and `speed` are local variables of the types that the calls write, and the size is that of
+    // `attr`.
     unsafe {
         let mut attr: abi::ibv_port_attr = abi::zeroed();
         let query = vctx(opened).query_port.unwrap();
@@ -656,7 +719,8 @@ fn null_pointers_are_errors() {
     fn none<T>() -> *mut T {
         ptr::null_mut()
     }
-    // SAFETY: all pointers are NULL, which every function refuses.
+    // SAFETY: all pointers are NULL, which the types of the arguments permit (module `arguments`),
+    // and the functions that take plain pointers look them up. No object is used.
     unsafe {
         assert!(call!(open::ibv_open_device(none())).is_null());
         assert_eq!(call!(open::ibv_close_device(none())), -1);
@@ -712,8 +776,10 @@ fn wild_pointers_are_errors() {
             ptr::without_provenance_mut(address)
         }
         let srq_attr = abi::ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 };
-        // SAFETY: every function refuses these pointers without dereferencing them, and there is
-        // memory for the results.
+        // SAFETY: `Handle`, `OwnedHandle`, the fields of `init` and `event`, and pointers to
+        // devices may be any address, because they are only looked up; no system's library is
+        // loaded that gets the event. The other pointers are to local variables or NULL, and
+        // `opened` and `end` live until `drop`.
         unsafe {
             let (mut attr, mut init): (abi::ibv_qp_attr, abi::ibv_qp_init_attr) =
                 (abi::zeroed(), abi::zeroed());
@@ -757,14 +823,18 @@ fn wild_pointers_are_errors() {
             }
         }
     }
-    // SAFETY: the pointers belong to this test. Destroying an object a second time is refused.
+    // SAFETY: `opened` is open, and only this thread uses it and the domain, which the first call
+    // destroys. The second call looks up the address, where no object is alive any more, and
+    // refuses it.
     unsafe {
         let domain = call!(pd::ibv_alloc_pd(opened));
         assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
         assert_eq!(call!(pd::ibv_dealloc_pd(domain)), libc::EINVAL);
     }
     drop(end);
-    // SAFETY: the contexts are not used any more.
+    // SAFETY: `open` returned the context, and `end`, which used it, was dropped. The first call
+    // closes it, and the second one looks up the address, where no object is alive any more, and
+    // refuses it.
     unsafe {
         assert_eq!(call!(open::ibv_close_device(opened)), 0);
         assert_eq!(call!(open::ibv_close_device(opened)), -1);
@@ -775,8 +845,10 @@ fn wild_pointers_are_errors() {
 fn arguments_without_a_meaning_are_refused() {
     let opened = open();
     let end = TestEnd::new(opened, false);
-    // SAFETY: the pointers belong to this test. Only the kind of object or the other arguments are
-    // wrong.
+    // SAFETY: the objects live (see `TestEnd`). `Handle` and `OwnedHandle` refuse objects of
+    // another kind. Attributes, results and requests are local variables that nothing changes
+    // during the calls. The requests have no elements: a list that is NULL is refused, whatever its
+    // length (`sges`).
     unsafe {
         // The pointer refers to an object of another kind.
         assert_eq!(call!(mr::ibv_dereg_mr(end.qp.cast())), libc::EINVAL);
@@ -828,6 +900,6 @@ fn arguments_without_a_meaning_are_refused() {
         assert_eq!(post(end.qp, &raw mut wrong, &raw mut bad), libc::EINVAL);
     }
     drop(end);
-    // SAFETY: the context is not used any more.
+    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }

@@ -35,7 +35,8 @@ pub struct Device {
     netdev: String,
 }
 
-// SAFETY: the only pointers of a device are the two in `_ops`, which are always NULL.
+// SAFETY: the only pointers of a device, besides that of its string, are the two in `_ops`, which
+// `Device::new` sets to NULL and nothing changes afterwards.
 unsafe impl Send for Device {}
 // SAFETY: nothing writes to a device after `Device::new` has created it. This library only passes
 // out shared references and C's pointer, and programs only read through the latter, as the

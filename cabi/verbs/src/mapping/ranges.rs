@@ -186,7 +186,8 @@ mod tests {
     use uiw_mem::Memory;
 
     fn page_state() -> Arc<PageState> {
-        // SAFETY: the memory is never registered.
+        // SAFETY: the memory has no bytes, so nothing can access them, and the test never registers
+        // it.
         let memory = unsafe { Memory::foreign(std::ptr::null_mut(), 0) };
         Arc::clone(memory.page_state().expect("of foreign memory"))
     }
