@@ -205,11 +205,10 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy(id: &Id) {
     let old = id.take_qp();
     if !old.is_null() {
-        // SAFETY: `OwnedHandle` permits the pointer, because no other thread of the program uses
-        // the queue pair. The callers are the calls with which the program destroys it
-        // (rdma_destroy_qp(3), rdma_destroy_ep(3)), and a call that has created it and fails, whose
-        // field the program does not use yet (`AbiCell`). Events do not use it either, because
-        // `take_qp` has waited for those that did, and the field is NULL from here on.
+        // SAFETY: no other thread of the program uses the queue pair, as `OwnedHandle` requires:
+        // the callers are the calls that destroy it (rdma_destroy_qp(3), rdma_destroy_ep(3)), and
+        // the one that has created it and fails. Events do not use it either, because `take_qp` has
+        // waited for those that did and has cleared the field.
         qp::ibv_destroy_qp(unsafe { argument(old) });
     }
     destroy_queues(id);

@@ -224,8 +224,7 @@ impl<T> AnyPtr<T> {
 
 /// Like [`Handle`], for functions that C calls through a function table of this library. The
 /// pointer is NULL or points to a live object of the kind of `B`: the one through which C has read
-/// the table, or an address handle of the domain of its queue pair (ibv_post_send(3),
-/// ibv_wr_set_ud_addr(3)).
+/// the table, or an address handle in its protection domain (ibv_post_send(3)).
 #[repr(transparent)]
 pub struct TableHandle<'a, B: Body, P = <B as Body>::C>(*mut P, PhantomData<&'a Object<B>>);
 
