@@ -298,7 +298,8 @@ fn queue_pair_outlives_event() {
     resolve_addr(id, (Ipv4Addr::LOCALHOST, 9).into());
     assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, id));
     let mut attr = queue_pair_attributes();
-    // SAFETY: the id and the attributes belong to this test.
+    // SAFETY: the id lives until the end of the test, and only this thread uses it so far. The
+    // attributes are a local variable.
     let qp = unsafe {
         assert_eq!(call!(rdma_create_qp(id, ptr_null(), &raw mut attr)), 0);
         (*id).qp
@@ -307,7 +308,8 @@ fn queue_pair_outlives_event() {
     let shared = SharedPointer(id);
     let delivering = AnyPtr::from(id).get().unwrap();
     let destroying = delivering.with_own_qp(|_| {
-        // SAFETY: no other thread of the program uses the queue pair.
+        // SAFETY: the id lives until this thread was joined. No other thread of the program uses
+        // its queue pair.
         let destroying = thread::spawn(move || unsafe { call!(rdma_destroy_qp(shared.get())) });
         // A thread that does not wait for the event destroys the queue pair soon.
         for _ in 0..50 {
@@ -319,7 +321,8 @@ fn queue_pair_outlives_event() {
     destroying.unwrap().join().unwrap();
     assert!(!is_alive());
     drop(delivering);
-    // SAFETY: the objects belong to this test.
+    // SAFETY: both objects are alive, and no other thread uses them any more. The id has no queue
+    // pair and the channel no id when they are destroyed.
     unsafe {
         assert_eq!(call!(rdma_destroy_id(id)), 0);
         call!(rdma_destroy_event_channel(channel));

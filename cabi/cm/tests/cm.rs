@@ -20,8 +20,8 @@ use uiw_cabi_core::errno::Errno;
 struct SharedChannel(*mut rdma_event_channel);
 
 // SAFETY: a value is only an address. The functions of the library look it up in their registry,
-// which has a lock, so any thread may call them, even after the channel was destroyed. The two
-// methods that read `fd` through it need a live channel; `fd` is never written after creation.
+// which has a lock, so any thread may call them, even after the channel was destroyed.
+// `set_nonblocking` and `is_readable` need a live channel; `fd` is never written after creation.
 unsafe impl Send for SharedChannel {}
 
 impl SharedChannel {

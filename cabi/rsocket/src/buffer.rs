@@ -29,10 +29,10 @@ impl Buffer {
         // Most connections use only the first bytes of a long buffer, and a huge page would take 2
         // MiB for them.
         sys::use_small_pages(memory.as_ptr(), len);
-        // SAFETY: the users of `buffer`, all in this crate, access a byte only while no request has
-        // it, and give no byte to two receives: `Sender` frees room of a ring only in `completed`,
-        // and `Link` and `Endpoint` read a receive before they post it again. Memory that peers can
-        // access is shared in any case.
+        // SAFETY: a byte is accessed only while no request has it. `Sender` frees room of a ring
+        // only in `completed`. `Endpoint` frees a slot for sending with its completion, or if it
+        // was refused. `Link` and `Endpoint` post each receive once, and again only after its
+        // completion was taken and it was read or dropped. What peers can access is shared anyway.
         let memory = unsafe { memory.exclusive() };
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;

@@ -56,15 +56,16 @@ pub extern "C" fn ibv_alloc_buf(
     })
 }
 
-/// `ibv_free_buf`.
+/// `ibv_free_buf`. The program has deregistered the regions in the buffer, as before free(3). This
+/// is not checked.
 pub extern "C" fn ibv_free_buf(buf: OwnedHandle<'_, Buf>) {
     boundary::value((), || {
         let addr = buf.get_any()?.abi.get(|buf| &buf.addr);
         buf.destroy(|_| Ok(()))?;
         // SAFETY: `ibv_alloc_buf` allocated `addr` with posix_memalign, and nothing changes the
         // field (see `Buf`). `destroy` succeeds once for each object, so the memory is freed once.
-        // No thread uses the buffer any more, as `OwnedHandle` requires, and the program has
-        // deregistered its regions. The child of a fork has its own copy.
+        // The program does not use the memory any more, and has deregistered the regions in it, as
+        // documented above. The child of a fork has its own copy.
         unsafe { libc::free(addr) };
         Ok(())
     });

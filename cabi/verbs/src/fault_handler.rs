@@ -389,7 +389,8 @@ mod tests {
         unsafe extern "C-unwind" {
             fn pthread_exit(value: *mut c_void) -> !;
         }
-        // SAFETY: the frames of this thread have no destructors.
+        // SAFETY: the frames between here and the start of the thread may unwind ("C-unwind") and
+        // have no destructors.
         unsafe { pthread_exit(ptr::dangling_mut::<u8>().cast()) };
     }
 
@@ -415,8 +416,9 @@ mod tests {
         let mut action: Action = zeroed();
         action.sa_sigaction = end_thread as *const () as usize;
         let (mut thread, mut value) = (0, ptr::null_mut());
-        // SAFETY: the action and the results are local variables, and the thread is joined. The
-        // handler takes one integer.
+        // SAFETY: the declarations agree with the C library's. The action and the results are local
+        // variables, and the thread is joined. The handler takes one integer, as a handler without
+        // SA_SIGINFO does, and ends any thread that raises SIGSEGV, which only this test does.
         unsafe {
             assert_eq!(call!(sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut())), 0);
             assert_eq!(pthread_create(&raw mut thread, ptr::null(), raise_fault, ptr::null_mut()), 0);

@@ -576,15 +576,16 @@ fn unaligned_requests_and_elements() {
 fn source_rewritten_during_write() {
     const LENGTH: usize = 1 << 20;
     const WRITES: u64 = 200;
+    let source: Vec<AtomicU64> = (0..LENGTH as u64 / 8).map(AtomicU64::new).collect();
+    let mut target = vec![0u8; LENGTH];
     let opened = open();
     let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
     a.connect(&b);
     b.connect(&a);
-    let source: Vec<AtomicU64> = (0..LENGTH as u64 / 8).map(AtomicU64::new).collect();
-    let mut target = vec![0u8; LENGTH];
-    // SAFETY: the domains live (see `TestEnd`). Both buffers live until the regions are
-    // deregistered below. Only the library accesses the target meanwhile, and the source is changed
-    // only by atomic operations, because it consists of `AtomicU64`.
+    // SAFETY: the domains live (see `TestEnd`). The buffers live longer than the ends, which are
+    // declared later. Only the library accesses the target until it is deregistered. The source is
+    // changed by atomic operations; the library only reads it, by assembly routines
+    // (`uiw_mem::recover`).
     let (from, to) = unsafe {
         let from = call!(mr::ibv_reg_mr(a.pd, source.as_ptr().cast_mut().cast(), LENGTH, 0));
         let to = call!(mr::ibv_reg_mr(b.pd, target.as_mut_ptr().cast(), LENGTH, ACCESS));
@@ -847,8 +848,8 @@ fn arguments_without_a_meaning_are_refused() {
     let end = TestEnd::new(opened, false);
     // SAFETY: the objects live (see `TestEnd`). `Handle` and `OwnedHandle` refuse objects of
     // another kind. Attributes, results and requests are local variables that nothing changes
-    // during the calls. The requests have no elements: a list that is NULL is refused, whatever its
-    // length (`sges`).
+    // during the calls. The lists of the requests are NULL: with the length 0 a request has no
+    // elements, and with any other length it is refused (`sges`).
     unsafe {
         // The pointer refers to an object of another kind.
         assert_eq!(call!(mr::ibv_dereg_mr(end.qp.cast())), libc::EINVAL);

@@ -238,10 +238,10 @@ impl Endpoint {
             sges: &[self.staged.sge(start..start + len)],
             flags: SendFlags::SIGNALED,
         };
-        // SAFETY: `start..start + len` is in a slot that was taken out of `free`, and `process`
-        // adds it to `free` again only when it takes the completion of this request. Until then
-        // nothing writes to the slot. The memory stays registered longer than the queue pair lives,
-        // because the fields of `Endpoint` are dropped in that order.
+        // SAFETY: `send` took the slot out of `free`. It returns there only with the completion
+        // (`process`), or if the request is refused, and nothing writes to it until then. The bytes
+        // are in the slot: `send_once` limits them to `max_payload`, at most `SEND`. The memory is
+        // registered longer than the queue pair lives, as the fields of `Endpoint` are ordered.
         unsafe { self.queue_pairs[at].qp.post_send([request]) }.map_err(|error| {
             tracing::debug!(%error, "a datagram cannot be posted");
             Errno::IO
@@ -326,8 +326,8 @@ impl Endpoint {
         });
         // SAFETY: each slot belongs to one receive at a time: `new` posts every slot once, and
         // afterwards a slot is posted again only when its completion was taken and its message was
-        // read. The memory stays registered longer than the queue and its queue pairs live, because
-        // the fields of `Endpoint` are dropped in that order.
+        // read or dropped. The memory stays registered longer than the queue and its queue pairs
+        // live, because the fields of `Endpoint` are dropped in that order.
         if let Err(error) = unsafe { self.srq.post_recv(requests) } {
             tracing::warn!(%error, "a datagram rsocket has lost a receive");
         }
