@@ -21,8 +21,9 @@ pub struct AbiCell<T>(UnsafeCell<T>);
 // follows a copied pointer states at that place why the object is alive.
 unsafe impl<T> Send for AbiCell<T> {}
 // SAFETY: no reference to the structure or to a field is ever created. `get` and `set` access
-// fields atomically; the callers of `set` hold a lock of the object for longer fields, which `get`
-// cannot read. C's accesses are ordered by the program, as the documentation of the type says.
+// fields atomically. Longer fields, which `get` cannot read, are only set by `set_addresses`
+// (`cabi/cm`), which locks the id. The program orders C's accesses, as the type's documentation
+// says.
 unsafe impl<T> Sync for AbiCell<T> {}
 
 impl<T: PlainAbi> AbiCell<T> {

@@ -144,11 +144,12 @@ macro_rules! pointers {
 type Brand<'a> = fn(&'a ()) -> &'a ();
 
 pointers! {
-    /// Pointer to an object of this library, which the program does not destroy during the call.
-    /// Any other pointer is detected, and the call fails.
+    /// Pointer to an object of this library, which the program does not destroy during the call. It
+    /// may begin to destroy the object if that waits until this call acknowledges an event, which is
+    /// the call's last use of the object. Any other pointer is detected, and the call fails.
     Handle<'a, B: Body>(*mut B::C), &'a Object<B>;
     /// Like [`Handle`], for functions that destroy the object: no other thread of the program uses
-    /// the object any more.
+    /// the object any more, except to acknowledge an event for which the function waits.
     OwnedHandle<'a, B: Body>(*mut B::C), &'a Object<B>;
     /// Pointer that is NULL or points to a structure. During the call the program changes neither
     /// the structure nor the addresses and buffers to which its pointers point, and does not
@@ -180,7 +181,7 @@ pointers! {
     /// the same lifetime. Nothing else reads or writes the array during the call.
     InOutArrayPtr<'a, T>(*mut T), Brand<'a>;
     /// Pointer that is NULL or points to memory with the number of bytes in the [`Count`] of the
-    /// same lifetime, for a structure of which the program may know a longer or shorter version.
+    /// same lifetime, for some version of a structure. Nothing else uses the memory during the call.
     PrefixPtr<'a, T>(*mut T), Brand<'a>;
     /// Pointer that is NULL or points to the size of the memory at the [`ArrayMutPtr`] of the same
     /// lifetime. The pointer may be unaligned. The call replaces the size by the full length of the
@@ -247,9 +248,9 @@ impl<'a, B: Body> Handle<'a, B> {
     /// # Errors
     /// EINVAL for any other pointer; EIO for an object that was inherited through a fork.
     pub fn get(self) -> Result<&'a Object<B>> {
-        // SAFETY: `Object::get` looks up the pointer. No thread frees the object during `'a`,
-        // because only a call of the program destroys it, which `Handle` excludes during this call,
-        // the end of `'a`.
+        // SAFETY: `Object::get` looks up the pointer. Only a call of the program frees the object,
+        // and `Handle` excludes that this happens before this call's last use of the object, where
+        // `'a` ends.
         unsafe { Object::get(self.0) }
     }
 
@@ -266,9 +267,8 @@ impl<'a, B: Body, P> TableHandle<'a, B, P> {
     /// The errors are those of [`Handle::get`].
     #[inline]
     pub fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or points to a live object of the kind of `B`, all of whose
-        // memory is initialized and changes only in cells. The program does not destroy it during
-        // this call, the end of `'a`. `TableHandle` requires both.
+        // SAFETY: the pointer is NULL or points to a live object of the kind of `B`, which the
+        // program does not destroy during this call, the end of `'a`. `TableHandle` requires both.
         unsafe { Object::get_called(self.0.cast()) }
     }
 }
@@ -279,9 +279,9 @@ impl<B: Body> OwnedHandle<'_, B> {
     /// # Errors
     /// EINVAL for any other pointer.
     pub fn get_any(&self) -> Result<&Object<B>> {
-        // SAFETY: `get_any` looks up the pointer. No other thread uses or destroys the object, as
+        // SAFETY: `get_any` looks up the pointer. No other thread destroys the object, as
         // `OwnedHandle` requires, and this thread frees it only in `destroy`, which consumes
-        // `self`.
+        // `self`, so not while the result borrows `self`.
         unsafe { Object::get_any(self.0) }
     }
 
@@ -295,9 +295,9 @@ impl<B: Body> OwnedHandle<'_, B> {
         if !object.is_inherited() {
             leave(object)?;
         }
-        // SAFETY: `get_any` has found the object alive, so `create` returned this pointer. No other
-        // thread uses the object any more, as `OwnedHandle` requires, and this thread does not use
-        // it after this.
+        // SAFETY: `get_any` has found the object alive, so `create` returned this pointer.
+        // `OwnedHandle` excludes uses by other threads, except acknowledgements, for which `leave`
+        // has waited. This thread does not use it after this.
         unsafe { Object::<B>::free(self.0) };
         Ok(())
     }
@@ -358,8 +358,8 @@ unsafe fn object_in<'a, T, B: Body>(
     let field = field(structure);
     let offset = ptr::from_ref(field).addr().wrapping_sub(ptr::from_ref(structure).addr());
     assert!(offset < size_of::<T>(), "the closure selects a field");
-    // SAFETY: `Object::get` looks up the pointer, and the caller ensures that no thread frees its
-    // object during `'a`.
+    // SAFETY: `field` is in the structure, as asserted, so the caller ensures that no thread frees
+    // the object to which it points during `'a`. `Object::get` looks up the pointer.
     unsafe { Object::get(*field) }
 }
 
@@ -433,7 +433,7 @@ impl<'a, T> OutPtr<'a, T> {
         self.check()?;
         // SAFETY: the pointer is not NULL, as checked above, so there is memory for a value, which
         // nothing else uses during the call, as `OutPtr` requires. `write_unaligned` writes at any
-        // alignment, and does not drop what was there.
+        // alignment, and does not drop the previous content.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -498,10 +498,10 @@ impl<'a, T> ArrayPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&[]),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it,
-            // because it has the same invariant lifetime. So there are `count` aligned and
-            // initialized elements, which the program does not change until the call returns, the
-            // end of `'a`, as `ArrayPtr` and the module require.
+            // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it by its
+            // invariant lifetime. So there are `count` aligned and initialized elements, at most
+            // `isize::MAX` bytes, which the program does not change until the call returns, the end
+            // of `'a`, as `ArrayPtr` and the module require.
             count => Some(unsafe { slice::from_raw_parts(self.0, count) }),
         })
     }
@@ -551,9 +551,9 @@ impl<'a, T> ArrayMutPtr<'a, T> {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
             // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it by its
-            // lifetime. So there is aligned memory for `count` elements, which nothing else uses
-            // during `'a`, as `ArrayMutPtr` and the module require. `self` is consumed, so no other
-            // reference exists.
+            // lifetime. So there is aligned memory for `count` elements, at most `isize::MAX`
+            // bytes, which nothing else uses during `'a`, as `ArrayMutPtr` and the module require;
+            // `self` is consumed.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0.cast(), count) }),
         })
     }
@@ -569,9 +569,9 @@ impl<'a, T> InOutArrayPtr<'a, T> {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
             // SAFETY: the pointer is not NULL, as checked above, and the count belongs to it by its
-            // lifetime. So there are `count` aligned and initialized elements, which nothing else
-            // uses during `'a`, as `InOutArrayPtr` and the module require. `self` is consumed, so
-            // no other reference exists.
+            // lifetime. So there are `count` aligned and initialized elements, at most `isize::MAX`
+            // bytes, which nothing else uses during `'a`, as `InOutArrayPtr` and the module
+            // require; `self` is consumed.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0, count) }),
         })
     }

@@ -42,7 +42,8 @@ pub unsafe trait NextFunction {
     /// Type of the function pointer.
     type Type;
 
-    /// Returns the cell that caches the address of the function; 0 before the first call.
+    /// Returns the cell that caches the address of the function; 0 before the first call. Each type
+    /// has its own cell, which only [`NextFunction::get`] uses.
     fn address_cell() -> &'static AtomicUsize;
 
     /// Returns the function of the next library, or `None` if there is none.
@@ -58,9 +59,10 @@ pub unsafe trait NextFunction {
             Self::address_cell().store(address, Ordering::Relaxed);
         }
         const { assert!(size_of::<Option<Self::Type>>() == size_of::<usize>()) };
-        // SAFETY: `address` is 0, which represents `None`, or the address of the function `NAME`,
-        // which has the type `Type`, as the trait requires. The sizes are the same, as asserted
-        // above. The C library is never unloaded.
+        // SAFETY: `address` is 0, which is `None`, or that of the function `NAME`, because only
+        // this function stores in the cell. The trait requires that it has the type `Type`, which
+        // has this size, as asserted above. It is in the C library or in a library that was loaded
+        // before that one, at the start of the process, and neither is ever unloaded.
         unsafe { mem::transmute_copy::<usize, Option<Self::Type>>(&address) }
     }
 }

@@ -50,11 +50,12 @@ pub(crate) fn close(members: &[InheritableSocket], set: c_int) {
     close_copy(set);
 }
 
-/// Closes a child's copy of a descriptor of this library. The owner of the descriptor must have
-/// been forgotten in the child.
+/// Closes a child's copy of a descriptor of this library. The caller forgets the owner of the
+/// descriptor in the child, so that nothing else there uses or closes it.
 pub fn close_copy(fd: c_int) {
-    // SAFETY: the call takes only an integer. All callers run in the child of a fork and forget the
-    // owner of the descriptor there, so nothing else in this process closes or uses it.
+    // SAFETY: close(2) takes an integer and accesses no memory. Nothing else in this process uses
+    // or closes the descriptor: all callers run in the child of a fork and forget its owner there,
+    // except for a test, which has created the descriptor itself.
     unsafe { libc::close(fd) };
 }
 

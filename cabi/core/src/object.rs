@@ -89,7 +89,7 @@ pub trait Body: Send + Sync {
     type C;
     /// Byte offset of `C` in `Abi`.
     const OFFSET: usize = 0;
-    /// Kind of the object.
+    /// Kind of the object, which no other type has.
     const KIND: ObjectKind;
 }
 
@@ -143,9 +143,8 @@ impl<B: Body> Object<B> {
     /// through the pointer, and for the address handles that are passed to them.
     ///
     /// # Safety
-    /// `pointer` is NULL, or all memory from its object on, as large as `Self`, is initialized and
-    /// can be read. No thread frees or writes that memory during `'a`, except for the parts in
-    /// cells.
+    /// `pointer` is NULL or points to a live object of this kind, which no thread frees during
+    /// `'a`. The checks only detect some of the calls that break this rule.
     ///
     /// # Errors
     /// The errors are those of [`Object::get`].
@@ -155,9 +154,10 @@ impl<B: Body> Object<B> {
         if pointer.is_null() || !object.is_aligned() {
             return Err(Errno::INVAL.because("the pointer is NULL or unaligned"));
         }
-        // SAFETY: the pointer is neither NULL nor unaligned, as checked above. All memory of a
-        // `Self` is initialized and readable there and, except for cells, neither freed nor written
-        // during `'a`, as the caller ensures.
+        // SAFETY: `pointer` is not NULL, as checked above, so it points to a live object of this
+        // kind, which no thread frees during `'a`, as the caller ensures. `create` made the object
+        // aligned and initialized. Everything that changes in it is in cells, and `free` alone has
+        // it mutably.
         let object = unsafe { &*object };
         if object.kind.load(Ordering::Acquire) == B::KIND as u32 {
             object.check_inherited()
@@ -188,10 +188,10 @@ impl<B: Body> Object<B> {
                 "the pointer refers to no such object: it is NULL, was freed, or belongs to another library",
             ));
         }
-        // SAFETY: the table contains a live object of this kind at this address, as checked above,
-        // so `create` made it and it is aligned and initialized. The caller ensures that no thread
-        // frees it during `'a`. Everything that changes in it is in cells, and `free` alone has it
-        // mutably.
+        // SAFETY: the table contains an object of this kind at this address, as checked above. Only
+        // `create` of this type registers the kind, so it made the object, aligned and initialized.
+        // The caller ensures that no thread frees it during `'a`. All that changes in it is in
+        // cells.
         Ok(unsafe { &*object })
     }
 

@@ -75,8 +75,8 @@ pub unsafe trait PlainAbi: Sized {}
 macro_rules! plain {
     ($($name:ty),* $(,)?) => {
         $(
-            // SAFETY: the declaration, which is above or in the crate `libc`, contains only
-            // integers, raw pointers, optional functions, and structures, unions and arrays of
+            // SAFETY: the declaration, which is in a module above or in the crate `libc`, contains
+            // only integers, raw pointers, optional functions, and structures, unions and arrays of
             // these.
             unsafe impl PlainAbi for $name {}
         )*
