@@ -20,8 +20,9 @@ macro_rules! next {
             $(
                 pub(super) struct $name;
                 // SAFETY: the name and the type are those of the declaration in the C library's
-                // header. The arguments are integers, or `PassedValue`s and pointers of
-                // `arguments`, whose types carry the guarantees of the manual page.
+                // header, except that `mremap` is variadic there, with its last argument in the
+                // same register. `PassedValue`s and the pointers of `arguments` carry the
+                // guarantees of the manual page; integers need none.
                 unsafe impl NextFunction for $name {
                     const NAME: &CStr = $c;
                     type Type = for<'a> extern "C" fn($($type),*) -> $result;
@@ -120,7 +121,7 @@ extern "C" fn mremap<'a>(
     if flags.get() & libc::MREMAP_MAYMOVE != 0 {
         if !is_chosen {
             // A mapping that can be resized in place stays registered.
-            // SAFETY: the program passes a mapping that mremap(2) may move with the flag
+            // SAFETY: the program passes a mapping that mremap(2) may resize or move with the flag
             // MREMAP_MAYMOVE. Without flags the page permits less: the mapping keeps its address,
             // is resized or left as it is, and the fifth argument is not used.
             let (in_place, nowhere) = unsafe { (PassedValue::new(0), PassedValue::new(ptr::null_mut())) };

@@ -15,8 +15,9 @@ unsafe extern "C" {
 extern "C" fn load() {
     let (first, end) = (&raw const FIRST, &raw const END);
     // SAFETY: the linker defines the two names as the beginning and the end of the section
-    // `uiw_slots`. Only `slot!` adds to it, four aligned words each, which are a `Slot`. The
-    // section lives as long as this library, and only the atomic field of a slot changes.
+    // `uiw_slots`. Only `slot!` adds to it, four aligned words each, which are a `Slot` and which
+    // the loader has relocated before it calls `load`. The section lives as long as this library,
+    // and only the atomic field of a slot changes.
     let slots = unsafe { slice::from_raw_parts(first, end.offset_from_unsigned(first)) };
     system::load(slots);
 }
