@@ -145,8 +145,8 @@ type Brand<'a> = fn(&'a ()) -> &'a ();
 
 pointers! {
     /// Pointer to an object of this library, which the program does not destroy during the call. It
-    /// may begin to destroy the object if that waits until this call acknowledges an event, which is
-    /// the call's last use of the object. Any other pointer is detected, and the call fails.
+    /// may begin to destroy the object if that waits until this call acknowledges an event, the
+    /// last use of the object here. Any other pointer is detected, and the call fails.
     Handle<'a, B: Body>(*mut B::C), &'a Object<B>;
     /// Like [`Handle`], for functions that destroy the object: no other thread of the program uses
     /// the object any more, except to acknowledge an event for which the function waits.
@@ -181,7 +181,7 @@ pointers! {
     /// the same lifetime. Nothing else reads or writes the array during the call.
     InOutArrayPtr<'a, T>(*mut T), Brand<'a>;
     /// Pointer that is NULL or points to memory with the number of bytes in the [`Count`] of the
-    /// same lifetime, for some version of a structure. Nothing else uses the memory during the call.
+    /// same lifetime, for some version of a structure, which nothing else uses during the call.
     PrefixPtr<'a, T>(*mut T), Brand<'a>;
     /// Pointer that is NULL or points to the size of the memory at the [`ArrayMutPtr`] of the same
     /// lifetime. The pointer may be unaligned. The call replaces the size by the full length of the

@@ -21,7 +21,8 @@ pub extern "C-unwind" fn ibv_get_async_event(
     event: OutPtr<'_, ibv_async_event>,
 ) -> c_int {
     // SAFETY: `Handle` and `OutPtr` have no destructors, so this frame holds nothing with one. It
-    // may unwind, because it is `extern "C-unwind"`, and its caller is C.
+    // may unwind, because it is `extern "C-unwind"`. Its caller is C, or a test that cancels no
+    // thread.
     match unsafe { take_event(|has_token| attempt(context, has_token, &event)) } {
         Some(found) => boundary::minus_one(|| event.write(found)),
         None => -1,
@@ -93,10 +94,10 @@ pub extern "C" fn ibv_ack_async_event(event: InOutPtr<'_, ibv_async_event>) {
             return Ok(());
         }
         let element = &event.element;
-        // SAFETY: the program's event counts as initialized (module `arguments`), `event_type`
-        // tells the variant of `element`, and `Object::get` looks it up. The object lives until
-        // `acknowledge` has counted the event, because its destruction waits for that in `leave`;
-        // nothing uses it later.
+        // SAFETY: the event counts as initialized (module `arguments`), `event_type` tells the
+        // variant of `element`, and `Object::get` looks it up. The program has not acknowledged the
+        // event (see above), so the object lives until `acknowledge` unlocks its count, for which
+        // `leave` waits before the object is freed. Nothing uses it later.
         unsafe {
             match event.event_type {
                 kinds::IBV_EVENT_CQ_ERR => Object::<Cq>::get(element.cq)?.async_events.acknowledge(1),

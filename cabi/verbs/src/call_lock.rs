@@ -54,9 +54,9 @@ unsafe impl<B: Body> Argument for BatchHandle<'_, B> {
 impl<'a, B: Batched> BatchHandle<'a, B> {
     #[inline]
     fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or points to a live object of the kind of `B`, so all of its
-        // memory is initialized and may be read, and the program does not destroy it during the
-        // call, the end of `'a`. `TableHandle` requires both, and this type requires the same.
+        // SAFETY: the pointer is NULL or points to a live object of the kind of `B`, which the
+        // program does not destroy during the call, the end of `'a`. `TableHandle` requires both,
+        // and this type requires the same.
         unsafe { Object::get_called(self.0.cast()) }
     }
 

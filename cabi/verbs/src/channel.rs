@@ -156,7 +156,8 @@ pub extern "C-unwind" fn ibv_get_cq_event(
     cq_context: OutPtr<'_, *mut c_void>,
 ) -> c_int {
     // SAFETY: `Handle` and `OutPtr` have no destructors, so this frame holds nothing with one. It
-    // may unwind, because it is `extern "C-unwind"`, and its caller is C.
+    // may unwind, because it is `extern "C-unwind"`. Its caller is C, or a test that cancels no
+    // thread.
     let taken = unsafe { take_event(|has_token| attempt(channel, has_token, &cq, &cq_context)) };
     let Some(found) = taken else { return -1 };
     // SAFETY: `found` is alive: `deliver` has counted its event, for whose acknowledgement

@@ -135,7 +135,7 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
     // SAFETY: `offset + length` is at most the size of the mapping, as checked above, and `mapped`,
     // which the `Memory` owns, keeps the bytes mapped. Accesses that `protection` forbids fail.
     // Until a request completes, the program does not use its buffers (ibv_post_send(3),
-    // ibv_post_recv(3)); memory for peers is accessed atomically.
+    // ibv_post_recv(3)). The engine accesses memory for peers atomically.
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
 }
 

@@ -24,8 +24,8 @@ type Action = libc::sigaction;
 pub type ChangeMask =
     for<'a> extern "C" fn(c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
 
-/// Action that the program has requested for one signal. It is written under a lock. A signal
-/// handler may read it at any time, without the lock.
+/// Action that the program has requested for one signal. One thread at a time writes it: under the
+/// lock, or before another thread can. A signal handler may read it at any time, without the lock.
 struct RequestedAction {
     /// The newest action and the one before. A change overwrites the older one.
     actions: UnsafeCell<[Action; 2]>,
@@ -38,9 +38,9 @@ struct RequestedAction {
 /// Value of `locked` while no thread has the lock. Generations are counted from 1.
 const FREE: u32 = 0;
 
-// SAFETY: threads write elements only under the lock, and only one that is not the newest. Other
-// threads copy the newest one, and discard the copy if there was a change meanwhile, because the
-// next change may have overwritten the element.
+// SAFETY: one thread at a time writes an element (see `set`), and only one that is not the newest.
+// Other threads copy the newest one, and discard the copy if there was a change meanwhile, because
+// the next change may have overwritten the element.
 unsafe impl Sync for RequestedAction {}
 
 impl RequestedAction {
@@ -99,10 +99,10 @@ impl RequestedAction {
         let changes = self.changes.load(Ordering::Relaxed).wrapping_add(1);
         // A thread that copies what is written below sees the previous change as well.
         fence(Ordering::Release);
-        // SAFETY: the index is 0 or 1. `replace` has the lock here, and `install` calls this
-        // function before it sets `INSTALLED`, without which no thread calls `replace`, so nothing
-        // else writes. The element is not the newest one, and a thread that still copies it
-        // discards the copy.
+        // SAFETY: the index is 0 or 1. `replace` has the lock here. `install` calls this before it
+        // installs the signal's handler and sets `INSTALLED`, before which nothing calls `replace`,
+        // and a test has one writer. So nothing else writes. The element is not the newest one, and
+        // a thread that still copies it discards the copy.
         unsafe { (&raw mut (*self.actions.get())[changes % 2]).write_volatile(action) };
         self.changes.store(changes, Ordering::Release);
     }
@@ -124,7 +124,8 @@ fn wanted(signal: c_int) -> Option<&'static RequestedAction> {
 struct SystemSigaction;
 
 // SAFETY: the name is that of `sigaction`, and the type is its declaration in sigaction(2). It is
-// an unsafe function, whose callers ensure what that page requires of the arguments.
+// an unsafe function, whose callers ensure what that page requires of the arguments. The cell is a
+// static of this type alone.
 unsafe impl NextFunction for SystemSigaction {
     const NAME: &CStr = c"sigaction";
     type Type = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
@@ -389,8 +390,8 @@ mod tests {
         unsafe extern "C-unwind" {
             fn pthread_exit(value: *mut c_void) -> !;
         }
-        // SAFETY: the frames between here and the start of the thread may unwind ("C-unwind") and
-        // have no destructors.
+        // SAFETY: the frames between here and the start of the thread have no destructors and may
+        // unwind: they are "C-unwind" or, like `forward_signal`, functions of Rust.
         unsafe { pthread_exit(ptr::dangling_mut::<u8>().cast()) };
     }
 

@@ -365,8 +365,9 @@ mod tests {
     fn unmapped_pages_found_in_range() {
         let page = page_size();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: the mapping is new, so its three pages belong to this test. Each is unmapped
-        // once, and nothing accesses their memory.
+        // SAFETY: mmap(2) chooses addresses where nothing is mapped, so no other code knows the
+        // three pages, to whose starts the offsets lead. Each page is unmapped once, and nothing
+        // accesses their memory.
         unsafe {
             let start = libc::mmap(ptr::null_mut(), 3 * page, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(start, libc::MAP_FAILED);

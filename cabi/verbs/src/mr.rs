@@ -88,9 +88,9 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     if on_demand && start == 0 && length == usize::MAX {
         let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
         // SAFETY: the engine checks at each access that the bytes are mapped, and accesses only
-        // those that requests name. Until a request completes, the program does not use its buffers
-        // (ibv_post_send(3), ibv_post_recv(3)). Memory for peers is shared, and accessed
-        // atomically.
+        // bytes that requests of the program or its peers name. Until a request completes, the
+        // program does not use its buffers (ibv_post_send(3), ibv_post_recv(3)). Memory for peers
+        // is shared, and the engine accesses it atomically.
         let memory = unsafe { Memory::on_demand(lowest, all) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
     }
@@ -109,10 +109,10 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     // Like the kernel, which pins pages for writing if there is any of these rights.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
-    // SAFETY: `mapping::check` has found the bytes accessible with these rights. Until a request
-    // completes, the program does not use its buffers (ibv_post_send(3), ibv_post_recv(3)); memory
-    // for peers is shared, and accessed atomically. `mapping` discards bytes that are unmapped
-    // earlier, or their access fails (`fault_handler`).
+    // SAFETY: `mapping::check` has found the bytes accessible. They need not stay so: accesses to
+    // unmapped bytes fail (`fault_handler`), and `mapping` discards bytes before the C library
+    // unmaps them. Until a request completes, the program does not use its buffers
+    // (ibv_post_send(3), ibv_post_recv(3)). The engine accesses memory for peers atomically.
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()

@@ -31,12 +31,13 @@ impl AlignedLists {
     /// Copies a list.
     ///
     /// # Safety
-    /// `list` points to `count` initialized elements, at any alignment. `self` is neither dropped
-    /// nor cleared during `'a`.
+    /// `list` points to `count` initialized elements, at any alignment. Nothing changes them during
+    /// the call. `self` is neither dropped nor cleared during `'a`.
     #[cold]
     unsafe fn add<'a>(&mut self, list: *const Sge, count: usize) -> &'a [Sge] {
-        // SAFETY: `list` points to `count` elements, as the caller ensures, `at` is less than
-        // `count`, and `read_unaligned` reads at any alignment.
+        // SAFETY: `list` points to `count` initialized elements that nothing changes during the
+        // call, as the caller ensures. `at` is less than `count`, and `read_unaligned` reads at any
+        // alignment.
         let copy = (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Vec<Sge>>();
         let (at, len) = (copy.as_ptr(), copy.len());
         self.0.push(copy);
@@ -66,10 +67,10 @@ pub(crate) unsafe fn sges<'a>(
         Ok(0) => Ok(&[]),
         Ok(count) if !list.is_null() => {
             let list = list.cast::<Sge>();
-            // SAFETY: `list` is not NULL and `count` is positive, so there are `count` elements
-            // that nothing changes during `'a`, while `copies` lives, as the caller ensures. The
-            // first branch needs alignment, `add` does not. `Sge` has the layout of `ibv_sge`, as
-            // asserted above.
+            // SAFETY: `list` is not NULL and `count` is positive, so there are `count` initialized
+            // elements that nothing changes during `'a`, while `copies` lives, as the caller
+            // ensures. The first branch needs alignment, `add` does not. `Sge` has the layout of
+            // `ibv_sge` (asserted above) and consists of integers.
             Ok(unsafe {
                 if list.is_aligned() {
                     std::slice::from_raw_parts(list, count)
@@ -153,7 +154,7 @@ pub(crate) trait Chained: Copy {
     /// # Safety
     /// `self` is a request as [`ChainPtr`] describes it: during `'a`, nothing changes its elements,
     /// and the program does not destroy the objects to which it refers. If `ud` is not NULL,
-    /// `wr.ud.ah` is NULL or points to an address handle of this library. `copies` is neither
+    /// `wr.ud.ah` is NULL or points to a live address handle of this library. `copies` is neither
     /// dropped nor cleared during `'a`.
     unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
 }
@@ -174,8 +175,9 @@ impl Chained for ibv_send_wr {
             true => op,
             false => {
                 // SAFETY: `ud` is not NULL, so the queue pair is a UD queue pair, for which the
-                // caller ensures that `wr.ud` is initialized and that `ah` is NULL or points to an
-                // address handle of this library, which the program does not destroy during `'a`.
+                // caller ensures that `wr.ud` is initialized and that `ah` is NULL or points to a
+                // live address handle of this library, which the program does not destroy during
+                // `'a`.
                 let (ah, to) = unsafe { (Object::<Ah>::get_called(self.wr.ud.ah)?, self.wr.ud) };
                 to_datagram(op, ah::destination(ah, ud, to.remote_qpn, to.remote_qkey)?)?
             }
@@ -326,10 +328,10 @@ pub(crate) extern "C" fn post_send(
     boundary::code_fast(|| {
         let qp = qp.get()?;
         let ud = if qp.is_ud() { qp.abi.get(|abi| &abi.qp_base.pd) } else { ptr::null_mut() };
-        // SAFETY: `ChainPtr` requires that the program neither changes the chain nor destroys its
-        // objects during the call, as `step` demands, and that the memory of requests stays valid.
-        // `ud` is NULL unless the queue pair is UD, and `post` owns `chain`, whose copies only
-        // grow.
+        // SAFETY: `ChainPtr` requires what `step` demands of the chain and its objects during the
+        // call, and the engine of the memory of requests. `send_op` makes no `FastRegister`. `ud`
+        // is NULL unless the queue pair is UD. `post` owns `chain`, whose copies only grow, until
+        // the engine has returned.
         let posted = wr.post(bad, ud, |chain| unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) });
         qp.note_post();
         posted

@@ -98,8 +98,8 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         found => Ok(found),
     };
     // SAFETY: `needed` returns only addresses that are not NULL. The functions with these names in
-    // the node IBVERBS_1.1 have these types in verbs.h of rdma-core, and the user has chosen a
-    // library of rdma-core, whose nodes never change.
+    // the node IBVERBS_1.1 have these types in verbs.h of rdma-core. The user has chosen a library
+    // of rdma-core, whose nodes never change, and `library` is never closed.
     let system = unsafe {
         use std::mem::transmute;
         SystemLibrary {
@@ -115,9 +115,9 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         }
     };
     for slot in slots {
-        // SAFETY: the only caller, `load` of `cabi/ibverbs`, passes slots made by its macro
-        // `slot!`, which sets both fields to constants that end in NUL and live as long as this
-        // library.
+        // SAFETY: the only caller of `load` is the function of that name in `cabi/ibverbs`, whose
+        // slots its macro `slot!` makes, with both fields set to constants that end in NUL and live
+        // as long as this library.
         let (name, node) = unsafe { (CStr::from_ptr(slot.name), CStr::from_ptr(slot.node)) };
         let theirs = find(name, node);
         if !theirs.is_null() {
@@ -253,10 +253,10 @@ pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
     let element = unsafe { event.element.cq };
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {
-            // SAFETY: the system's library has filled the event, and the caller ensures that it was
-            // not acknowledged yet. Or this library has filled it for a port or the device, and the
-            // function only reads its type. `event` is borrowed mutably during the call. The
-            // library is never unloaded.
+            // SAFETY: an object of ours is alive until its events are acknowledged, so this event
+            // is one of the system's library, not acknowledged yet, as the caller ensures. Or it
+            // concerns a port or the device, and the function only reads its type. `event` is
+            // borrowed mutably, and the library is never unloaded.
             unsafe { (system.ack_async_event)(event) };
             true
         }

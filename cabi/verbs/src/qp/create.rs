@@ -16,9 +16,9 @@ pub extern "C" fn ibv_create_qp(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_qp_in
         let init = init.get()?;
         let mut long = init.extended();
         let domain = pd.get()?;
-        // SAFETY: the copy is a variable of this function, and nothing else uses it until the call
-        // returns. The queues to which it refers are those of `init`, whose type requires that the
-        // program does not destroy them during the call.
+        // SAFETY: the copy is a local variable that nothing else uses until the call returns. Its
+        // only pointers to objects are the queues of `init`, whose type requires that the program
+        // does not destroy them during the call. `qp_context` is only stored.
         let qp = create_qp(domain, unsafe { argument(&raw mut long) }, None);
         init.cap = long.cap;
         qp

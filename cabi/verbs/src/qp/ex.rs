@@ -231,9 +231,10 @@ extern "C" fn wr_set_inline_data_list<'a>(
                 if buffer.addr.is_null() {
                     return Err(Errno::INVAL.null_argument());
                 }
-                // SAFETY: the address and the length are not 0, as checked above, so there are as
-                // many bytes as `length` says (ibv_wr_post(3)). The setter copies them
-                // (ibv_wr_post(3)), so the program does not change them before it returns.
+                // SAFETY: the address and the length are not 0, as checked above, so `length` bytes
+                // are there, initialized (module `arguments`), and at most `max_inline_data`
+                // (`check_inline`). The setter copies them, so the program does not change them
+                // before it returns (ibv_wr_post(3)).
                 let bytes = unsafe { slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length) };
                 batch.inline.extend_from_slice(bytes);
             }
