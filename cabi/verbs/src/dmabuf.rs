@@ -133,9 +133,9 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
     sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
     let first = at.cast::<u8>().wrapping_add(skip);
     // SAFETY: `offset + length` is at most the size of the mapping, as checked above, and `mapped`,
-    // which the `Memory` owns, keeps the bytes mapped. Accesses that `protection` forbids fail.
-    // Until a request completes, the program does not use its buffers (ibv_post_send(3),
-    // ibv_post_recv(3)). The engine accesses memory for peers atomically.
+    // which the `Memory` owns, keeps it. Accesses that `protection` forbids fail or end the
+    // process. Until a request completes, the program does not use its buffers (ibv_post_send(3),
+    // ibv_post_recv(3)). Memory for peers is accessed atomically.
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
 }
 

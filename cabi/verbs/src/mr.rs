@@ -87,10 +87,10 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     fault_handler::install();
     if on_demand && start == 0 && length == usize::MAX {
         let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
-        // SAFETY: the engine checks at each access that the bytes are mapped, and accesses only
-        // bytes that requests of the program or its peers name. Until a request completes, the
-        // program does not use its buffers (ibv_post_send(3), ibv_post_recv(3)). Memory for peers
-        // is shared, and the engine accesses it atomically.
+        // SAFETY: an access to bytes that are not mapped fails (`fault_handler`) or ends the
+        // process. The engine accesses only bytes that requests name. Until a request completes,
+        // the program does not use its buffers (ibv_post_send(3), ibv_post_recv(3)). Memory for
+        // peers is shared, and accessed atomically.
         let memory = unsafe { Memory::on_demand(lowest, all) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
     }
@@ -99,20 +99,20 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
             .because(format_args!("{length} bytes at {addr:p} are empty or exceed the address space")));
     }
     if on_demand {
-        // SAFETY: the engine checks at each access whether the bytes are mapped. Until a request
-        // completes, the program does not access its buffers, because they may be reused only
-        // afterwards (ibv_post_send(3), ibv_post_recv(3)). Memory that a peer may access is shared,
-        // and the engine accesses it atomically.
+        // SAFETY: an access to bytes that are not mapped fails (`fault_handler`) or ends the
+        // process. Until a request completes, the program does not access its buffers
+        // (ibv_post_send(3), ibv_post_recv(3)). Memory that a peer may access is shared, and the
+        // engine accesses it atomically.
         let memory = unsafe { Memory::on_demand(addr.cast(), length) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: start as u64 });
     }
     // Like the kernel, which pins pages for writing if there is any of these rights.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
-    // SAFETY: `mapping::check` has found the bytes accessible. They need not stay so: accesses to
-    // unmapped bytes fail (`fault_handler`), and `mapping` discards bytes before the C library
-    // unmaps them. Until a request completes, the program does not use its buffers
-    // (ibv_post_send(3), ibv_post_recv(3)). The engine accesses memory for peers atomically.
+    // SAFETY: `mapping::check` has found the bytes accessible. Once they are not, an access fails
+    // (`fault_handler`) or ends the process; `mapping` discards bytes that the C library unmaps.
+    // Until a request completes, the program does not use its buffers (ibv_post_send(3),
+    // ibv_post_recv(3)). Memory for peers is accessed atomically.
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()

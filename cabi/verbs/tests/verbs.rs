@@ -15,7 +15,8 @@ use uiw_cabi_verbs::{async_events, buf, channel, cq, device, mr, open, pd, qp, s
 const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
 
 /// Opens the loopback device. Only the thread of the test uses the context, and closes it after it
-/// has destroyed all of its objects.
+/// has destroyed all of its objects, or leaves it open if an assertion fails. The library writes
+/// the structure of a context only when it creates it.
 fn open() -> *mut ibv_context {
     // SAFETY: the list is not NULL, as asserted, and ends in NULL, which the loop does not pass.
     // Names of listed devices end in NUL and live forever, as the devices do. NULL is refused as a
@@ -43,7 +44,9 @@ fn open() -> *mut ibv_context {
 ///
 /// `memory` is in a box, so its words stay in place until `drop` has deregistered them. The test
 /// accesses a word only before the request that names it is posted and after its completion was
-/// polled, except with [`TestEnd::memory_word`].
+/// polled, except with [`TestEnd::memory_word`]. If an assertion in `drop` fails, the
+/// words are freed while they are registered, but no request uses them then: all have completed, or
+/// it is the second panic, which ends the process.
 struct TestEnd {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -58,8 +61,8 @@ impl TestEnd {
     fn new(context: *mut ibv_context, with_srq: bool) -> Self {
         // SAFETY: `context` is open (see `open`). Objects are checked before they are used, and
         // NULL is permitted as `srq`. Attributes are local variables, whose pointers are NULL or
-        // objects, and tables of the library have these functions. The words do not move when the
-        // box does.
+        // objects, and tables of the library have these functions. The words stay in place and are
+        // used as `TestEnd` says.
         unsafe {
             let pd = call!(pd::ibv_alloc_pd(context));
             let mut attr: abi::ibv_cq_init_attr_ex = abi::zeroed();
@@ -154,10 +157,9 @@ impl TestEnd {
         let mut sge = self.sge(word, 8);
         let mut wr = abi::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
         let mut bad = ptr::null_mut();
-        // SAFETY: the objects live, and only this thread uses them (see `TestEnd`). `ChainPtr`
-        // permits `wr`: one request with one element, in local variables that nothing changes
-        // during the calls. The word stays registered until the completion was polled or the queue
-        // was destroyed. `bad` is a local.
+        // SAFETY: the objects live, only this thread uses them, and the word stays registered and
+        // unused (see `TestEnd` and `open`). `ChainPtr` permits `wr`: one request with one element,
+        // in local variables that nothing changes during the calls. `bad` is a local variable.
         unsafe {
             let ops = &(*self.context).ops;
             let posted = if self.srq.is_null() {
@@ -178,9 +180,9 @@ impl TestEnd {
     /// Builds one request with `ibv_wr_*` and posts it.
     fn build(&self, id: u64, request: impl FnOnce(*mut ibv_qp_ex)) -> c_int {
         // SAFETY: the queue pair was created for `ibv_wr_*` and lives until `drop` (see `TestEnd`),
-        // so `ex` is not NULL and has these functions. Only this thread calls them, between start
-        // and completion. The regions that `request` names stay registered until the completion or
-        // `drop`.
+        // so `ex` is not NULL and has these functions. Only this thread calls them and writes the
+        // fields. All callers name words of ends, used as `TestEnd` says, or buffers that outlive
+        // the queue pair.
         unsafe {
             let ex = call!(qp::ibv_qp_to_qp_ex(self.qp));
             (*ex).wr_start.unwrap()(ex);
@@ -192,9 +194,9 @@ impl TestEnd {
 
     fn completion(&self) -> ibv_wc {
         let until = Instant::now() + Duration::from_secs(30);
-        // SAFETY: the context and the queue live, and only this thread uses them (see `TestEnd`).
-        // `wc` is a local variable with room for one completion, which is the maximum passed, and
-        // consists of integers, so it is initialized.
+        // SAFETY: the context and the queue live, and only this thread uses them (see `TestEnd` and
+        // `open`). `wc` is a local variable with room for one completion, which is the maximum
+        // passed, and consists of integers, so zeros initialize it.
         unsafe {
             let mut wc: ibv_wc = abi::zeroed();
             while (*self.context).ops.poll_cq.unwrap()(self.cq.cast(), 1, &raw mut wc) == 0 {
@@ -213,9 +215,10 @@ impl TestEnd {
 
 impl Drop for TestEnd {
     fn drop(&mut self) {
-        // SAFETY: the objects live and belong to this value (see `TestEnd`). Each is destroyed
-        // once, after the objects that use it. The first two calls are refused with EBUSY, so they
-        // destroy nothing.
+        // SAFETY: the objects live, and only this value uses and destroys them (see `TestEnd`).
+        // Each is destroyed once, after the objects that use it. The first two calls are refused
+        // with EBUSY, so they destroy nothing. If an assertion fails, the remaining objects stay
+        // alive.
         unsafe {
             assert_eq!(call!(pd::ibv_dealloc_pd(self.pd)), libc::EBUSY);
             assert_eq!(call!(cq::ibv_destroy_cq(self.cq.cast())), libc::EBUSY);
@@ -235,9 +238,9 @@ impl Drop for TestEnd {
 /// # Safety
 /// `context` was returned by `open`, and is not closed during `'a`.
 unsafe fn vctx<'a>(context: *mut ibv_context) -> &'a abi::verbs_context {
-    // SAFETY: every context of the library is the last part of such a structure, from whose address
-    // the pointer is derived. The caller ensures that it lives during `'a`, and the library writes
-    // it only on creation.
+    // SAFETY: `Object::create` has derived `context` from such a structure, of which it is the last
+    // field. The caller ensures that the structure lives during `'a`, and the library writes it
+    // only when it creates it.
     unsafe { &*context.byte_sub(std::mem::offset_of!(abi::verbs_context, context)).cast() }
 }
 
@@ -252,8 +255,8 @@ fn every_request_by_ibv_wr() {
     b.memory[9] = 40;
     // SAFETY: `build` passes its live `ex`, between start and completion, and the functions were
     // requested in `TestEnd::new`. `sge`, `fetch` and the addresses of `b` are words of
-    // `TestEnd::memory`. Inline bytes are local variables, which the functions copy. Received words
-    // are read after `done`.
+    // `TestEnd::memory`, each read only after the completion of its request. Inline bytes are local
+    // variables, which the functions copy.
     unsafe {
         let sge = a.sge(0, 8);
         let set =
@@ -364,16 +367,16 @@ fn refused_batch_posts_nothing() {
     b.connect(&a);
     let (sge, write) = (a.sge(0, 8), |ex: *mut ibv_qp_ex, id: u64| {
         // SAFETY: `build` passes its live `ex`, between start and completion, to the closures that
-        // call this one. The key and the address are those of `b`, which lives, with its memory,
-        // until `drop` below.
+        // call this one. The key and the address are those of a word of `b`, which is registered
+        // until `TestEnd::drop` and which nothing else accesses.
         unsafe {
             (*ex).wr_id = id;
             (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(1));
         }
     });
     // SAFETY: `build` passes its live `ex`, between start and completion, and `write` has begun a
-    // request. The element is a word of `a`, which stays registered until `drop` below, and is not
-    // accessed.
+    // request. The element is a word of `a`, which stays registered until `TestEnd::drop` has
+    // destroyed the queue pair, and which nothing else accesses.
     let set = |ex: *mut ibv_qp_ex| unsafe { (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length) };
     for length in [33, 40] {
         let refused = a.build(0, |ex| {
@@ -408,7 +411,8 @@ fn completions_are_read_field_by_field() {
     b.connect(&a);
     // SAFETY: `b.cq` was created by `create_cq_ex` with the flags for these fields and lives until
     // `drop`, and only this thread uses it. `start_poll` may get NULL as its attributes. Fields are
-    // read after `start_poll` or `next_poll` has returned 0, and before `end_poll`.
+    // read between a `start_poll` that returned 0 and `end_poll`. `build` passes its live `ex`,
+    // after its start.
     unsafe {
         let cq = b.cq;
         let start = || (*cq).start_poll.unwrap()(cq, ptr::null_mut());
@@ -446,10 +450,10 @@ fn completions_are_read_field_by_field() {
 fn asynchronous_events_await_acknowledgement() {
     let (opened, other) = (open(), open());
     let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, true));
-    // SAFETY: the contexts are open until the end of the test, and the objects of `a` and `b` live
-    // (see `TestEnd`); only this thread uses them. `attr`, `event` and `none` are local variables.
-    // The event is one that the library has filled, acknowledged once, before its queue is
-    // destroyed.
+    // SAFETY: the contexts are open until the end of the test, the objects of `a` and `b` live, and
+    // only this thread uses them (see `TestEnd`). `attr`, `event` and `none` are local variables;
+    // fcntl(2) gets integers. `build` passes its live `ex`. The library has filled `event`, which
+    // is acknowledged once.
     unsafe {
         let attr = abi::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 2 };
         assert_eq!(call!(srq::ibv_modify_srq(b.srq, &raw const attr, 2)), 0);
@@ -534,9 +538,9 @@ fn unaligned_requests_and_elements() {
     });
     let mut from = PackedElement::new([a.sge(0, 8), a.sge(1, 8)]);
     // SAFETY: the objects live (see `TestEnd`). `ChainPtr` permits unaligned requests: each has two
-    // elements, which are words of the ends, in local variables that nothing changes before the
-    // calls return. The words are not accessed until their completions are polled below. `bad` is a
-    // local variable.
+    // elements, which are registered words of the ends, in local variables that nothing changes
+    // before the calls return. The words are not accessed until their completions are polled below.
+    // `bad` is a local variable.
     unsafe {
         let mut bad = ptr::null_mut();
         assert_eq!((*opened).ops.post_recv.unwrap()(b.qp, receive.at(), &raw mut bad), 0);
@@ -582,10 +586,10 @@ fn source_rewritten_during_write() {
     let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
     a.connect(&b);
     b.connect(&a);
-    // SAFETY: the domains live (see `TestEnd`). The buffers live longer than the ends, which are
-    // declared later. Only the library accesses the target until it is deregistered. The source is
-    // changed by atomic operations; the library only reads it, by assembly routines
-    // (`uiw_mem::recover`).
+    // SAFETY: the domains live (see `TestEnd`). The buffers, declared before the ends, live longer,
+    // and without queue pairs no request accesses them. Until then only the library accesses the
+    // target. The source is changed atomically; the library only reads it, by assembly routines
+    // (`uiw_mem::recover`, x86-64).
     let (from, to) = unsafe {
         let from = call!(mr::ibv_reg_mr(a.pd, source.as_ptr().cast_mut().cast(), LENGTH, 0));
         let to = call!(mr::ibv_reg_mr(b.pd, target.as_mut_ptr().cast(), LENGTH, ACCESS));
@@ -613,10 +617,10 @@ fn source_rewritten_during_write() {
         });
         let _over = FlagOnDrop(&over);
         for id in 0..WRITES {
-            // SAFETY: `build` passes its live `ex`, between start and completion. The addresses are
-            // inside the regions, which stay registered until the completion is polled below.
-            // Nothing accesses the target until then. The other thread writes the source
-            // atomically; the library copies it by assembly routines.
+            // SAFETY: `build` passes its live `ex`, between start and completion. The buffers live
+            // and are registered until the ends are dropped, and the addresses and the length are
+            // theirs. Nothing else accesses the target. The other thread writes the source
+            // atomically; see above for the library's reads.
             let posted = a.build(id, |qp| unsafe {
                 (*qp).wr_rdma_write.unwrap()(qp, rkey, target.as_ptr().addr() as u64);
                 (*qp).wr_set_sge.unwrap()(qp, lkey, source.as_ptr().addr() as u64, LENGTH as u32);
@@ -626,8 +630,8 @@ fn source_rewritten_during_write() {
         }
         // The response to the Read arrives after all Writes.
         // SAFETY: `build` passes its live `ex`, between start and completion. `a.mr` lives until
-        // `drop`. The addresses are inside the regions of `a` and `b`, which stay registered until
-        // then, and nothing accesses the eight bytes until the completion is polled below.
+        // `drop`. The addresses are words of `a` and `b`, which stay registered until then, and
+        // nothing accesses them until the completion is polled below.
         let posted = a.build(WRITES, |qp| unsafe {
             (*qp).wr_rdma_read.unwrap()(qp, b.rkey(), b.address(0));
             (*qp).wr_set_sge.unwrap()(qp, (*a.mr).lkey, a.address(0), 8);
@@ -649,8 +653,9 @@ fn source_rewritten_during_write() {
 fn buffers_page_aligned_with_regions_inside() {
     let opened = open();
     // SAFETY: `opened` is open, and only this thread uses it and its objects, each destroyed once.
-    // Objects are checked before their fields are read. The 10,000 bytes belong to this test until
-    // `ibv_free_buf`, after which only addresses are used. `attr` and `handle` are local variables.
+    // They are checked before their fields are read, and `Handle` detects the freed `handle`. Only
+    // this test knows the 10,000 bytes, and accesses them only before they are registered. `attr`
+    // and `handle` are local variables.
     unsafe {
         let (domain, other) = (call!(pd::ibv_alloc_pd(opened)), call!(pd::ibv_alloc_pd(opened)));
         let mut handle = ptr::null_mut();
@@ -660,7 +665,7 @@ fn buffers_page_aligned_with_regions_inside() {
         let inside = call!(buf::ibv_reg_buf_mr(domain, handle, addr.byte_add(16), 9_984, ACCESS));
         assert!(!inside.is_null() && (*inside).length == 9_984);
         for (pd, start, length) in
-            [(other, addr, 8), (domain, addr.byte_add(16), 9_985), (domain, addr.byte_sub(1), 8)]
+            [(other, addr, 8), (domain, addr.byte_add(16), 9_985), (domain, addr.wrapping_byte_sub(1), 8)]
         {
             assert!(call!(buf::ibv_reg_buf_mr(pd, handle, start, length, ACCESS)).is_null());
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
@@ -721,7 +726,8 @@ fn null_pointers_are_errors() {
         ptr::null_mut()
     }
     // SAFETY: all pointers are NULL, which the types of the arguments permit (module `arguments`),
-    // and the functions that take plain pointers look them up. No object is used.
+    // with any count. The functions that take plain pointers look them up, or fail for another
+    // argument before they use them. No object is used.
     unsafe {
         assert!(call!(open::ibv_open_device(none())).is_null());
         assert_eq!(call!(open::ibv_close_device(none())), -1);
@@ -778,9 +784,9 @@ fn wild_pointers_are_errors() {
         }
         let srq_attr = abi::ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 };
         // SAFETY: `Handle`, `OwnedHandle`, the fields of `init` and `event`, and pointers to
-        // devices may be any address, because they are only looked up; no system's library is
-        // loaded that gets the event. The other pointers are to local variables or NULL, and
-        // `opened` and `end` live until `drop`.
+        // devices may be any address, because they are only looked up, and no system's library is
+        // loaded that gets the event. Memory at `address` is not used, as the domain is refused
+        // first. The other pointers are local, NULL or live.
         unsafe {
             let (mut attr, mut init): (abi::ibv_qp_attr, abi::ibv_qp_init_attr) =
                 (abi::zeroed(), abi::zeroed());
@@ -825,8 +831,8 @@ fn wild_pointers_are_errors() {
         }
     }
     // SAFETY: `opened` is open, and only this thread uses it and the domain, which the first call
-    // destroys. The second call looks up the address, where no object is alive any more, and
-    // refuses it.
+    // destroys. The second call looks up the address and refuses it: this thread creates no object
+    // meanwhile, and glibc's malloc keeps a block of this size for the thread that freed it.
     unsafe {
         let domain = call!(pd::ibv_alloc_pd(opened));
         assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
@@ -834,8 +840,8 @@ fn wild_pointers_are_errors() {
     }
     drop(end);
     // SAFETY: `open` returned the context, and `end`, which used it, was dropped. The first call
-    // closes it, and the second one looks up the address, where no object is alive any more, and
-    // refuses it.
+    // closes it. The second one looks up the address and refuses it: this thread opens no context
+    // meanwhile, and glibc's malloc keeps a block of this size for the thread that freed it.
     unsafe {
         assert_eq!(call!(open::ibv_close_device(opened)), 0);
         assert_eq!(call!(open::ibv_close_device(opened)), -1);
@@ -847,9 +853,9 @@ fn arguments_without_a_meaning_are_refused() {
     let opened = open();
     let end = TestEnd::new(opened, false);
     // SAFETY: the objects live (see `TestEnd`). `Handle` and `OwnedHandle` refuse objects of
-    // another kind. Attributes, results and requests are local variables that nothing changes
-    // during the calls. The lists of the requests are NULL: with the length 0 a request has no
-    // elements, and with any other length it is refused (`sges`).
+    // another kind, and every registration of `word` is refused. Attributes, results and requests
+    // are local variables that nothing changes during the calls. The lists are NULL: `sges` permits
+    // that for 0 elements, and refuses it for more.
     unsafe {
         // The pointer refers to an object of another kind.
         assert_eq!(call!(mr::ibv_dereg_mr(end.qp.cast())), libc::EINVAL);
