@@ -44,9 +44,9 @@ fn open() -> *mut ibv_context {
 ///
 /// `memory` is in a box, so its words stay in place until `drop` has deregistered them. The test
 /// accesses a word only before the request that names it is posted and after its completion was
-/// polled, except with [`TestEnd::memory_word`]. If an assertion in `drop` fails, the
-/// words are freed while they are registered, but no request uses them then: all have completed, or
-/// it is the second panic, which ends the process.
+/// polled, except with [`TestEnd::memory_word`]. If an assertion in `drop` fails, the words are
+/// freed while they are registered, but no request uses them then: all have completed, or it is the
+/// second panic, which ends the process.
 struct TestEnd {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
