@@ -29,7 +29,7 @@ impl Buffer {
         // Most connections use only the first bytes of a long buffer, and a huge page would take 2
         // MiB for them.
         sys::use_small_pages(memory.as_ptr(), len);
-        // SAFETY: `Link` and `Endpoint`, the users, access no byte that an unfinished request names.
+        // SAFETY: the users (`Link`, `Endpoint`) access no byte that an unfinished request names.
         // They write a part of the ring or a slot for sending again only after its completion, or
         // if its request was refused, and read a receive only between its completion and its next
         // posting. Bytes that peers can access are not copied by `memcpy` anyway (`exclusive`).
