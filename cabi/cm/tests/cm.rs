@@ -19,9 +19,9 @@ use uiw_cabi_core::errno::Errno;
 #[derive(Clone, Copy)]
 struct SharedChannel(*mut rdma_event_channel);
 
-// SAFETY: a value is only an address. The functions of the library look it up in their registry,
-// which has a lock, so any thread may call them, even after the channel was destroyed.
-// `set_nonblocking` and `is_readable` need a live channel; `fd` is never written after creation.
+// SAFETY: a value is only an address, and sending it accesses nothing. The functions of the library
+// look it up in their registry, which has a lock. Only `set_nonblocking` and `is_readable` read
+// through it: they state why the channel lives, and its `fd` is never written after creation.
 unsafe impl Send for SharedChannel {}
 
 impl SharedChannel {
@@ -58,9 +58,9 @@ impl SharedChannel {
     }
 
     fn set_nonblocking(self, nonblocking: bool) {
-        // SAFETY: all callers call this before the channel is destroyed: its creator, or a thread
-        // for whose message it waits before it destroys it. `fd` is never written after creation.
-        // fcntl(2) gets integers.
+        // SAFETY: the channel lives: the callers are its creator, before it destroys the channel,
+        // and a thread for whose message the creator waits before that. `fd` is never written after
+        // creation. F_SETFL takes an integer, and accesses no memory.
         unsafe {
             let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
             assert_eq!(libc::fcntl((*self.0).fd, libc::F_SETFL, flags), 0);

@@ -37,9 +37,9 @@ fn with_one<'a>(
 ) -> isize {
     let one = iovec { iov_base: base.get().cast_mut(), iov_len: len.get() };
     // SAFETY: the list is one local variable, which lives, unchanged, until `call` returns. Its
-    // buffer has `len` bytes, as the arguments of the same lifetime say. The program permits to
-    // read them, and to write them if the buffer was an `Out`, as in `read` and `recv`, the only
-    // callers that make a call which fills the list.
+    // buffer has `len` bytes, as the arguments of the same lifetime say. The program permits this
+    // call to read them, and to write them if the buffer was an `Out`, as in `read` and `recv`, the
+    // only callers whose `call` fills the buffers of the list.
     let (list, count) = unsafe { (In::new(&raw const one), Argument::new(1)) };
     call(list, count)
 }

@@ -93,8 +93,8 @@ pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int)
     let found = system();
     if has_handlers {
         // SAFETY: `handler` is the record that was pushed above. `system`, a function of the C
-        // library, and signal handlers during it pop all that they push, so it is the last one of
-        // this thread, as the function requires.
+        // library, and signal handlers during it pop all that they push (pthread_cleanup_push(3)).
+        // So it is the last record of this thread, as the function requires.
         next::cleanup_pop(unsafe { Out::new(&raw mut handler) }, 0);
     }
     end(count);
