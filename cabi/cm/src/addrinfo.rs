@@ -37,9 +37,9 @@ impl AddressQuery {
         let bytes = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
             (_, 0) => Ok(Vec::new()),
             // SAFETY: `at` is not NULL and `len` is from 1 to 128, as the pattern checks. There are
-            // `len` bytes at `at`, because `ai_src_len` and `ai_dst_len` are the lengths of these
-            // addresses (rdma_getaddrinfo(3)), as `InPtr` requires of the pointers in its
-            // structure. Nothing changes them during the call.
+            // `len` initialized bytes at `at`, because `ai_src_len` and `ai_dst_len` are the
+            // lengths of these addresses (rdma_getaddrinfo(3)), and the program does not change
+            // them during the call. `InPtr` requires both. The bytes are copied at once.
             (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
             _ => Err(Errno::INVAL.because("the address is NULL or too long")),
         };
@@ -63,8 +63,9 @@ impl AddressQuery {
 
     /// Makes the look-up.
     fn answer(&self) -> AddrinfoResult {
-        // SAFETY: `convert` returns one element, which it has allocated on C's heap like its parts,
-        // and no other pointer to them exists.
+        // SAFETY: `look_up` returns an error, or the one element that `convert` has allocated on
+        // C's heap with `copy_to_heap`, like its parts that are not NULL. `convert` keeps no
+        // pointer to them, so no other one exists.
         unsafe { AddrinfoResult::new(self.look_up()) }
     }
 
@@ -84,9 +85,9 @@ impl AddressQuery {
         hints.ai_socktype = if datagrams { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
         let text = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
         let mut list = ptr::null_mut();
-        // SAFETY: each text is NULL or a borrowed `CString`, which ends in NUL. At most one of them
-        // is NULL, as checked above. The hints are zeros except for the fields that getaddrinfo(3)
-        // permits, and `list` is a local variable that receives a pointer.
+        // SAFETY: each text is NULL or that of a `CString` of `self`, which ends in NUL. At most one
+        // is NULL, as checked above. The hints, a local variable, are zeros except for the fields
+        // that getaddrinfo(3) permits, and `list` is a local variable that receives a pointer.
         let error = unsafe {
             libc::getaddrinfo(text(&self.node), text(&self.service), &raw const hints, &raw mut list)
         };
@@ -94,8 +95,9 @@ impl AddressQuery {
             return Err(error);
         }
         // SAFETY: the call has succeeded, so `list` points to at least one element, whose address
-        // is not NULL and has `ai_addrlen` bytes (getaddrinfo(3)). Only this function has the list.
-        // `convert` copies the bytes, and they are not used after the list is freed, once.
+        // is not NULL and has `ai_addrlen` initialized bytes (getaddrinfo(3)). Only this function
+        // has the list, which nothing changes. `convert` copies the bytes, and neither they nor
+        // `first` are used after the list is freed, once.
         unsafe {
             let first = &*list;
             let bytes = slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
@@ -196,7 +198,7 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
         Ok(())
     });
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     unsafe { sync::complete(id, result) }
 }
 

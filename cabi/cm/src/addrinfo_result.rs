@@ -15,9 +15,9 @@ unsafe impl Send for AddrinfoResult {}
 impl Drop for AddrinfoResult {
     fn drop(&mut self) {
         if let Ok(list) = self.0 {
-            // SAFETY: `HeapPtr` permits the list, because it is memory of C's heap that this
-            // library allocated, and only this value refers to it, as `new` requires. `take` would
-            // have replaced it by an error.
+            // SAFETY: `HeapPtr` permits the list: it is memory of C's heap that this library has
+            // allocated, and only this value refers to it, as `new` requires. It is freed once:
+            // `drop` runs once, and `take` replaces a list that it returns by an error.
             rdma_freeaddrinfo(unsafe { argument(list) });
         }
     }
@@ -49,14 +49,15 @@ impl AddrinfoResult {
 }
 
 /// `rdma_freeaddrinfo`. The program may have freed or replaced parts of the list itself, if it has
-/// stored NULL, or another block of C's heap that nothing else frees, in their place.
+/// stored NULL, or another block of C's heap that nothing else frees, in their place. A block in
+/// the place of the next element is an element, too.
 pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
     let mut next = list.as_ptr();
     while !next.is_null() {
-        // SAFETY: every element was allocated here on C's heap, so it is aligned and readable, and
-        // the type requires that the program no longer uses it. Its parts are NULL or blocks of C's
-        // heap that nothing else frees: `AddressQuery::convert` made them, or the program, as
-        // documented above.
+        // SAFETY: `next` is an initialized, aligned element on C's heap, which nothing uses any
+        // more (`HeapPtr`), and its parts are NULL or blocks of that heap that nothing else frees:
+        // `AddressQuery::convert` made them, or the program, as documented above. The element is
+        // copied before it is freed, as the last of these blocks.
         unsafe {
             let one = ptr::read(next);
             let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];

@@ -80,7 +80,7 @@ pub extern "C-unwind" fn rdma_connect(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, r
         if id.is_ud() { sidr::connect(&id, &param) } else { connect(&id, &param) }
     });
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     unsafe { sync::complete(id, result) }
 }
 
@@ -178,7 +178,7 @@ pub extern "C-unwind" fn rdma_accept(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rd
         return result;
     }
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     unsafe { sync::complete(id, result) }
 }
 
@@ -313,7 +313,7 @@ pub extern "C-unwind" fn rdma_disconnect(id: AnyPtr<rdma_cm_id>) -> c_int {
         return result;
     }
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     unsafe { sync::complete(id, result) }
 }
 

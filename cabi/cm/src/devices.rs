@@ -29,9 +29,9 @@ struct SharedContext {
     domain: *mut ibv_pd,
 }
 
-// SAFETY: a value contains only two addresses. Threads turn them into references with
-// `Object::get`, which they may do because an `OpenContext` and a `Pd` are `Send` and `Sync`, and
-// because this module never frees the objects of a value in `OPENED`.
+// SAFETY: a value contains only two addresses, and sending one accesses nothing. Threads turn them
+// into references with `Object::get`, which requires its callers to say why the objects live, and
+// any thread may use these, because an `OpenContext` and a `Pd` are `Send` and `Sync` (`Body`).
 unsafe impl Send for SharedContext {}
 // SAFETY: a shared reference only permits copying the two addresses, which never change. Copies may
 // be sent to any thread, as explained for `Send`.
@@ -60,15 +60,16 @@ fn shared_context(device: &'static Device) -> Result<SharedContext> {
     device_events::observe(report_change);
     let context = open::open(device)?;
     // SAFETY: `Object::get` looks up the pointer. This thread has just opened the context and has
-    // not passed it to C or to another thread, so nothing frees it before this function closes it
-    // or keeps it forever.
+    // passed it neither to C nor to another thread, so only this function could close it, and it
+    // does so only after the result of `Object::get` was used.
     let domain = Pd::alloc(unsafe { Object::get(context) }?).inspect_err(|_| close(context))?;
     let new = SharedContext { context, domain };
     let kept = *OPENED.write().0.entry(name.to_owned()).or_insert(new);
     if kept.context != new.context {
         // Another thread was faster.
-        // SAFETY: `OwnedHandle` permits the pointer: this thread has just allocated the domain, and
-        // has neither stored it in `OPENED` nor passed it to C, so no other thread uses it.
+        // SAFETY: this thread has just allocated the domain. `OPENED` has kept another value, as
+        // checked above, and the pointer was not passed to C, so no other thread uses the domain,
+        // as `OwnedHandle` requires.
         pd::ibv_dealloc_pd(unsafe { argument(new.domain) });
         close(new.context);
     }
@@ -77,9 +78,9 @@ fn shared_context(device: &'static Device) -> Result<SharedContext> {
 
 /// Closes a context that nothing else uses.
 fn close(context: *mut ibv_context) {
-    // SAFETY: `shared_context` is the only caller. It has opened this context itself, has not
-    // stored it in `OPENED` and has not passed it to C, so no other thread uses it, as the type
-    // requires.
+    // SAFETY: `shared_context` is the only caller. It has opened this context itself, `OPENED` does
+    // not contain it, and it was not passed to C, so no other thread of the program uses it, as
+    // `OwnedHandle` requires.
     let context: OwnedHandle<'_, OpenContext> = unsafe { argument(context) };
     open::ibv_close_device(context);
 }

@@ -20,7 +20,8 @@ use uiw_cabi_verbs::pd::Pd;
 const MAX_CONNECT_DATA: usize = 255;
 
 /// `rdma_create_ep`: creates a synchronous id. For a passive endpoint, the attributes are those of
-/// its requests' queue pairs.
+/// its requests' queue pairs. The program does not destroy the domain, nor the objects that the
+/// attributes name, while a thread is in `rdma_get_request` for the endpoint.
 pub extern "C" fn rdma_create_ep(
     id: OutPtr<'_, *mut rdma_cm_id>,
     res: InPtr<'_, rdma_addrinfo>,
@@ -55,7 +56,7 @@ fn equip(
 ) -> Result<()> {
     // SAFETY: `rdma_create_ep`, the only caller, has `res` from an `InPtr`, which requires that
     // each address is NULL or as large as its family (rdma_getaddrinfo(3)), and that the program
-    // does not change it during the call. Neither is used afterwards.
+    // does not change it during the call. Both are used only in this function.
     let (src, dst): (AddressPtr<'_>, AddressPtr<'_>) =
         unsafe { (argument(res.ai_src_addr.cast_const()), argument(res.ai_dst_addr.cast_const())) };
     if res.ai_flags & RAI_PASSIVE != 0 {
@@ -78,17 +79,18 @@ fn equip(
         if res.ai_connect_len > MAX_CONNECT_DATA {
             return Err(Errno::INVAL.because("the connection data is too long"));
         }
-        // SAFETY: `ai_connect` is not NULL and the length is in range, as checked above. `res` is
-        // from the `InPtr` of `rdma_create_ep`, the only caller, which requires that there are as
-        // many bytes (rdma_getaddrinfo(3)) and that the program does not change them during the
-        // call.
+        // SAFETY: `ai_connect` is not NULL and the length is from 1 to 255, as checked above. `res`
+        // is from the `InPtr` of `rdma_create_ep`, the only caller, which requires that there are
+        // as many initialized bytes (rdma_getaddrinfo(3)) and that the program does not change them
+        // during the call. The next line copies them.
         let data = unsafe { slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
         id.lock().connect_data = data.to_vec();
     }
     Ok(())
 }
 
-/// `rdma_destroy_ep`: destroys the id and the objects that were created on it.
+/// `rdma_destroy_ep`: destroys the id and the objects that were created on it, which no other
+/// thread of the program uses any more.
 pub extern "C" fn rdma_destroy_ep(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
         if registry::forget_inherited(id.as_ptr()) {

@@ -147,10 +147,10 @@ fn allocate_event(
     let event = Box::into_raw(event);
     if len > 0 {
         // Pointer and length have the same offsets in both structures of the union.
-        // SAFETY: the box is new, so the pointer is valid and nothing else refers to the event yet.
-        // The fields that are written are plain numbers and pointers. The pointer to `private_data`
-        // stays valid until `acknowledge` frees the event, because the box does not move its
-        // content.
+        // SAFETY: the event is that of a new box, so it is initialized and aligned, and nothing
+        // else refers to it yet. The fields that are written are a plain number and a pointer to
+        // `private_data`, which is valid until `acknowledge` frees the event, because nothing moves
+        // the content of the box.
         unsafe {
             (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
             (*event).abi.param.conn.private_data_len = len as u8;
@@ -173,10 +173,10 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
             Err(Errno::INVAL.because("not an event, or already acknowledged"))
         };
     }
-    // SAFETY: the pointer was in the registry, as checked above, so `allocate_event` created it
-    // from a box of an `UnackedEvent`, whose first field is C's structure (`repr(C)`). Only one
-    // call removes it from there, so it is freed once, and the program does not use an event that
-    // it acknowledges (rdma_get_cm_event(3)).
+    // SAFETY: the pointer was in the registry, so `allocate_event` made it from a box of an
+    // `UnackedEvent`, whose first field is C's (`repr(C)`). Only this call has removed it, under a
+    // lock. The program does not use an event that it acknowledges (rdma_ack_cm_event(3)), nor that
+    // in the field of a synchronous id after its next call (`sync`).
     let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
     event.owner.note_acknowledged();
     Ok(())

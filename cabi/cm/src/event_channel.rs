@@ -49,7 +49,7 @@ pub extern "C-unwind" fn rdma_get_cm_event(
         return -1;
     }
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     match unsafe { wait(channel) } {
         Some(next) => boundary::minus_one(|| event.write(next.event)),
         None => -1,
@@ -69,16 +69,18 @@ pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Deliver
         match next(channel, has_token) {
             TakeOutcome::Event(event) => return Some(event),
             TakeOutcome::Failed => return None,
-            // SAFETY: this frame holds only plain values, and is inlined or may unwind. The callers
-            // ensure the same for every frame between this one and C.
+            // SAFETY: this frame holds only plain values (`TakeOutcome` is `Copy`), and is one of
+            // Rust, so it may unwind. The callers ensure for every frame between this one and C
+            // that it may unwind and holds no value with a destructor.
             TakeOutcome::Sleep(fd) => match unsafe { read_token(fd) } {
                 true => has_token = true,
                 false if is_gone(channel) => has_token = false,
                 false => return None,
             },
             TakeOutcome::SleepForever => {
-                // SAFETY: this frame holds only plain values, and is inlined or may unwind. The
-                // callers ensure the same for every frame between this one and C.
+                // SAFETY: this frame holds only plain values (`TakeOutcome` is `Copy`), and is one
+                // of Rust, so it may unwind. The callers ensure for every frame between this one
+                // and C that it may unwind and holds no value with a destructor.
                 unsafe { orphaned::sleep() };
                 return None;
             }

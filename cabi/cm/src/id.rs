@@ -138,7 +138,8 @@ pub(crate) struct EndpointAttributes {
 }
 
 // SAFETY: a value only stores the pointers, which any thread may do. Only `qp::create_for_request`
-// uses them, as arguments whose objects are looked up with `Object::get`.
+// uses them, as arguments whose objects are looked up with `Object::get`. Any thread may use these
+// objects, because a `Body` is `Send` and `Sync`. `qp_context` is only passed on.
 unsafe impl Send for EndpointAttributes {}
 
 impl Id {
@@ -231,25 +232,26 @@ impl Id {
     /// EINVAL if the id has no device yet.
     pub(crate) fn verbs(&self) -> Result<&Object<OpenContext>> {
         // SAFETY: `Object::get` looks up the pointer. Only `devices::bind` sets the field, to a
-        // context that `devices` never closes. The program does not close it during this call:
-        // `OwnedHandle`, the argument type of `ibv_close_device`, requires that no other thread
-        // uses it.
+        // context that `devices` never closes. The program does not close it while `self` is
+        // borrowed, for a call on the id: `OwnedHandle`, the argument type of `ibv_close_device`,
+        // requires that no other thread uses it.
         unsafe { Object::get(self.abi.get(|id| &id.verbs)) }
     }
 
     /// Returns the queue pair that `rdma_create_qp` created, for a call of the program on the id.
     pub(crate) fn own_qp(&self) -> Option<&Object<Qp>> {
-        // SAFETY: `Object::get` looks up the pointer. The object is not freed while `self` is
-        // borrowed: `OwnedHandle`, the argument type of `ibv_destroy_qp`, requires that no other
-        // thread of the program uses the queue pair, and a call on the id uses it. For events,
-        // `take_qp`, which precedes the destruction, waits for the lock of `with_own_qp`.
+        // SAFETY: `Object::get` looks up the pointer. The object is not freed while the result
+        // lives. In a call on the id, which uses the queue pair, `OwnedHandle` excludes that
+        // another thread destroys it. For events, `with_own_qp` holds the lock for which
+        // `rdma_destroy_qp` and `rdma_destroy_id` wait, one of which precedes the destruction.
         unsafe { Object::get(self.abi.get(|id| &id.qp)) }.ok()
     }
 
-    /// Like [`Id::own_qp`], but calls `body` with the queue pair, and [`Id::take_qp`] waits
-    /// meanwhile. This is for events: the program does not know which of them use the queue pair.
+    /// Like [`Id::own_qp`], but calls `body` with the queue pair, while [`Id::take_qp`] and the
+    /// destruction of the id wait. This is for events: the program does not know which of them use
+    /// the queue pair. An id that is being destroyed has none.
     pub(crate) fn with_own_qp<R>(&self, body: impl FnOnce(&Object<Qp>) -> R) -> Option<R> {
-        let _state = self.lock();
+        let _state = self.lock_alive()?;
         self.own_qp().map(body)
     }
 
@@ -271,10 +273,10 @@ impl Id {
     /// # Errors
     /// EINVAL if there is no such queue pair.
     pub(crate) fn queue_pair(&self, number: u32) -> Result<&Object<Qp>> {
-        // SAFETY: `Object::get` looks up the pointer in both cases. The object is not freed while
-        // `self` is borrowed: `OwnedHandle`, the argument type of `ibv_destroy_qp`, requires that
-        // no other thread of the program uses the queue pair, and a call on the id to which it
-        // belongs, or that connects it by its number, uses it.
+        // SAFETY: `Object::get` looks up the pointer in both cases. A call on the id borrows `self`
+        // and uses the queue pair, its own or the one whose number the program has passed. So no
+        // other thread destroys it meanwhile: `OwnedHandle`, the argument type of `ibv_destroy_qp`,
+        // requires that no other thread of the program uses it.
         unsafe {
             match self.abi.get(|id| &id.qp) {
                 own if own.is_null() => Qp::with_number(self.verbs()?, number),

@@ -31,7 +31,7 @@ pub extern "C-unwind" fn rdma_join_multicast(
 ) -> c_int {
     let result = boundary::minus_one(|| join(&*id.get()?, &addr, context, FULL_MEMBER));
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     unsafe { sync::complete(id, result) }
 }
 
@@ -49,12 +49,13 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
         // SAFETY: `comp_mask` contains `WITH_ADDRESS`, as checked above, so `addr` is NULL or the
         // address of a group (rdma_join_multicast_ex(3)), as large as its family. `InPtr` requires
-        // this, and that the program does not change it during the call, in which alone it is used.
+        // this, and that the program does not change it during the call, after which nothing uses
+        // it.
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
         join(&*id.get()?, &addr, context, flags)
     });
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     unsafe { sync::complete(id, result) }
 }
 

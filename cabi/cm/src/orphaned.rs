@@ -61,8 +61,8 @@ pub(crate) unsafe fn sleep() {
     unsafe extern "C-unwind" {
         fn pause() -> c_int;
     }
-    // SAFETY: pause(2) takes no arguments. A cancelled thread unwinds from it through this frame,
-    // which holds nothing and may unwind, and through its callers up to C, which hold nothing with
-    // a destructor and may unwind, as the caller ensures.
+    // SAFETY: pause(2) has this type, and takes no arguments. A cancelled thread unwinds from it
+    // through this frame, which holds nothing and, as one of Rust, may unwind, and through its
+    // callers up to C, which hold nothing with a destructor and may unwind, as the caller ensures.
     unsafe { pause() };
 }

@@ -89,9 +89,9 @@ pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<
         }
         let len = given.private_data_len.into();
         // SAFETY: `private_data` is not NULL, as checked above, so it points to `private_data_len`
-        // bytes (rdma_connect(3), rdma_accept(3)), as `InPtr` requires of the pointers in its
-        // structure. The manual pages say that the call copies them, so the program does not change
-        // them before it returns.
+        // initialized bytes, at most 255 (rdma_connect(3), rdma_accept(3)), as `InPtr` requires of
+        // the pointers in its structure. It also requires that the program does not change them
+        // during the call. They are copied at once.
         private_data.extend_from_slice(unsafe { slice::from_raw_parts(given.private_data.cast(), len) });
     }
     Ok(ConnParams {

@@ -22,7 +22,9 @@ use uiw_cabi_verbs::qp::{self, Qp};
 use uiw_cabi_verbs::srq;
 use uiw_verbs::QpState;
 
-/// `rdma_create_qp`.
+/// `rdma_create_qp`: if it fails, the completion queues and channels that were created with the
+/// queue pair are destroyed. The program guarantees that no other thread uses them meanwhile. The
+/// same is true of `rdma_create_qp_ex`, `rdma_create_ep` and `rdma_get_request`.
 pub extern "C" fn rdma_create_qp(
     id: AnyPtr<rdma_cm_id>,
     pd: Handle<'_, Pd>,
@@ -46,9 +48,10 @@ pub(crate) fn create(
     let mut long = given.extended();
     long.comp_mask = IBV_QP_INIT_ATTR_PD;
     long.pd = pd.as_ptr();
-    // SAFETY: the copy is a variable of this function, and nothing else uses it until the call
-    // returns. Its objects are those of `attr` and `pd`, whose types require that the program does
-    // not destroy them during the call.
+    // SAFETY: `long` is an initialized local variable that nothing else uses until the call
+    // returns. Its pointers are those of `attr`, which satisfy the manual page, and `pd`. The types
+    // `InOutPtr` and `Handle` require this, and that the program does not destroy the objects
+    // during the call.
     create_extended(id, unsafe { argument(&raw mut long) })?;
     given.cap = long.cap;
     (given.send_cq, given.recv_cq, given.srq) = (long.send_cq, long.recv_cq, long.srq);
@@ -69,8 +72,9 @@ pub extern "C" fn rdma_create_qp_ex(
 /// EINVAL for a domain of another context than the id's.
 fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'a Object<Pd>> {
     // SAFETY: `Object::get` looks up the pointer, to the domain of the device, which `devices`
-    // never deallocates, or to one of the program. The program frees neither during this call:
-    // `OwnedHandle`, the argument type of `ibv_dealloc_pd`, requires that no other thread uses it.
+    // never deallocates, or to one of the program. `'a` ends with this call, which uses the domain,
+    // so the program deallocates neither before: `OwnedHandle`, the argument type of
+    // `ibv_dealloc_pd`, requires that no other thread uses it.
     let domain = given.unwrap_or_else(|| unsafe { Object::get(id.abi.get(|id| &id.pd)) });
     let verbs = id.abi.get(|id| &id.verbs);
     domain.ok().filter(|domain| domain.abi.get(|pd| &pd.context) == verbs).ok_or_else(|| {
@@ -100,9 +104,10 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     if attr.srq.is_null() {
         attr.srq = id.abi.get(|id| &id.srq);
     }
-    // SAFETY: `attr` is not used after this. Nothing destroys the objects that it names during the
-    // call: those of the program by `InOutPtr`, and those of the id because this call uses them,
-    // which `OwnedHandle` excludes. This thread calls `destroy_queues` only afterwards.
+    // SAFETY: `attr` is a mutable reference that is not used after this. No other thread destroys
+    // the objects that it names during the call: `InOutPtr` excludes this for those of the program,
+    // and `OwnedHandle` for those of the id, because this call uses them. This thread calls
+    // `destroy_queues` only afterwards.
     let extended = unsafe { argument(ptr::from_mut(attr)) };
     let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
     id.abi.set(|id| &id.qp, new);
@@ -114,9 +119,10 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
 /// Moves a new queue pair that is in RESET to INIT, where it accepts receives, and a UD queue pair
 /// on to RTS, where it can also send.
 fn prepare_receive(new: *mut ibv_qp) -> Result<()> {
-    // SAFETY: `create_extended`, the only caller, has just created the queue pair and stored it in
-    // the id. The program does not destroy it yet, because it does not use a field that a call is
-    // changing (`AbiCell`).
+    // SAFETY: `Object::get` looks up the pointer. `create_extended`, the only caller, has just
+    // created the queue pair, and destroys it only after this function has failed. No other thread
+    // destroys it before, because this call uses it: `OwnedHandle` and the documentation of
+    // `rdma_destroy_qp` exclude that.
     let qp = unsafe { Object::<Qp>::get(new) }?;
     let engine = qp.engine();
     if engine.state() == QpState::Reset {
@@ -157,9 +163,10 @@ fn create_queue(id: &Id, (queue, channel): QueueFields, depth: u32) -> Result<()
     let init = CqInit {
         depth: depth.max(1),
         cq_context: id.abi().cast(),
-        // SAFETY: `Object::get` looks up the pointer. This thread has just created the channel.
-        // Only `destroy_queues` destroys it, in a call on the id, and the program orders the calls
-        // that change a field of the id (`AbiCell`), so not before this call returns.
+        // SAFETY: `Object::get` looks up the pointer. This thread has just created the channel, and
+        // destroys it only after this function has failed. No other thread destroys it before,
+        // because this call uses it: `OwnedHandle` and the documentation of `rdma_destroy_qp`
+        // exclude that.
         channel: Some(unsafe { Object::get(new) }?),
         vector: 0,
         timestamps: false,
@@ -176,24 +183,25 @@ fn destroy_queues(id: &Id) {
         if !channel.is_null() {
             let queue = id.abi.replace(queue, ptr::null_mut());
             if !queue.is_null() {
-                // SAFETY: `OwnedHandle` permits the pointer, because no other thread uses the
-                // queue. Either the program destroys the id's queue pair, and then uses neither
-                // that nor its queues (`rdma_destroy_qp`). Or the call that has created the queue
-                // fails, and the program does not use a field that a call is changing (`AbiCell`).
+                // SAFETY: no other thread of the program uses the queue, as `OwnedHandle` requires.
+                // The documentation of `rdma_destroy_qp` demands this of the calls that destroy the
+                // queue pair, and that of `rdma_create_qp` of those that fail to create it. The
+                // field is NULL, so this library does not use the queue either.
                 cq::ibv_destroy_cq(unsafe { argument(queue) });
             }
-            // SAFETY: `OwnedHandle` permits the pointer, because no other thread uses the channel.
-            // Either the program destroys the id's queue pair, and then uses neither that nor its
-            // channels (`rdma_destroy_qp`). Or the call that has created the channel fails, and the
-            // program does not use a field that a call is changing (`AbiCell`).
+            // SAFETY: no other thread of the program uses the channel, as `OwnedHandle` requires.
+            // The documentation of `rdma_destroy_qp` demands this of the calls that destroy the
+            // queue pair, and that of `rdma_create_qp` of those that fail to create it. The field
+            // is NULL, so this library does not use the channel either.
             channel::ibv_destroy_comp_channel(unsafe { argument(channel) });
         }
     }
 }
 
-/// `rdma_destroy_qp`: the program guarantees that no thread uses the queue pair of the id any more,
-/// nor the completion queues and the channels that were created with it. The same is true of
-/// `rdma_destroy_ep`.
+/// `rdma_destroy_qp`: the program guarantees that no other thread uses the queue pair of the id any
+/// more, nor the completion queues and the channels that were created with it. The same is true of
+/// `rdma_destroy_ep`. While the `qp` field of an id refers to a queue pair, the program destroys it
+/// only with these calls, or after it has destroyed the id.
 pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
         destroy(&*id.get()?);
@@ -205,10 +213,10 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy(id: &Id) {
     let old = id.take_qp();
     if !old.is_null() {
-        // SAFETY: no other thread of the program uses the queue pair, as `OwnedHandle` requires:
-        // the callers are the calls that destroy it (rdma_destroy_qp(3), rdma_destroy_ep(3)), and
-        // the one that has created it and fails. Events do not use it either, because `take_qp` has
-        // waited for those that did and has cleared the field.
+        // SAFETY: no other thread of the program uses the queue pair, as `OwnedHandle` requires.
+        // The documentation of `rdma_destroy_qp` demands this of the calls that destroy it; the
+        // other caller, `create_extended`, has not returned it yet. Events do not use it either:
+        // `take_qp` has waited for those that did, and has cleared the field.
         qp::ibv_destroy_qp(unsafe { argument(old) });
     }
     destroy_queues(id);
@@ -220,9 +228,9 @@ pub(crate) fn create_for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_
     let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
     let id = new.get()?;
     let mut attr = endpoint.attr;
-    // SAFETY: `attr` is a local copy that nothing else uses. All objects are looked up, and because
-    // this call uses those that exist (rdma_create_ep(3)), `OwnedHandle` requires that no other
-    // thread destroys them during the call, as `Handle` and `InOutPtr` demand.
+    // SAFETY: `attr` is an initialized local copy that nothing else uses. The domain and the
+    // objects that it names are looked up. The program does not destroy them during this call, as
+    // `Handle` and `InOutPtr` require, because the documentation of `rdma_create_ep` demands it.
     let (pd, attr) = unsafe { (argument(endpoint.pd), argument(&raw mut attr)) };
     create(&id, pd, attr, endpoint.attr.qp_type)
 }
@@ -273,8 +281,8 @@ fn create_srq(
     Ok(())
 }
 
-/// `rdma_destroy_srq`: the program guarantees that no thread uses the shared receive queue of the
-/// id any more.
+/// `rdma_destroy_srq`: the program guarantees that no other thread uses the shared receive queue of
+/// the id any more. The same is true of `rdma_destroy_ep`.
 pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
         destroy_srq(&*id.get()?);
@@ -286,10 +294,9 @@ pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy_srq(id: &Id) {
     let old = id.abi.replace(|id| &id.srq, ptr::null_mut());
     if !old.is_null() {
-        // SAFETY: `OwnedHandle` permits the pointer, because no other thread of the program uses
-        // the queue any more: both callers are calls with which the program destroys it
-        // (rdma_destroy_srq(3), rdma_destroy_ep(3)). The field is NULL from here on, so this
-        // library does not use it either.
+        // SAFETY: no other thread of the program uses the queue any more, as `OwnedHandle`
+        // requires. The documentation of `rdma_destroy_srq` demands this of both callers. The field
+        // is NULL from here on, so this library does not use the queue either.
         srq::ibv_destroy_srq(unsafe { argument(old) });
     }
 }

@@ -70,7 +70,7 @@ pub extern "C-unwind" fn rdma_resolve_addr(
 ) -> c_int {
     let result = boundary::minus_one(|| resolve(&*id.get()?, src.get()?, dst.read()?));
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     unsafe { sync::complete(id, result) }
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
 pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms: c_int) -> c_int {
     let result = boundary::minus_one(|| route(&*id.get()?));
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     unsafe { sync::complete(id, result) }
 }
 

@@ -1,5 +1,6 @@
 //! Synchronous ids, which have no channel of the program. Every call that is completed by an event
-//! waits for that event and stores it in the id, where the program can read it.
+//! waits for that event and stores it in the id, where the program can read it until its next call
+//! on the id.
 
 use crate::event::DeliveredEvent;
 use crate::registry::RegisteredPtr as _;
@@ -21,8 +22,8 @@ pub(crate) unsafe fn complete(id: AnyPtr<rdma_cm_id>, result: c_int) -> c_int {
         return result;
     }
     let Some(own) = own_channel(id) else { return 0 };
-    // SAFETY: this frame holds only plain values, and is inlined or may unwind. The callers ensure
-    // the same for every frame between this one and C.
+    // SAFETY: this frame holds only plain values, which have no destructors, and is one of Rust, so
+    // it may unwind. The callers ensure the same for every frame between this one and C.
     match unsafe { event_channel::wait(own) } {
         Some(event) => boundary::minus_one(|| show_event(id, event)),
         None => -1,
@@ -67,7 +68,7 @@ pub extern "C-unwind" fn rdma_get_request(
         return -1;
     };
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
-    // variables have no destructors. Its caller is C.
+    // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
     let Some(DeliveredEvent { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
         return -1;
     };

@@ -33,8 +33,9 @@ const DEADLOCK: Duration = Duration::from_secs(60);
 /// Pointer that is passed between threads, like C's pointers.
 struct SharedPointer<T>(*mut T);
 
-// SAFETY: a value is only an address, and nothing is read through it. The functions to which the
-// tests pass it look it up in the registry, which has a lock, so any thread may call them.
+// SAFETY: a value is only an address, and sending it accesses nothing. The threads to which the
+// tests send it only compare it, or pass it to functions that look it up in the registry, which has
+// a lock.
 unsafe impl<T> Send for SharedPointer<T> {}
 // SAFETY: a shared reference only permits copying the address, which never changes. Any thread may
 // have a copy, as explained for `Send`.
@@ -70,7 +71,8 @@ impl StackHooks for SlowConnect {
 fn new_id(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
     let mut id = ptr_null();
     // SAFETY: `channel` is looked up, and may be any pointer (`AnyPtr`). `id` is a local variable
-    // with room for the pointer that the call writes. NULL is permitted as the context.
+    // with room for the pointer that the call writes, and nothing else uses it. The context is only
+    // stored.
     assert_eq!(unsafe { call!(rdma_create_id(channel, &raw mut id, ptr_null(), RDMA_PS_TCP)) }, 0);
     id
 }
@@ -80,9 +82,9 @@ fn new_id(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
 /// # Safety
 /// The queue pair belongs to an id and lives during `'a`.
 unsafe fn ops<'a>(qp: *mut ibv_qp) -> &'a ibv_context_ops {
-    // SAFETY: the caller ensures that the queue pair lives. Its context is that of an id, which
-    // `devices` never closes. Both fields are only written before the program gets the pointers, so
-    // no write conflicts with the reference.
+    // SAFETY: the caller ensures that the queue pair lives, and that it belongs to an id, so its
+    // context is one that `devices` never closes. Both structures are initialized when they are
+    // created, and these two fields are not written later, so no write conflicts with the reads.
     unsafe { &(*(*qp).context).ops }
 }
 
@@ -94,8 +96,8 @@ fn ptr_null<T>() -> *mut T {
 fn next(channel: *mut rdma_event_channel) -> (c_int, *mut rdma_cm_id) {
     let mut event: *mut rdma_cm_event = ptr_null();
     // SAFETY: `channel` is looked up, and `event` is a local variable with room for the pointer
-    // that the call writes. The event lives until this function acknowledges it, once, and only
-    // this thread has the pointer.
+    // that the call writes. After the assertion it points to an event, which lives until this
+    // function acknowledges it, once. Only this thread has the pointer, so nothing writes to it.
     unsafe {
         assert_eq!(call!(rdma_get_cm_event(channel, &raw mut event)), 0);
         let found = ((*event).event, (*event).id);
@@ -124,9 +126,9 @@ fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
     let lo = device::with_address(Ipv4Addr::LOCALHOST.into()).unwrap();
     let context = open::open_on(lo, engine).unwrap();
     let mut init = queue_pair_attributes();
-    // SAFETY: only this thread knows the objects, and nothing destroys them before this function
-    // returns; those that were not created are NULL, which the calls refuse. `init` is a local
-    // variable that nothing else uses during the call.
+    // SAFETY: only this thread knows the context, the domain and the queue, and nothing destroys
+    // them before this function returns. If the domain or the queue is NULL, the calls refuse it.
+    // `init` is an initialized local variable that nothing else uses. Other NULLs are permitted.
     unsafe {
         let domain = call!(pd::ibv_alloc_pd(context));
         let queue = call!(cq::ibv_create_cq(context, 16, ptr_null(), ptr_null(), 0));
@@ -140,9 +142,9 @@ fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
 /// Waits for a completion with an event of the queue.
 fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc {
     let (mut found, mut context) = (ptr_null(), ptr_null());
-    // SAFETY: the caller destroys the queue and its channel only after this call, and only this
-    // thread uses them. `found`, `context` and `wc` are local variables with room for the results,
-    // and `wc` consists of integers, so it is initialized.
+    // SAFETY: `connect_and_send`, the only caller, destroys the queue and its channel only after
+    // this call, on this thread, and no other thread uses them. `found`, `context` and `wc` are
+    // initialized local variables with room for the results, and nothing else uses them.
     unsafe {
         assert_eq!(call!(comp_channel::ibv_get_cq_event(channel, &raw mut found, &raw mut context)), 0);
         assert_eq!(found, queue);
@@ -157,10 +159,10 @@ fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc
 fn connect_and_send(channel: *mut rdma_event_channel) {
     let passive = rdma_create_event_channel();
     let listener = new_id(passive);
-    // SAFETY: only this thread uses the ids, which live until they are destroyed below, as do the
-    // queue pairs and queues that `rdma_create_qp` has created on them. Attributes and requests are
-    // locals or temporaries that outlive the calls, NULL parameters are optional, and requests have
-    // no elements.
+    // SAFETY: only this thread uses the ids, and the queue pairs and queues that `rdma_create_qp`
+    // creates on them. All live until the calls below that destroy them, or on, if an assertion
+    // fails. Attributes and requests are initialized locals or temporaries that outlive the calls,
+    // which nothing else uses. Requests have no elements, and the NULL parameters are optional.
     unsafe {
         assert_eq!(call!(rdma_listen(listener, 4)), 0);
         let port = u16::from_be(call!(rdma_get_src_port(listener)));
@@ -216,15 +218,17 @@ fn id_inside_engine_blocks_no_other() {
     let slow = new_id(channel);
     resolve_addr(slow, (Ipv4Addr::LOCALHOST, 9).into());
     assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, slow));
-    // SAFETY: the id lives until the test destroys it below. No other thread uses it yet, so none
-    // accesses the field, which a program may set to its own queue pair.
+    // SAFETY: the call looks the id up. It lives until the test destroys it below, and no other
+    // thread uses it yet, so none accesses the field, which a program may set to its own queue
+    // pair. That lives until it is destroyed below, after the id.
     unsafe {
         assert_eq!(call!(rdma_resolve_route(slow, 1000)), 0);
         (*slow).qp = qp;
     }
     let shared = SharedPointer(slow);
-    // SAFETY: the id is looked up, and parameters may be NULL. The id and its queue pair live until
-    // this thread was joined, below. Meanwhile, other threads only take events of the id.
+    // SAFETY: the id is looked up, and parameters may be NULL. The test destroys the id and its
+    // queue pair only after it has joined this thread, below, and not at all if an assertion fails.
+    // Until then, other threads only take events of the id.
     let connecting = thread::spawn(move || unsafe { call!(rdma_connect(shared.get(), std::ptr::null())) });
     is_entered.recv().unwrap();
     drop(is_entered);
@@ -243,9 +247,9 @@ fn id_inside_engine_blocks_no_other() {
     assert!(in_time.is_ok(), "the other id waited for the one inside of the engine");
 
     assert_eq!(connecting.join().unwrap(), 0);
-    // SAFETY: the two threads were joined, so only this thread uses the objects. Each is destroyed
-    // once, after those that use it, and the fields of the queue pair are read before it is
-    // destroyed.
+    // SAFETY: the two threads were joined, so only this thread uses the id, the channel, and the
+    // queue pair with its queue, domain and context. Each of these lives until it is destroyed
+    // here, once, after those that use it. The fields of the queue pair are read before that.
     unsafe {
         assert_eq!(call!(rdma_destroy_id(slow)), 0);
         let (context, domain, queue) = ((*qp).context, (*qp).pd, (*qp).send_cq);
@@ -298,8 +302,9 @@ fn queue_pair_outlives_event() {
     resolve_addr(id, (Ipv4Addr::LOCALHOST, 9).into());
     assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, id));
     let mut attr = queue_pair_attributes();
-    // SAFETY: the id lives until the end of the test, and only this thread uses it so far. The
-    // attributes are a local variable.
+    // SAFETY: the id lives until the end of the test, and only this thread uses it so far, so
+    // nothing writes its field meanwhile. The attributes are an initialized local variable that
+    // nothing else uses, and the domain may be NULL.
     let qp = unsafe {
         assert_eq!(call!(rdma_create_qp(id, ptr_null(), &raw mut attr)), 0);
         (*id).qp
@@ -308,8 +313,9 @@ fn queue_pair_outlives_event() {
     let shared = SharedPointer(id);
     let delivering = AnyPtr::from(id).get().unwrap();
     let destroying = delivering.with_own_qp(|_| {
-        // SAFETY: the id lives until this thread was joined. No other thread of the program uses
-        // its queue pair.
+        // SAFETY: the id is looked up. No other call of the program uses its queue pair, as the
+        // documentation of `rdma_destroy_qp` demands. The test's thread has a reference to it, like
+        // an event, but only in `with_own_qp`, whose lock the destruction has to wait for.
         let destroying = thread::spawn(move || unsafe { call!(rdma_destroy_qp(shared.get())) });
         // A thread that does not wait for the event destroys the queue pair soon.
         for _ in 0..50 {
@@ -321,8 +327,8 @@ fn queue_pair_outlives_event() {
     destroying.unwrap().join().unwrap();
     assert!(!is_alive());
     drop(delivering);
-    // SAFETY: both objects are alive, and no other thread uses them any more. The id has no queue
-    // pair and the channel no id when they are destroyed.
+    // SAFETY: both calls look up their pointer, and may get any (`AnyPtr`). The other thread was
+    // joined, the id has no queue pair any more, and all of its events were acknowledged.
     unsafe {
         assert_eq!(call!(rdma_destroy_id(id)), 0);
         call!(rdma_destroy_event_channel(channel));

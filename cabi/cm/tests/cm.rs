@@ -19,9 +19,9 @@ use uiw_cabi_core::errno::Errno;
 #[derive(Clone, Copy)]
 struct SharedChannel(*mut rdma_event_channel);
 
-// SAFETY: a value is only an address. The functions of the library look it up in their registry,
-// which has a lock, so any thread may call them, even after the channel was destroyed.
-// `set_nonblocking` and `is_readable` need a live channel; `fd` is never written after creation.
+// SAFETY: a value is only an address, and sending it accesses nothing. The functions of the library
+// look it up in their registry, which has a lock. Only `set_nonblocking` and `is_readable` read
+// through it: they state why the channel lives, and its `fd` is never written after creation.
 unsafe impl Send for SharedChannel {}
 
 impl SharedChannel {
@@ -35,7 +35,7 @@ impl SharedChannel {
     fn get_none(self) -> Errno {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: the channel is looked up, and may be any pointer (`AnyPtr`). `event` is a local
-        // variable with room for the pointer that the call would write.
+        // variable with room for the pointer that the call would write, and nothing else uses it.
         assert_eq!(unsafe { call!(cm::rdma_get_cm_event(self.0, &raw mut event)) }, -1);
         Errno::last()
     }
@@ -44,8 +44,8 @@ impl SharedChannel {
     fn get_request(self) -> bool {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: the channel and the id are looked up. `event` is a local variable with room for
-        // the pointer that the call writes. The event lives until this function acknowledges it,
-        // once, and only this thread has the pointer.
+        // the pointer that a successful call writes. The event lives until this function
+        // acknowledges it, once. Only this thread has the pointer, so nothing writes to the event.
         unsafe {
             if call!(cm::rdma_get_cm_event(self.0, &raw mut event)) == -1 {
                 return false;
@@ -58,9 +58,9 @@ impl SharedChannel {
     }
 
     fn set_nonblocking(self, nonblocking: bool) {
-        // SAFETY: all callers call this before the channel is destroyed: its creator, or a thread
-        // for whose message it waits before it destroys it. `fd` is never written after creation.
-        // fcntl(2) gets integers.
+        // SAFETY: the channel lives: the callers are its creator, before it destroys the channel,
+        // and a thread for whose message the creator waits before that. `fd` is never written after
+        // creation. F_SETFL takes an integer, and accesses no memory.
         unsafe {
             let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
             assert_eq!(libc::fcntl((*self.0).fd, libc::F_SETFL, flags), 0);
@@ -78,9 +78,9 @@ extern "C" fn nothing(_: libc::c_int) {}
 
 /// Installs a handler, so that signals end a sleep with EINTR and have no other effect.
 fn handle_signals() {
-    // SAFETY: zeros are an action. `action` is a local variable, and NULL is permitted as the place
-    // for the old one. The handler has the type of one without SA_SIGINFO, and does nothing, so it
-    // may run at any time.
+    // SAFETY: zeros are a valid `sigaction`. `action` is a local variable that the call only reads,
+    // and NULL is permitted as the place for the old one. The handler has the type of one without
+    // SA_SIGINFO, and does nothing, so it may run at any time.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -92,8 +92,9 @@ fn handle_signals() {
 /// interrupt it.
 fn interrupt<T>(sleeper: thread::JoinHandle<T>) -> T {
     while !sleeper.is_finished() {
-        // SAFETY: `sleeper` is joined only below, so the id of its thread is valid. The signal has
-        // the handler of `handle_signals`, which all callers have installed.
+        // SAFETY: `sleeper` is joined only below, so the id of its thread is valid even if it has
+        // ended. The signal has the handler of `handle_signals`, which both tests that call
+        // `read_destroy_read`, the only caller, have installed. The handler does nothing.
         unsafe { libc::pthread_kill(sleeper.as_pthread_t(), libc::SIGUSR1) };
         thread::sleep(Duration::from_millis(1));
     }
@@ -170,8 +171,8 @@ fn listen(channel: SharedChannel) -> (*mut rdma_cm_id, u16) {
 
 /// Returns whether the channel becomes readable within the given time.
 fn is_readable(channel: SharedChannel, milliseconds: i32) -> bool {
-    // SAFETY: the only caller destroys the channel after its last call, on the same thread, and
-    // `fd` is never written after creation.
+    // SAFETY: `listener_survives_disconnect_before_accept`, the only caller, destroys the channel
+    // after its last call, on the same thread, and `fd` is never written after creation.
     let fd = unsafe { (*channel.0).fd };
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: `polled` is a local variable, one entry as the count says, and nothing else uses it
@@ -219,8 +220,8 @@ fn listener_survives_disconnect_before_accept() {
         gone += u32::from(!is_there);
     }
     assert!(gone > 0, "every request was read before its reset was known");
-    // SAFETY: the id is looked up. The call waits for no event, because `get_request` has
-    // acknowledged those that were delivered.
+    // SAFETY: the id is looked up, and may be any pointer (`AnyPtr`). The call waits for no event,
+    // because `get_request` has acknowledged those that were delivered.
     assert_eq!(unsafe { call!(cm::rdma_destroy_id(id)) }, 0);
     channel.destroy();
 }

@@ -24,10 +24,10 @@ pub(crate) fn program_name() -> &'static str {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
-    // SAFETY: the variable has this type. The C library's startup code sets it to a string that
-    // ends in NUL and is never freed (program_invocation_name(3)), and it is NULL before that. A
-    // program that sets it has to store such a string as well, because err(3) reads it as one at
-    // any time. This library only reads it.
+    // SAFETY: the variable has this type. It is NULL until the C library's startup code sets it, to
+    // a string that ends in NUL and is never freed (program_invocation_name(3)). A program that
+    // sets it must store such a string, while it has no other threads, because err(3) reads it in
+    // any thread at any time. This library only reads it.
     unsafe {
         if program_invocation_short_name.is_null() {
             return "";

@@ -29,10 +29,10 @@ impl Buffer {
         // Most connections use only the first bytes of a long buffer, and a huge page would take 2
         // MiB for them.
         sys::use_small_pages(memory.as_ptr(), len);
-        // SAFETY: a byte is accessed only while no request has it. `Sender` frees room of a ring
-        // only in `completed`. `Endpoint` frees a slot for sending with its completion, or if it
-        // was refused. `Link` and `Endpoint` post each receive once, and again only after its
-        // completion was taken and it was read or dropped. What peers can access is shared anyway.
+        // SAFETY: the users (`Link`, `Endpoint`) access no byte that an unfinished request names.
+        // They write a part of the ring or a slot for sending again only after its completion, or
+        // if its request was refused, and read a receive only between its completion and its next
+        // posting. Bytes that peers can access are not copied by `memcpy` anyway (`exclusive`).
         let memory = unsafe { memory.exclusive() };
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;

@@ -240,10 +240,10 @@ impl Link {
     }
 
     fn post(&self, requests: &[SendWr<'_>]) -> Result<()> {
-        // SAFETY: elements are either inline and borrowed during the call, or in the ring. `Sender`
-        // does not write those bytes again before `completed` has taken the completion of their
-        // request. The ring stays registered longer than the queue pair lives, because `qp` is the
-        // first field of `Link` that is dropped.
+        // SAFETY: elements are inline, from variables of the callers, or bytes of the ring that
+        // `Sender` has given out for this request. It gives them out again only after `completed`
+        // has freed them, for a completion of this request or a later one, as the oldest are freed
+        // first. The ring stays registered until after `qp`, the first field of `Link`, is dropped.
         unsafe { self.qp.post_send(requests.iter().copied()) }.map_err(|error| {
             tracing::debug!(%error, "posting failed");
             Errno::IO
@@ -322,9 +322,10 @@ impl Link {
             wr_id: RECEIVE | u64::from(*slot),
             sges: &std::slice::from_ref(sge)[..used],
         });
-        // SAFETY: the word of a slot belongs to one receive at a time, and is read before its
-        // receive is posted again. The words stay registered longer than the queue pair lives,
-        // because `qp` is the first field of `Link` that is dropped.
+        // SAFETY: the word of a slot is in one receive at a time: `new` posts each slot once, and
+        // `poll` again only after its completion, when `word` has read it. Nothing else accesses
+        // it: `stage` writes only from `ring` on, after the words. They stay registered until after
+        // `qp` is dropped, which is the first field of `Link`.
         unsafe { self.qp.post_recv(requests) }.map_err(|_| Errno::IO)
     }
 

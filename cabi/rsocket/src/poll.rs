@@ -149,8 +149,9 @@ pub(crate) struct Sets<'a> {
 }
 
 fn contains(set: Option<&libc::fd_set>, fd: i32) -> bool {
-    // SAFETY: `fd` is from 0 to FD_SETSIZE - 1, because `select` is the only caller and has checked
-    // its `count`. A set has FD_SETSIZE bits.
+    // SAFETY: `fd` is from 0 to FD_SETSIZE - 1, because `select`, the only caller, passes numbers
+    // below its `count`, which it has checked. A set has FD_SETSIZE bits, and `set` is borrowed, so
+    // it lives and nothing changes it.
     set.is_some_and(|set| unsafe { libc::FD_ISSET(fd, set) })
 }
 
@@ -184,7 +185,8 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
         return Err(Errno(libc::EBADF).because("rselect for a descriptor that is closed"));
     }
     for set in [&mut sets.read, &mut sets.write, &mut sets.except].into_iter().flatten() {
-        // SAFETY: the set is borrowed mutably, so it may be written, and nothing else uses it.
+        // SAFETY: FD_ZERO writes one `fd_set`. The set has this type and is borrowed mutably, so it
+        // lives and nothing else uses it.
         unsafe { libc::FD_ZERO(*set) };
     }
     let mut ready = 0;
@@ -194,8 +196,8 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
             && fd.revents & found != 0
         {
             // SAFETY: `fd.fd` is from 0 to FD_SETSIZE - 1, because the list contains only numbers
-            // below `count`, which was checked above. The set is borrowed mutably and has
-            // FD_SETSIZE bits.
+            // below `count`, which was checked above, and `poll_all` changes only `revents`. The
+            // set is borrowed mutably and has FD_SETSIZE bits.
             unsafe { libc::FD_SET(fd.fd, *set) };
             ready += 1;
         }

@@ -35,15 +35,17 @@ enum IntegerCall {
 fn call(call: IntegerCall, arguments: [c_int; 3]) -> Result<c_int> {
     let [first, second, third] = arguments;
     // SAFETY: the calls of `IntegerCall`, and the commands of fcntl(2) that this module passes,
-    // take only integers and access no memory. Only `replace` makes a number refer to another file,
-    // and its callers pass numbers that `table` has for sockets of the program.
+    // take only integers and access no memory. They close no descriptor, except that `replace`
+    // makes a number refer to another file: its callers pass numbers that `table` has for sockets
+    // of the program.
     result(unsafe { libc::syscall(call as c_long, first, second, third) })
 }
 
 /// Makes a call that returns a new descriptor.
 fn new_descriptor(made_by: IntegerCall, arguments: [c_int; 3]) -> Result<OwnedFd> {
-    // SAFETY: the call has succeeded and `made_by` is one that creates a descriptor, as all callers
-    // in this module ensure, so the number is new, and nothing else owns it.
+    // SAFETY: the call has succeeded, and it is one that creates a descriptor: all callers are in
+    // this module, and pass epoll_create1, eventfd2, socket, or fcntl with F_DUPFD_CLOEXEC. So the
+    // number is that of a new open descriptor, and nothing else owns it.
     call(made_by, arguments).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -79,7 +81,7 @@ pub(crate) fn ppoll(
     // SAFETY: the pointer and the number of structures are those of `fds`, which is borrowed
     // mutably, because the kernel writes `revents`. The time-out is NULL or this function's own
     // copy, which the kernel may write, too. The mask is NULL or borrowed during the call, and a
-    // `sigset_t` has at least the `SIGNALS` bytes that the kernel reads.
+    // `sigset_t` has more than the `SIGNALS` bytes that the kernel reads.
     result(unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, SIGNALS) })
         .map(|ready| ready as usize)
 }
@@ -91,8 +93,9 @@ pub(crate) fn ppoll(
 pub(crate) fn epoll_wait(set: RawFd, events: &mut [libc::epoll_event], timeout: c_int) -> Result<usize> {
     let most = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
     let (events, mask) = (events.as_mut_ptr(), ptr::null::<libc::sigset_t>());
-    // SAFETY: the kernel writes at most `most` structures, and `events` has at least as many and is
-    // borrowed mutably. The mask is NULL, so the kernel reads none.
+    // SAFETY: the kernel writes at most `most` structures of this type. The pointer is that of the
+    // slice `events`, which has at least as many and is borrowed mutably during the call. The mask
+    // is NULL, so the kernel reads none.
     result(unsafe { libc::syscall(libc::SYS_epoll_pwait, set, events, most, timeout, mask, SIGNALS) })
         .map(|found| found as usize)
 }
@@ -104,8 +107,9 @@ pub(crate) fn epoll_wait(set: RawFd, events: &mut [libc::epoll_event], timeout: 
 pub(crate) fn epoll_ctl(set: RawFd, op: c_int, fd: RawFd, event: Option<libc::epoll_event>) -> Result<()> {
     let mut event = event;
     let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-    // SAFETY: `event` is NULL or points to a local copy, which lives until the call returns. The
-    // kernel only reads it.
+    // SAFETY: `event` is NULL, for which the kernel returns EFAULT where it needs an event, or
+    // points to an initialized local copy, which lives until the call returns. The kernel only
+    // reads it.
     result(unsafe { libc::syscall(libc::SYS_epoll_ctl, set, op, fd, event) }).map(drop)
 }
 
@@ -142,9 +146,9 @@ pub(crate) fn replace(number: RawFd, fd: RawFd) -> Result<()> {
 /// Requests pages of the smallest size for this memory. This is a hint: kernels without huge pages
 /// refuse it, and do not need it.
 pub(crate) fn use_small_pages(at: *mut u8, len: usize) {
-    // SAFETY: the advice changes the size of pages but no byte, so it conflicts with no access, and
-    // an invalid range gives an error. The system call is made directly, because this library
-    // exports `madvise`.
+    // SAFETY: MADV_NOHUGEPAGE changes the size of pages but no byte, and unmaps nothing, so it
+    // conflicts with no access, and an invalid range gives an error. The system call is made
+    // directly, because this library exports `madvise`.
     unsafe { libc::syscall(libc::SYS_madvise, at, len, libc::MADV_NOHUGEPAGE) };
 }
 
@@ -169,8 +173,9 @@ fn name(fd: RawFd, of_peer: bool) -> Result<Vec<u8>> {
     let call = if of_peer { libc::SYS_getpeername } else { libc::SYS_getsockname };
     let mut name = vec![0; size_of::<libc::sockaddr_storage>()];
     let mut len = name.len() as socklen_t;
-    // SAFETY: `call` is one of the two above. The kernel writes at most `len` bytes, which is the
-    // length of the local buffer `name`, and then replaces `len`, a local variable.
+    // SAFETY: `call` is one of the two above, which take these arguments. The kernel writes at most
+    // `len` bytes to `name`, a local buffer of that length, and then replaces `len`, a local
+    // variable. Nothing else uses either.
     result(unsafe { libc::syscall(call, fd, name.as_mut_ptr(), &raw mut len) })?;
     name.truncate(len as usize);
     Ok(name)
@@ -186,8 +191,8 @@ pub(crate) fn address_as_is(fd: RawFd, of_peer: bool) -> Result<SocketAddr> {
 
 /// Makes a call that takes an address.
 fn call_with_address(call: c_long, fd: RawFd, addr: &[u8]) -> Result<()> {
-    // SAFETY: `call` is bind or connect, as both callers in this module ensure. The kernel reads
-    // `addr.len()` bytes from `addr`, which is borrowed during the call.
+    // SAFETY: `call` is bind or connect: the callers are the two functions below. The kernel reads
+    // at most `addr.len()` bytes from `addr`, which is borrowed during the call, and writes none.
     result(unsafe { libc::syscall(call, fd, addr.as_ptr(), addr.len()) }).map(drop)
 }
 
@@ -238,8 +243,9 @@ pub(crate) fn send_message(fd: RawFd, parts: [&[u8]; 2], to: &[u8]) -> Result<()
     message.msg_namelen = to.len() as socklen_t;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: `message` is a local variable that refers to the local list `parts` with its length
-    // and to `to` with its length. The parts and `to` are borrowed, and the kernel only reads them.
-    // All other fields are zeros, so there is no control message.
+    // and to `to` with its length. The elements of the list are the borrowed parts with their
+    // lengths. The kernel only reads all of these. The other fields are zeros, so there is no
+    // control message.
     result(unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const message, flags) }).map(drop)
 }
 
@@ -268,8 +274,8 @@ pub(crate) fn receive_from(fd: RawFd, buffer: &mut [u8]) -> Result<(usize, Socke
 pub(crate) fn discard_report(fd: RawFd) -> Result<()> {
     let mut message: libc::msghdr = zeroed();
     let flags = libc::MSG_DONTWAIT | libc::MSG_ERRQUEUE;
-    // SAFETY: `message` is a local variable, and all of its pointers are NULL with a length of 0,
-    // so the kernel writes only to the structure itself.
+    // SAFETY: `message` is a local variable of the type that recvmsg(2) takes, and all of its
+    // pointers are NULL with a length of 0, so the kernel writes only to the structure itself.
     result(unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut message, flags) }).map(drop)
 }
 
@@ -295,9 +301,10 @@ pub(crate) fn int_option(fd: RawFd, level: c_int, name: c_int) -> Option<c_int> 
 /// OS errors.
 pub(crate) fn option_bytes(fd: RawFd, level: c_int, name: c_int, to: &mut [u8]) -> Result<usize> {
     let mut len = to.len() as socklen_t;
-    // SAFETY: the kernel writes a value to `to`, which is borrowed mutably, and replaces `len`, a
-    // local variable. Options count `len` in bytes, so the value fits. For an option that uses more
-    // memory, the program has passed `to`, and with it memory for that option, to `rgetsockopt`.
+    // SAFETY: the kernel replaces `len`, a local variable, and writes at most as many bytes to
+    // `to`, which is borrowed mutably. A few options use more memory (SO_GET_FILTER counts `len` in
+    // instructions). Only `rgetsockopt` reads these, whose caller, the program, passes the memory
+    // that the option needs (getsockopt(2)).
     result(unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, to.as_mut_ptr(), &raw mut len) })?;
     Ok(len as usize)
 }
@@ -310,7 +317,7 @@ pub(crate) fn set_option_bytes(fd: RawFd, level: c_int, name: c_int, value: &[u8
     // SAFETY: the kernel reads `value.len()` bytes from `value`, which is borrowed during the call.
     // The values of some options refer to more memory, which the kernel reads or writes. Only
     // `rsetsockopt` passes such values: those of the program, which passes with them the memory for
-    // the option (setsockopt(2)). All other callers pass integers and a `linger`.
+    // the option (setsockopt(2)). All other callers pass integers or a `linger`.
     result(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), value.len()) })
         .map(drop)
 }
@@ -340,8 +347,8 @@ pub(crate) fn closed_socket() -> Result<OwnedFd> {
     // SAFETY: the kernel writes two descriptors to `ends`, a local array of two numbers of that
     // type.
     result(unsafe { libc::syscall(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
-    // SAFETY: the call has succeeded, so both numbers are new descriptors, and nothing else owns
-    // them.
+    // SAFETY: the call has succeeded, so both numbers are those of new open descriptors
+    // (socketpair(2)). Each becomes one `OwnedFd`, and nothing else owns it.
     let [end, _other] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(end)
 }

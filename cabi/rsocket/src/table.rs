@@ -253,7 +253,8 @@ pub(crate) fn close(fd: RawFd) -> Result<()> {
     // ends.
     // SAFETY: the program gives the number up with this call (rsocket(7), close(2)), whether this
     // library created it (`add_as`) or the program did (`insert`). The entry was removed above,
-    // under a lock, so only this call closes the number, which is not -1.
+    // under a lock, so only this call closes the number, which is not -1, as only open descriptors
+    // get an entry.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }

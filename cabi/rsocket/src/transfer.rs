@@ -28,7 +28,8 @@ pub struct Vector<D>(iovec, PhantomData<D>);
 
 /// Buffer that a call reads: NULL, or memory that the program does not change during the call.
 pub type InVec<'a> = Vector<&'a [u8]>;
-/// Buffer that a call fills: NULL, or memory that nothing else reads or writes during the call.
+/// Buffer that a call fills: NULL, or memory that nothing else reads or writes during the call, and
+/// that is in no other buffer of the call.
 pub type OutVec<'a> = Vector<&'a mut [u8]>;
 
 impl<D> Vector<D> {
@@ -55,9 +56,9 @@ impl<'a> InVec<'a> {
             return &[];
         }
         // SAFETY: the pointer is not NULL, as checked above, so there are `iov_len` initialized
-        // bytes, which the program does not change during `'a`, as `InVec` requires. The length
-        // does not exceed `isize::MAX`, as `elements` and `new` have checked; in `send_bytes` it is
-        // that of a slice.
+        // bytes, which the program does not change during the call, the end of `'a`, as `InVec`
+        // requires; in `send_bytes` it is a borrowed slice. The length does not exceed
+        // `isize::MAX`, as `elements` and `new` have checked, or because it is that of the slice.
         unsafe { slice::from_raw_parts(self.0.iov_base.cast(), self.0.iov_len) }
     }
 }
@@ -90,9 +91,9 @@ impl<'a> OutBuffers<'a> {
                 return &mut [][..];
             }
             // SAFETY: the pointer is not NULL, as checked above, so there are `iov_len` bytes,
-            // which count as initialized (module `arguments`) and which nothing else uses during
-            // the call, not even another buffer (`OutVec`). `self` stays borrowed mutably.
-            // `elements` and `new` have checked the length.
+            // which count as initialized (module `arguments`). Nothing else uses them during the
+            // call, not even another buffer, as `OutVec` requires, and `self` stays borrowed
+            // mutably. The length is at most `isize::MAX`: `elements` and `new` have checked it.
             unsafe { slice::from_raw_parts_mut(part.0.iov_base.cast(), part.0.iov_len) }
         })
     }
@@ -359,9 +360,10 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
         let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
-        // SAFETY: `msg_iov` points to `msg_iovlen` buffers, whose memory nothing else uses during
-        // the call (recvmsg(2)), as `InOutPtr` requires of the pointers in the message. `OutVec` is
-        // a transparent `iovec`.
+        // SAFETY: `msg_iov` is NULL or points to `msg_iovlen` buffers (recvmsg(2)), as `InOutPtr`
+        // requires of the pointers in the message. During the call the program does not change that
+        // array, and nothing else uses the buffers' memory, which the call fills. `OutVec` is a
+        // transparent `iovec`.
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
         let mut list = OutBuffers::new(list, count)?;
@@ -381,8 +383,9 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
         match taken.from {
             Some(from) if !message.msg_name.is_null() => {
                 // SAFETY: `msg_name` is not NULL, as matched above, so it points to `msg_namelen`
-                // bytes that nothing else uses (recvmsg(2), `InOutPtr`). `message`, which contains
-                // the length, is not used until `write_address` has returned.
+                // bytes that nothing else uses during the call (recvmsg(2), which `InOutPtr`
+                // requires). `message`, which contains the length and is borrowed mutably, is not
+                // used until `write_address` has returned.
                 let (name, len) =
                     unsafe { (argument(message.msg_name.cast()), argument(&raw mut message.msg_namelen)) };
                 write_address(from, name, len)?;
@@ -456,9 +459,10 @@ pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) 
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }
-        // SAFETY: `msg_iov` points to an array of `msg_iovlen` buffers, which the program does not
-        // change during the call. Both are in sendmsg(2), which `InPtr` requires of the pointers in
-        // the message. An `InVec` has the representation of an `iovec`, because it is transparent.
+        // SAFETY: `msg_iov` is NULL or points to an array of `msg_iovlen` buffers (sendmsg(2)). The
+        // program changes neither the array nor the bytes of the buffers during the call. `InPtr`
+        // requires both of the pointers in the message. An `InVec` has the representation of an
+        // `iovec`, because it is transparent.
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
         let list = elements(list, count)?;

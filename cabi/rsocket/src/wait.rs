@@ -180,8 +180,8 @@ impl ThreadWaiter {
 impl Drop for ThreadWaiter {
     fn drop(&mut self) {
         if self.generation == fork::generation() {
-            // SAFETY: `drop` runs once for a value, nothing else in this module drops `inner`,
-            // which is private, and it is not used after this.
+            // SAFETY: `drop` runs once for a value, and it is the only place that drops or takes
+            // `inner`, which is private to this module. Nothing uses the value after `drop`.
             unsafe { ManuallyDrop::drop(&mut self.inner) };
         }
     }

@@ -62,7 +62,8 @@ impl ProgramSocket {
     /// Receives once, and waits for data.
     fn receive(&self, len: usize) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0u8; len];
-        // SAFETY: `bytes` is a local buffer of `len` bytes that nothing else uses during the call.
+        // SAFETY: `bytes` is a local buffer of `len` initialized bytes that nothing else uses
+        // during the call, as `ArrayMutPtr` requires.
         match unsafe { call!(rrecv(self.0, bytes.as_mut_ptr(), len, 0)) } {
             -1 => Err(Errno::last()),
             got => {
@@ -75,8 +76,8 @@ impl ProgramSocket {
     /// Sends until an error occurs.
     fn send_until_error(&self) -> Errno {
         let bytes = vec![7u8; 10_000];
-        // SAFETY: `bytes` is a local buffer of the length that is passed, and nothing changes it
-        // during the call.
+        // SAFETY: `bytes` is a local, initialized buffer of the length that is passed, and nothing
+        // changes it during the call, as `ArrayPtr` requires.
         while unsafe { call!(rsend(self.0, bytes.as_ptr(), bytes.len(), 0)) } >= 0 {}
         Errno::last()
     }
@@ -84,8 +85,8 @@ impl ProgramSocket {
     /// Returns the ready events, without waiting.
     fn ready(&self) -> i16 {
         let mut fd = libc::pollfd { fd: self.0, events: libc::POLLIN, revents: 0 };
-        // SAFETY: `fd` is a local variable, one structure, as the count says, and nothing else uses
-        // it during the call.
+        // SAFETY: `fd` is an initialized local variable, one structure, as the count says, and
+        // nothing else uses it during the call, as `InOutArrayPtr` requires.
         unsafe { call!(rpoll(&raw mut fd, 1, 0)) };
         fd.revents
     }
@@ -119,13 +120,14 @@ impl ScriptedPeer {
         let cq = device.create_cq(4096, CqConfig::default()).unwrap();
         let cap =
             QpCap { max_send_wr: 2048, max_recv_wr: 512, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
-        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false)).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let memory = pd.register_raw(Memory::owned(1 << 16).unwrap(), 0, access).unwrap();
+        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false)).unwrap();
         let sge = Sge { addr: memory.addr() + 60_000, length: 4, lkey: memory.lkey() };
-        // SAFETY: `memory` is registered until it is dropped, after `qp` (the order of the fields
-        // of `ScriptedPeer`). All receives name the same bytes, which nothing reads. They are not
-        // exclusive (`Memory::owned`), so the engine writes them atomically.
+        // SAFETY: all receives name the same four bytes, which nothing else accesses; they are not
+        // exclusive (`Memory::owned`), so the engine writes them atomically. They are registered
+        // until `memory` is dropped, normally after `qp`. If an assertion of `connect` fails, it is
+        // dropped before, which deregisters the bytes, and the engine refuses to write them.
         unsafe { qp.post_recv((0..500).map(|wr_id| RecvWr { wr_id, sges: std::slice::from_ref(&sge) })) }
             .unwrap();
         let channel = Arc::<CmChannel>::default();
@@ -159,8 +161,8 @@ impl ScriptedPeer {
     /// Sends these bytes with a Send.
     fn send(&self, bytes: &[u8]) {
         let sges = [Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) }];
-        // SAFETY: the data is inline, and `bytes` is borrowed during the call. There is no other
-        // memory.
+        // SAFETY: the request is inline, so the engine reads its one element only during the call.
+        // The element is `bytes`, with its length, which is borrowed.
         let sent = unsafe {
             self.qp.post_send([SendWr { wr_id: 0, op: SendOp::Send, sges: &sges, flags: SendFlags::INLINE }])
         };
@@ -177,9 +179,9 @@ impl ScriptedPeer {
     fn write(&self, addr: u64, key: u32, len: u32) {
         let sges = [Sge { addr: self.memory.addr() + 16_384, length: len, lkey: self.memory.lkey() }];
         let op = SendOp::Write { remote: Remote { addr, rkey: STag(key) } };
-        // SAFETY: `memory` is registered until it is dropped, after `qp` (the order of the fields).
-        // Nothing writes to the bytes that are sent, at most 100 from 16,384 on: receives are at
-        // 60,000, and the rsocket writes to targets below 8,192.
+        // SAFETY: `memory` is registered until it is dropped, after `qp` (the order of the fields
+        // of `ScriptedPeer`). Nothing writes to the bytes that are sent, at most 100 from 16,384
+        // on: receives are at 60,000, and the rsocket writes only to targets below 8,192.
         unsafe { self.qp.post_send([SendWr { wr_id: 0, op, sges: &sges, flags: SendFlags::empty() }]) }
             .unwrap();
         self.cq.poll(&mut Vec::new(), 64);

@@ -49,18 +49,18 @@ impl<'a, T> In<'a, T> {
     /// Returns the structure, or `None` for NULL.
     pub(crate) fn as_ref(self) -> Option<&'a T> {
         // SAFETY: the pointer is NULL, or points to an aligned and initialized structure that the
-        // program does not change during the call, the end of `'a`, as [`Argument`] requires of a
-        // pointer that the call reads.
+        // program does not change until the call returns, the end of `'a`, as [`Argument`] requires
+        // of a pointer that the call reads.
         unsafe { self.0.as_ref() }
     }
 
     /// Returns the elements of a list, or an empty slice for NULL.
     pub(crate) fn elements(self, count: Argument<'a, impl TryInto<usize>>) -> &'a [T] {
         match count.0.try_into() {
-            // SAFETY: the pointer is not NULL, as the guard checks, and `count` belongs to it,
-            // because it has the same invariant lifetime. So there are as many aligned and
-            // initialized elements, which the program does not change during the call, the end of
-            // `'a`, as [`Argument`] requires.
+            // SAFETY: the pointer is not NULL, as the guard checks, and `count` belongs to it by
+            // its invariant lifetime. So there are as many aligned and initialized elements, at
+            // most `isize::MAX` bytes, which the program does not change until the call returns,
+            // the end of `'a`, as [`Argument`] requires.
             Ok(count @ 1..) if !self.0.is_null() => unsafe { slice::from_raw_parts(self.0, count) },
             _ => &[],
         }
@@ -87,9 +87,9 @@ impl<'a, T> Out<'a, T> {
     /// is.
     pub(crate) unsafe fn as_mut(self) -> &'a mut T {
         // SAFETY: the pointer is not NULL, as the caller ensures, so it points to an aligned and
-        // initialized structure that nothing else of the program uses during the call, the end of
-        // `'a`, as [`Argument`] requires of a pointer that the call writes. The caller excludes
-        // other references here.
+        // initialized structure that nothing else of the program uses until the call returns, the
+        // end of `'a`, as [`Argument`] requires of a pointer that the call writes. The caller also
+        // excludes other references in this library.
         unsafe { &mut *self.0 }
     }
 }

@@ -25,8 +25,9 @@ pub(crate) fn is_set(fd: c_int) -> bool {
         return false;
     }
     // SAFETY: `at` is less than `COUNT`, the number of bits that `uiw_sockets_bits` has returned
-    // with the pointer, so the word is one of `libibverbs.so.1`, which never frees them. They are
-    // aligned 64-bit words that it changes only atomically.
+    // with the pointer, which `find` stores last. So the word is one of those of `libibverbs.so.1`,
+    // a static that lives as long as this library. They are aligned `AtomicU64`s, which it changes
+    // only atomically.
     let word = unsafe { &*bits.add(at / 64) };
     word.load(Ordering::Acquire) >> (at % 64) & 1 == 1
 }

@@ -19,7 +19,8 @@ extern "C-unwind" fn close(fd: c_int) -> c_int {
 fn closing(stream: Out<'_, FILE>) {
     let before = errno();
     // SAFETY: fclose(3) and freopen(3) require a stream that is open until the call closes it, and
-    // this function is called before that. A stream without a number gives -1.
+    // all callers are these functions, which call this first. fileno(3) locks the stream itself
+    // where it has to, and returns -1 for a stream without a number.
     let fd = unsafe { libc::fileno(stream.get()) };
     if is_set(fd) {
         sockets::uiw_sockets_closing(fd);

@@ -80,10 +80,10 @@ fn accepted<'a>(
 /// Returns the number of bytes that there is room for. It has to be read before the call, because
 /// the system replaces it.
 fn room_of(len: Out<'_, socklen_t>) -> Argument<'_, socklen_t> {
-    // SAFETY: if `len` is not NULL, it points to the number of bytes that there is room for at the
-    // address of the same call (accept(2)), and nothing else uses the number during the call, as
-    // [`Argument`] requires. So the number that is read is one that the page permits with that
-    // address.
+    // SAFETY: `len` is NULL or points to the number of bytes for which there is room at the address
+    // of the same lifetime (accept(2)). Nothing else uses it during the call, as [`Argument`]
+    // requires. So the number that is read, at any alignment, belongs to that address. If `len` is
+    // NULL, no address is written, so 0 is permitted.
     unsafe { Argument::new(if len.get().is_null() { 0 } else { len.get().read_unaligned() }) }
 }
 
@@ -130,8 +130,8 @@ extern "C-unwind" fn connect<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argumen
     }
     if real_len > 0 {
         // SAFETY: `real_len` is positive, as checked above, and `uiw_sockets_target` has written an
-        // address of as many bytes to `real`. This is a local variable that nothing changes until
-        // connect(2) has read it.
+        // address of as many bytes to `real`, an aligned local variable that nothing changes until
+        // `next::connect`, the only function that gets the two values, has read it.
         let (real, real_len) =
             unsafe { (In::new((&raw const real.0).cast()), Argument::new(real_len.cast_unsigned())) };
         let connected = next::connect(fd, real, real_len);

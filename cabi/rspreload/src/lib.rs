@@ -40,7 +40,8 @@ static LOAD: extern "C" fn() = load;
 
 fn errno() -> c_int {
     // SAFETY: the C library gives every thread its own `errno`, whose address is aligned and valid
-    // as long as the thread lives. Only this thread accesses it, and no reference to it exists.
+    // as long as the thread lives. It is initialized, only this thread accesses it, and no
+    // reference to it exists.
     unsafe { *libc::__errno_location() }
 }
 

@@ -49,15 +49,16 @@ unsafe trait NextFunction {
     fn get() -> Option<Self::Type> {
         let mut address = Self::address_cell().load(Ordering::Relaxed);
         if address == 0 {
-            // SAFETY: `NAME` is a `CStr`, which ends in NUL and lives during the call, and
-            // RTLD_NEXT is a handle that dlsym(3) accepts.
+            // SAFETY: `NAME` is a static `CStr`, which ends in NUL, and RTLD_NEXT is a handle that
+            // dlsym(3) accepts.
             address = unsafe { libc::dlsym(libc::RTLD_NEXT, Self::NAME.as_ptr()) }.addr();
             Self::address_cell().store(address, Ordering::Relaxed);
         }
         const { assert!(size_of::<Option<Self::Type>>() == size_of::<usize>()) };
-        // SAFETY: `address` is 0, which represents `None`, or the address of the function `NAME`,
-        // which has the type `Type`, as the trait requires. The sizes are the same, as asserted
-        // above. The C library is never unloaded.
+        // SAFETY: `address` is 0, which represents `None`, or that of the function `NAME` of the
+        // C library, or of another preloaded library that replaces it, which has the type `Type`,
+        // as the trait requires. The sizes are the same, as asserted above. Libraries that are
+        // loaded with the program are never unloaded.
         unsafe { mem::transmute_copy::<usize, Option<Self::Type>>(&address) }
     }
 }
@@ -103,10 +104,10 @@ macro_rules! functions {
             use super::*;
             $(
                 pub(super) struct $name;
-                // SAFETY: the name and the type are those of the function's declaration in the C
-                // library. The pointers are [`Argument`]s, which carry the promises of the manual
-                // page, integers are passed on as they are, and `extern "C-unwind"` permits a
-                // cancelled thread to unwind.
+                // SAFETY: the name and the type are those of the function in the C library's
+                // headers, with transparent [`Argument`]s, which carry the guarantees of the manual
+                // page, for pointers and their lengths. Other integers cannot violate memory
+                // safety. `extern "C-unwind"` permits a cancelled thread to unwind.
                 unsafe impl NextFunction for $name {
                     const NAME: &CStr = $c;
                     type Type = function!(($($type),*) ($($word)?) ($($result)?));

@@ -37,9 +37,9 @@ fn with_one<'a>(
 ) -> isize {
     let one = iovec { iov_base: base.get().cast_mut(), iov_len: len.get() };
     // SAFETY: the list is one local variable, which lives, unchanged, until `call` returns. Its
-    // buffer has `len` bytes, as the arguments of the same lifetime say, and the program permits
-    // this call to use them as the function that `call` calls with the list does: to read or to
-    // write them.
+    // buffer has `len` bytes, as the arguments of the same lifetime say. The program permits this
+    // call to read them, and to write them if the buffer was an `Out`, as in `read` and `recv`, the
+    // only callers whose `call` fills the buffers of the list.
     let (list, count) = unsafe { (In::new(&raw const one), Argument::new(1)) };
     call(list, count)
 }
@@ -170,13 +170,13 @@ fn receive_all<'a>(
     while done < count.get() {
         let later = flags & libc::MSG_WAITFORONE != 0 && done > 0;
         let flags = flags & !libc::MSG_WAITFORONE | if later { libc::MSG_DONTWAIT } else { 0 };
-        // SAFETY: the list of `count` messages (recvmmsg(2)) is not NULL, as was checked above, and
-        // `element` checks `done`. No other reference to this message exists while `message` is
-        // used.
+        // SAFETY: the list of `count` messages (recvmmsg(2)) is not NULL, as was checked above, so
+        // no element is, and `element` checks `done`. This is the only reference to a message here:
+        // the one of the check, and that of the previous round, are not used any more.
         let message = unsafe { messages.element(done, count).as_mut() };
         // SAFETY: the header is that of a message of recvmmsg(2), which asks the same of it as
-        // recvmsg(2), and nothing else uses it during the call. `message` is not used until the
-        // call has returned.
+        // recvmsg(2), and nothing else of the program uses it during the call, as [`Argument`]
+        // requires. `message` is not used until the call has returned.
         let len = sockets::rrecvmsg(fd, unsafe { Out::new(&raw mut message.msg_hdr) }, flags);
         if len < 0 {
             return if done > 0 { done as c_int } else { -1 };
@@ -267,14 +267,15 @@ fn send_all<'a>(fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uin
     }
     let mut done = 0;
     while done < count.get() {
-        // SAFETY: the list of `count` messages (sendmmsg(2)) is not NULL, as was checked above, and
-        // `element` checks `done`. No other reference to this message exists while `message` is
-        // used.
+        // SAFETY: the list of `count` messages (sendmmsg(2)) is not NULL, as was checked above, so
+        // no element is, and `element` checks `done`. This is the only reference to a message here:
+        // the one of the check, and that of the previous round, are not used any more.
         let message = unsafe { messages.element(done, count).as_mut() };
         let header = &message.msg_hdr;
         // SAFETY: the header is that of a message of sendmmsg(2), which asks the same of it as
-        // sendmsg(2): `msg_iov` points to `msg_iovlen` buffers. The program changes neither during
-        // the call, and nothing here writes to the header.
+        // sendmsg(2): `msg_iov` is NULL or points to `msg_iovlen` buffers. The program changes none
+        // of these during the call, as [`Argument`] requires, and nothing here writes to the header
+        // or the list.
         let (header, list, parts) = unsafe {
             (
                 In::new(&raw const *header),

@@ -13,8 +13,8 @@ const SECOND: i64 = 1_000_000_000;
 fn now() -> timespec {
     let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
     // This makes no system call if the C library can read the clock itself.
-    // SAFETY: the call writes one time to `now`, a local variable of this type, and the clock
-    // exists on every Linux system.
+    // SAFETY: the call writes at most one `timespec` to `now`, a local variable of this type that
+    // nothing else uses, and takes no other pointer.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now
 }
@@ -134,8 +134,9 @@ extern "C-unwind" fn __ppoll_chk<'a>(
 fn sets_have_rsocket<'a>(count: Argument<'a, c_int>, sets: [Out<'a, fd_set>; 3]) -> bool {
     let mut any = false;
     for fd in 0..count.get().min(libc::FD_SETSIZE as c_int) {
-        // SAFETY: a set that is not NULL has FD_SETSIZE bits, and the program does not change it
-        // during the call (select(2)), as [`Argument`] requires. `fd` is from 0 to FD_SETSIZE - 1.
+        // SAFETY: a set that is not NULL, as checked, is initialized and has FD_SETSIZE bits, and
+        // the program does not change it during the call (select(2)), as [`Argument`] requires.
+        // `fd` is from 0 to FD_SETSIZE - 1, the bounds of the loop.
         let is_in =
             || sets.iter().any(|set| !set.get().is_null() && unsafe { libc::FD_ISSET(fd, set.get()) });
         // Every descriptor is checked, because the check converts an accepted connection to an
@@ -217,9 +218,9 @@ fn wait<'a>(
             Some(count) => waiting::counted(count, || system(&time)),
             None => system(&time),
         };
-        // SAFETY: the system has returned `found`, so it has filled as many elements of `events`
-        // and there are as many, which is what the page permits with that pointer (epoll_wait(2)).
-        // A negative result becomes 0.
+        // SAFETY: the system has returned `found` for `events`, so it has filled as many elements,
+        // no more than the program has room for (epoll_wait(2)). So the count is one that the page
+        // permits with that pointer. A negative result becomes 0.
         let filled = unsafe { Argument::new(found.max(0).cast_unsigned()) };
         let had_marker = waiting::take_marker(events, filled);
         let found = found - c_int::from(had_marker);

@@ -30,9 +30,10 @@ pub(crate) fn begin(set: c_int) -> Option<&'static AtomicU32> {
     let count = if counts.is_null() {
         &EARLY
     } else {
-        // SAFETY: `uiw_sockets_waiting` has returned the pointer with `LEN`, the number of counts,
-        // which is more than the index. `libibverbs.so.1` never frees the counts, which are
-        // aligned, and changes them only atomically.
+        // SAFETY: the index is less than `LEN`, the number of counts that `uiw_sockets_waiting` has
+        // returned with the pointer, which `find` stores last. The counts are a static of
+        // `libibverbs.so.1`, which lives as long as this library. They are aligned `AtomicU32`s,
+        // which it changes only atomically.
         unsafe { &*counts.add(set as u32 as usize % LEN.load(Ordering::Relaxed)) }
     };
     count.fetch_add(1, Ordering::AcqRel);
@@ -69,7 +70,8 @@ pub(crate) type Routine = unsafe extern "C" fn(*mut c_void);
 /// `count` points to an `AtomicU32` that is never freed.
 unsafe extern "C" fn leave(count: *mut c_void) {
     // SAFETY: `count` points to an aligned `AtomicU32` that is never freed, as the caller ensures:
-    // the C library passes what `counted` has given to `cleanup_push`.
+    // the C library passes what `counted` has given to `cleanup_push`, which was made from a
+    // `&'static AtomicU32`.
     end(unsafe { &*count.cast::<AtomicU32>() });
 }
 
@@ -82,15 +84,17 @@ pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int)
     let has_handlers = next::has_cleanup();
     if has_handlers {
         let count = ptr::from_ref(count).cast_mut().cast();
-        // SAFETY: `handler` has the layout of the C library's record and stays in this frame until
-        // it is popped below. If the frame is left by force, the C library takes it out and calls
-        // `leave` with the count, which is static, as that function requires.
+        // SAFETY: `handler` has the layout of the C library's record and stays in this frame,
+        // unused, until it is popped below: `system`, a function of the C library, does not panic.
+        // If the thread is cancelled or jumps out of the frame, the C library takes it out and
+        // calls `leave` with the count, which is static, as `leave` requires.
         unsafe { next::cleanup_push(Out::new(&raw mut handler), Argument::new(leave), Out::new(count)) };
     }
     let found = system();
     if has_handlers {
-        // SAFETY: `handler` is the record that was pushed above, and `system` has popped all that
-        // it has pushed, so it is the last one, as the function requires.
+        // SAFETY: `handler` is the record that was pushed above. `system`, a function of the C
+        // library, and signal handlers during it pop all that they push (pthread_cleanup_push(3)).
+        // So it is the last record of this thread, as the function requires.
         next::cleanup_pop(unsafe { Out::new(&raw mut handler) }, 0);
     }
     end(count);
@@ -108,7 +112,8 @@ pub(crate) fn take_marker<'a>(events: Out<'a, epoll_event>, found: Argument<'a, 
         let (to, from) = (events.element(at, found), events.element(at + 1, found));
         // SAFETY: `at + 1` is less than `found`, so both are elements that the system has filled
         // (`Argument`), read and written at any alignment. The program does not use them during the
-        // call, and no reference to them exists any more.
+        // call, as `Argument` requires, and no reference to them exists any more: the iterator over
+        // the elements above has ended.
         unsafe { to.get().write_unaligned(from.get().read_unaligned()) };
     }
     true

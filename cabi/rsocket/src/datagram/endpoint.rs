@@ -240,8 +240,8 @@ impl Endpoint {
         };
         // SAFETY: `send` took the slot out of `free`. It returns there only with the completion
         // (`process`), or if the request is refused, and nothing writes to it until then. The bytes
-        // are in the slot: `send_once` limits them to `max_payload`, at most `SEND`. The memory is
-        // registered longer than the queue pair lives, as the fields of `Endpoint` are ordered.
+        // are in the slot: `send_once` limits them to `max_payload`, at most `SEND`. `staged` stays
+        // registered until after `queue_pairs`, an earlier field of `Endpoint`, is dropped.
         unsafe { self.queue_pairs[at].qp.post_send([request]) }.map_err(|error| {
             tracing::debug!(%error, "a datagram cannot be posted");
             Errno::IO
@@ -324,10 +324,10 @@ impl Endpoint {
             wr_id: IS_RECEIVE | u64::from(*slot),
             sges: std::slice::from_ref(sge),
         });
-        // SAFETY: each slot belongs to one receive at a time: `new` posts every slot once, and
-        // afterwards a slot is posted again only when its completion was taken and its message was
-        // read or dropped. The memory stays registered longer than the queue and its queue pairs
-        // live, because the fields of `Endpoint` are dropped in that order.
+        // SAFETY: each slot is in one receive at a time: `new` posts it once, and the other callers
+        // again only after `process` has taken its completion and its message was read or dropped;
+        // nothing else accesses it. `received` stays registered until after `queue_pairs` and
+        // `srq`, earlier fields of `Endpoint`, are dropped.
         if let Err(error) = unsafe { self.srq.post_recv(requests) } {
             tracing::warn!(%error, "a datagram rsocket has lost a receive");
         }

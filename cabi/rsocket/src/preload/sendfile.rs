@@ -17,14 +17,15 @@ const CHUNK: usize = 128 << 10;
 /// is advanced. Sets the offset to the first byte that was not sent.
 ///
 /// # Errors
-/// EBADF for a negative number; EINVAL for a file without offsets; the errors of sending and reading, if nothing was sent.
+/// EBADF for a negative number; EINVAL for a file without offsets; the errors of sending and
+/// reading, if nothing was sent.
 pub(super) fn send(to: RawFd, file: RawFd, offset: Option<&mut off64_t>, count: usize) -> Result<isize> {
     if file < 0 {
         return Err(Errno(libc::EBADF).because("sendfile from a negative descriptor"));
     }
-    // SAFETY: `ManuallyDrop` keeps `file` from being closed here. The program keeps the descriptor
-    // open during the call, because it is the file to read (sendfile(2)). For a number that is not
-    // open, every use of it here fails with EBADF.
+    // SAFETY: the number is not negative, as checked above, and `ManuallyDrop` keeps it from being
+    // closed here. The program keeps the descriptor open during the call, because it is the file to
+    // read (sendfile(2)). For a number that is not open, every use of it here fails with EBADF.
     let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd(file) });
     let start = match &offset {
         Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL.out_of_range())?,
