@@ -184,22 +184,20 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
     if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
         return Err(Errno(libc::EBADF).because("rselect for a descriptor that is closed"));
     }
-    for set in [&mut sets.read, &mut sets.write, &mut sets.except].into_iter().flatten() {
-        // SAFETY: FD_ZERO writes one `fd_set`. The set has this type and is borrowed mutably, so it
-        // lives and nothing else uses it.
-        unsafe { libc::FD_ZERO(*set) };
-    }
     let mut ready = 0;
+    // A set contains the numbers that are asked for, and keeps those that are ready.
     let mut mark = |set: &mut Option<&mut libc::fd_set>, fd: &pollfd, asked: c_short, found: c_short| {
         if let Some(set) = set
             && fd.events & asked != 0
-            && fd.revents & found != 0
         {
+            if fd.revents & found != 0 {
+                ready += 1;
+                return;
+            }
             // SAFETY: `fd.fd` is from 0 to FD_SETSIZE - 1, because the list contains only numbers
             // below `count`, which was checked above, and `poll_all` changes only `revents`. The
             // set is borrowed mutably and has FD_SETSIZE bits.
-            unsafe { libc::FD_SET(fd.fd, *set) };
-            ready += 1;
+            unsafe { libc::FD_CLR(fd.fd, *set) };
         }
     };
     for fd in &fds {

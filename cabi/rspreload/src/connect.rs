@@ -77,14 +77,15 @@ fn accepted<'a>(
     fail(reason)
 }
 
-/// Returns the number of bytes that there is room for. It has to be read before the call, because
-/// the system replaces it.
-fn room_of(len: Out<'_, socklen_t>) -> Argument<'_, socklen_t> {
-    // SAFETY: `len` is NULL or points to the number of bytes for which there is room at the address
-    // of the same lifetime (accept(2)). Nothing else uses it during the call, as [`Argument`]
-    // requires. So the number that is read, at any alignment, belongs to that address. If `len` is
-    // NULL, no address is written, so 0 is permitted.
-    unsafe { Argument::new(if len.get().is_null() { 0 } else { len.get().read_unaligned() }) }
+/// Returns the number of bytes that there is room for at `addr`. It has to be read before the call,
+/// because the system replaces it.
+fn room_of<'a>(addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>) -> Argument<'a, socklen_t> {
+    let none = addr.get().is_null() || len.get().is_null();
+    // SAFETY: if `addr` is not NULL, `len` points to the number of bytes for which there is room at
+    // it (accept(2)), and nothing else uses it during the call, as [`Argument`] requires. So the
+    // number that is read, at any alignment, belongs to that address. Otherwise no address is
+    // written, and 0 is permitted.
+    unsafe { Argument::new(if none { 0 } else { len.get().read_unaligned() }) }
 }
 
 #[unsafe(no_mangle)]
@@ -92,7 +93,7 @@ extern "C-unwind" fn accept<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a,
     if is_rsocket_already(fd) {
         return sockets::raccept(fd, addr, len);
     }
-    let room = room_of(len);
+    let room = room_of(addr, len);
     accepted(fd, next::accept(fd, addr, len), addr, len, room)
 }
 
@@ -111,7 +112,7 @@ extern "C-unwind" fn accept4<'a>(
         }
         return new;
     }
-    let room = room_of(len);
+    let room = room_of(addr, len);
     accepted(fd, next::accept4(fd, addr, len, flags), addr, len, room)
 }
 

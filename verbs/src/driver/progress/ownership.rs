@@ -332,7 +332,8 @@ impl Ownership {
                 let late = unserved && seen.unserved;
                 (seen.unserved, seen.awake, seen.stays_awake) = (unserved, false, false);
                 let idle = if alive { 0 } else { seen.armed_idle + 1 };
-                if !late && idle <= IDLE_TURNS {
+                let has_left = idle > IDLE_TURNS;
+                if !late && !has_left {
                     seen.armed_idle = idle;
                     seen.armed = true;
                     return BackgroundAction::Timed { owned: false };
