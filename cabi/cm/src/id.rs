@@ -290,11 +290,14 @@ impl Id {
         let mut state = self.lock();
         state.local = local.or(state.local);
         state.peer = peer.or(state.peer);
-        if let Some(local) = local {
-            self.abi.set(|id| &id.route.addr.src, address::to_program(local));
-        }
-        if let Some(peer) = peer {
-            self.abi.set(|id| &id.route.addr.dst, address::to_program(peer));
+        // SAFETY: the state of the id is locked. Only this function sets these fields.
+        unsafe {
+            if let Some(local) = local {
+                self.abi.set_long(|id| &id.route.addr.src, address::to_program(local));
+            }
+            if let Some(peer) = peer {
+                self.abi.set_long(|id| &id.route.addr.dst, address::to_program(peer));
+            }
         }
     }
 

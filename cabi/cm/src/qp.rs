@@ -110,8 +110,13 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     // `destroy_queues` only afterwards.
     let extended = unsafe { argument(ptr::from_mut(attr)) };
     let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
+    prepare_receive(new).inspect_err(|_| {
+        // SAFETY: this thread has just created the queue pair and has not stored it in the id, so
+        // no other thread knows the pointer.
+        qp::ibv_destroy_qp(unsafe { argument(new) });
+        destroy_queues(id);
+    })?;
     id.abi.set(|id| &id.qp, new);
-    prepare_receive(new).inspect_err(|_| destroy(id))?;
     id.abi.set(|id| &id.pd, domain.abi());
     Ok(())
 }
@@ -120,9 +125,8 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
 /// on to RTS, where it can also send.
 fn prepare_receive(new: *mut ibv_qp) -> Result<()> {
     // SAFETY: `Object::get` looks up the pointer. `create_extended`, the only caller, has just
-    // created the queue pair, and destroys it only after this function has failed. No other thread
-    // destroys it before, because this call uses it: `OwnedHandle` and the documentation of
-    // `rdma_destroy_qp` exclude that.
+    // created the queue pair, and has not stored it in the id, so no other thread knows the pointer
+    // and can destroy it.
     let qp = unsafe { Object::<Qp>::get(new) }?;
     let engine = qp.engine();
     if engine.state() == QpState::Reset {
@@ -164,8 +168,8 @@ fn create_queue(id: &Id, (queue, channel): QueueFields, depth: u32) -> Result<()
         depth: depth.max(1),
         cq_context: id.abi().cast(),
         // SAFETY: `Object::get` looks up the pointer. This thread has just created the channel, and
-        // destroys it only after this function has failed. No other thread destroys it before,
-        // because this call uses it: `OwnedHandle` and the documentation of `rdma_destroy_qp`
+        // destroys it only after this function has returned. No other thread destroys it before:
+        // the documentation of `rdma_destroy_qp`, and that of `rdma_create_qp` for calls that fail,
         // exclude that.
         channel: Some(unsafe { Object::get(new) }?),
         vector: 0,
@@ -213,10 +217,9 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy(id: &Id) {
     let old = id.take_qp();
     if !old.is_null() {
-        // SAFETY: no other thread of the program uses the queue pair, as `OwnedHandle` requires.
-        // The documentation of `rdma_destroy_qp` demands this of the calls that destroy it; the
-        // other caller, `create_extended`, has not returned it yet. Events do not use it either:
-        // `take_qp` has waited for those that did, and has cleared the field.
+        // SAFETY: no other thread of the program uses the queue pair, as `OwnedHandle` requires:
+        // the documentation of `rdma_destroy_qp` demands this of both calls that come here. Events
+        // do not use it either: `take_qp` has waited for those that did, and has cleared the field.
         qp::ibv_destroy_qp(unsafe { argument(old) });
     }
     destroy_queues(id);

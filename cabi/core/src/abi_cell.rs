@@ -21,9 +21,8 @@ pub struct AbiCell<T>(UnsafeCell<T>);
 // follows a copied pointer states at that place why the object is alive.
 unsafe impl<T> Send for AbiCell<T> {}
 // SAFETY: no reference to the structure or to a field is ever created. `get` and `set` access
-// fields atomically. Longer fields, which `get` cannot read, are only set by `set_addresses`
-// (`cabi/cm`), which locks the id. The program orders C's accesses, as the type's documentation
-// says.
+// fields atomically, and the callers of `set_long`, which is for the other fields, hold a lock. The
+// program orders C's accesses, as the type's documentation says.
 unsafe impl<T> Sync for AbiCell<T> {}
 
 impl<T: PlainAbi> AbiCell<T> {
@@ -67,24 +66,34 @@ impl<T: PlainAbi> AbiCell<T> {
         }
     }
 
-    /// Sets the field that `field` selects. If the field is longer than eight bytes, the caller
-    /// holds a lock of the object.
+    /// Sets the field that `field` selects.
     #[inline]
     pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
+        const { assert!(is_atomic::<F>()) }
         let at = self.pointer(field);
         // SAFETY: `pointer` returns an aligned field of type `F`, alive while `self` is borrowed,
-        // and the `UnsafeCell` permits writes. A field with the size of an atomic type is only
-        // accessed atomically, with copies of its size. A longer one is only written, under the
-        // caller's lock. The program orders C's accesses.
+        // and the `UnsafeCell` permits writes. `F` has the size and the alignment of the atomic
+        // type, as asserted, so this library only accesses the field atomically, and the copy has
+        // the right size. The program orders C's accesses.
         unsafe {
             match size_of::<F>() {
-                _ if !is_atomic::<F>() => at.write_volatile(value),
                 1 => AtomicU8::from_ptr(at.cast()).store(transmute_copy(&value), Relaxed),
                 2 => AtomicU16::from_ptr(at.cast()).store(transmute_copy(&value), Relaxed),
                 4 => AtomicU32::from_ptr(at.cast()).store(transmute_copy(&value), Relaxed),
                 _ => AtomicPtr::<u8>::from_ptr(at.cast()).store(transmute_copy(&value), Relaxed),
             }
         }
+    }
+
+    /// Sets a field that is too long for [`AbiCell::set`].
+    ///
+    /// # Safety
+    /// The caller holds a lock of the object with which it sets this field.
+    pub unsafe fn set_long<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
+        // SAFETY: `pointer` returns an aligned field of type `F`, alive while `self` is borrowed,
+        // and the `UnsafeCell` permits writes. `get` and `set` do not compile for such a field, and
+        // the caller's lock excludes other calls of this function. The program orders C's accesses.
+        unsafe { self.pointer(field).write_volatile(value) };
     }
 
     /// Sets the field that `field` selects, and returns its previous value.
@@ -125,6 +134,6 @@ mod tests {
     #[should_panic = "the closure selects a field"]
     fn larger_place_outside_refused() {
         static OTHER: [u64; 100] = [1; 100];
-        AbiCell::new(zeroed::<ibv_qp_ex>()).set(|_| &OTHER, OTHER);
+        AbiCell::new(zeroed::<ibv_qp_ex>()).pointer(|_| &OTHER);
     }
 }

@@ -83,13 +83,13 @@ impl<'a, T> Out<'a, T> {
     /// Returns the structure.
     ///
     /// # Safety
-    /// The pointer is not NULL, and no other reference to the structure is used while the result
-    /// is.
+    /// The pointer is not NULL, and by the other arguments of the call there is at least one
+    /// structure. No other reference to it is used while the result is.
     pub(crate) unsafe fn as_mut(self) -> &'a mut T {
-        // SAFETY: the pointer is not NULL, as the caller ensures, so it points to an aligned and
-        // initialized structure that nothing else of the program uses until the call returns, the
-        // end of `'a`, as [`Argument`] requires of a pointer that the call writes. The caller also
-        // excludes other references in this library.
+        // SAFETY: the caller ensures that there is a structure. It is aligned and initialized, and
+        // nothing else of the program uses it until the call returns, the end of `'a`, as
+        // [`Argument`] requires of a pointer that the call writes. The caller also excludes other
+        // references in this library.
         unsafe { &mut *self.0 }
     }
 }

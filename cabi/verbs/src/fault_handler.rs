@@ -276,9 +276,10 @@ pub extern "C" fn sigaction(signal: c_int, new: InPtr<'_, Action>, old: OutPtr<'
             }
             0
         }
-        // SAFETY: the program calls sigaction(2) with these arguments, and they are passed on
-        // unchanged. `InPtr` and `OutPtr` require that they are NULL or point to an action and to
-        // memory for one, and the program has chosen the handler for the flags (sigaction(2)).
+        // SAFETY: `InPtr` and `OutPtr` require that the pointers are NULL, or point to an action
+        // that nothing changes during the call and to memory for one that nothing else uses. The
+        // handler suits the flags: the program has chosen both (sigaction(2)), or `signal` passes a
+        // handler of signal(2) without SA_SIGINFO.
         None => unsafe { system_sigaction(signal, new.as_ptr(), old.as_ptr()) },
     }
 }

@@ -110,9 +110,9 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
     // SAFETY: `mapping::check` has found the bytes accessible. Once they are not, an access fails
-    // (`fault_handler`) or ends the process; `mapping` discards bytes that the C library unmaps.
-    // Until a request completes, the program does not use its buffers (ibv_post_send(3),
-    // ibv_post_recv(3)). Memory for peers is accessed atomically.
+    // (`fault_handler`) or ends the process; `mapping` says what it discards. Until a request
+    // completes, the program does not use its buffers (ibv_post_send(3), ibv_post_recv(3)). The
+    // engine accesses memory that peers can access atomically.
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()
