@@ -20,19 +20,19 @@ pub(crate) fn write_address<'a>(real: SocketAddr, addr: ArrayMutPtr<'a, u8>, len
 }
 
 /// Returns the name with which the program was started, without directories.
-pub(crate) fn program_name() -> &'static str {
+pub(crate) fn program_name() -> String {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
-    // SAFETY: the variable has this type. It is NULL until the C library's startup code sets it, to
-    // a string that ends in NUL and is never freed (program_invocation_name(3)). A program that
-    // sets it must store such a string, while it has no other threads, because err(3) reads it in
-    // any thread at any time. This library only reads it.
+    // SAFETY: the variable has this type. It is NULL or points to a string that ends in NUL and is
+    // not freed (program_invocation_name(3)). The bytes are copied at once. A program that sets the
+    // variable, or overwrites the string in argv[0], must not do so during a call that may read the
+    // name, as err(3) does in any thread.
     unsafe {
         if program_invocation_short_name.is_null() {
-            return "";
+            return String::new();
         }
-        CStr::from_ptr(program_invocation_short_name).to_str().unwrap_or("")
+        CStr::from_ptr(program_invocation_short_name).to_string_lossy().into_owned()
     }
 }
 

@@ -39,7 +39,7 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
             _ => return Err(Errno::UNSUPPORTED.because("the protocol is neither TCP nor UDP")),
         };
         // Invalid settings are reported before the first connection.
-        if Settings::get()?.stays_on_tcp(program_name()) {
+        if Settings::get()?.stays_on_tcp(&program_name()) {
             return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP contains the program"));
         }
         engine::before_exit(at_exit);

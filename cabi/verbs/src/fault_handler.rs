@@ -146,9 +146,10 @@ unsafe fn system_sigaction(signal: c_int, new: *const Action, old: *mut Action) 
     // If there is no next function, the C library is linked statically. In that case this library
     // is as well, and exports no `sigaction`.
     let sigaction = SystemSigaction::get().unwrap_or(libc::sigaction);
-    // SAFETY: the function is `sigaction` of the C library, and the caller ensures that each
-    // pointer is NULL or points to an action, or to memory for one, and that the handler may be
-    // called.
+    // SAFETY: the function is `sigaction` of the C library, or of a library loaded before it that
+    // replaces it with the same contract (`NextFunction`). The caller ensures that during the call
+    // each pointer is NULL or points to an action, or to memory for one that nothing else writes,
+    // and that the handler may be called at any time.
     unsafe { sigaction(signal, new, old) }
 }
 

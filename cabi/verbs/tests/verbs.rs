@@ -652,10 +652,10 @@ fn source_rewritten_during_write() {
 #[test]
 fn buffers_page_aligned_with_regions_inside() {
     let opened = open();
-    // SAFETY: `opened` is open, and only this thread uses it and its objects, each destroyed once.
-    // They are checked before their fields are read, and `Handle` detects the freed `handle`. Only
-    // this test knows the 10,000 bytes, and accesses them only before they are registered. `attr`
-    // and `handle` are local variables.
+    // SAFETY: `opened` is open, and only this thread uses it and its objects, each destroyed once,
+    // after a check that they exist. No other test creates an `ibv_buf`, so `Handle` refuses the
+    // freed `handle`. Only this test knows the 10,000 bytes, and accesses them only before they are
+    // registered. `attr` and `handle` are local variables.
     unsafe {
         let (domain, other) = (call!(pd::ibv_alloc_pd(opened)), call!(pd::ibv_alloc_pd(opened)));
         let mut handle = ptr::null_mut();
@@ -784,9 +784,9 @@ fn wild_pointers_are_errors() {
         }
         let srq_attr = abi::ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 };
         // SAFETY: `Handle`, `OwnedHandle`, the fields of `init` and `event`, and pointers to
-        // devices may be any address, because they are only looked up, and no system's library is
-        // loaded that gets the event. Memory at `address` is not used, as the domain is refused
-        // first. The other pointers are local, NULL or live.
+        // devices may be any address: they are only looked up, and no system's library is loaded
+        // that gets the event. Memory at `address` is not used: `ibv_reg_mr` refuses the domain
+        // first, `ibv_rereg_mr` the region. The other pointers are local, NULL or live.
         unsafe {
             let (mut attr, mut init): (abi::ibv_qp_attr, abi::ibv_qp_init_attr) =
                 (abi::zeroed(), abi::zeroed());

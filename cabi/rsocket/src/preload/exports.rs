@@ -62,14 +62,14 @@ pub extern "C" fn uiw_sockets_loaded() {
 /// not have the socket.
 pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int {
     process::has_table();
-    boundary::minus_one(|| plain::register(fd, domain, program_name()))
+    boundary::minus_one(|| plain::register(fd, domain, &program_name()))
 }
 
 /// Called after the program has created a UDP socket. Returns -1 with `errno` if the program must
 /// not have the socket.
 pub extern "C" fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int {
     process::has_table();
-    boundary::minus_one(|| datagrams::adopt(fd, domain, program_name()))
+    boundary::minus_one(|| datagrams::adopt(fd, domain, &program_name()))
 }
 
 /// sendto(2) on an rsocket. The address is ignored for a stream, because a stream is connected.
