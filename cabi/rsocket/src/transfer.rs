@@ -360,12 +360,12 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
         let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
+        let iov = message.msg_iov.cast_const().cast();
         // SAFETY: `msg_iov` is NULL or points to `msg_iovlen` buffers (recvmsg(2)), as `InOutPtr`
         // requires of the pointers in the message. During the call the program does not change that
         // array, and nothing else uses the buffers' memory, which the call fills. `OutVec` is a
         // transparent `iovec`.
-        let (list, count) =
-            unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
+        let (list, count) = unsafe { (argument(iov), argument(message.msg_iovlen)) };
         let mut list = OutBuffers::new(list, count)?;
         let socket = match table::socket(fd)? {
             AnySocket::Stream(socket) => {
@@ -382,12 +382,12 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
         }
         match taken.from {
             Some(from) if !message.msg_name.is_null() => {
+                let name = message.msg_name.cast();
                 // SAFETY: `msg_name` is not NULL, as matched above, so it points to `msg_namelen`
                 // bytes that nothing else uses during the call (recvmsg(2), which `InOutPtr`
                 // requires). `message`, which contains the length and is borrowed mutably, is not
                 // used until `write_address` has returned.
-                let (name, len) =
-                    unsafe { (argument(message.msg_name.cast()), argument(&raw mut message.msg_namelen)) };
+                let (name, len) = unsafe { (argument(name), argument(&raw mut message.msg_namelen)) };
                 write_address(from, name, len)?;
             }
             _ => message.msg_namelen = 0,
@@ -459,12 +459,12 @@ pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) 
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }
+        let iov = message.msg_iov.cast_const().cast();
         // SAFETY: `msg_iov` is NULL or points to an array of `msg_iovlen` buffers (sendmsg(2)). The
         // program changes neither the array nor the bytes of the buffers during the call. `InPtr`
         // requires both of the pointers in the message. An `InVec` has the representation of an
         // `iovec`, because it is transparent.
-        let (list, count) =
-            unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
+        let (list, count) = unsafe { (argument(iov), argument(message.msg_iovlen)) };
         let list = elements(list, count)?;
         match table::socket(fd)? {
             AnySocket::Stream(socket) => send_on_stream(&socket, list, flags),
