@@ -558,7 +558,6 @@ fn open_sockets_become_streams() {
     }
 }
 
-/// A failed connection attempt of the program is reported like one of the stack.
 #[test]
 fn open_socket_reports_multipath() {
     // The kernel may have no MPTCP.
@@ -580,6 +579,7 @@ fn open_socket_reports_multipath() {
     }
 }
 
+/// A failed connection attempt of the program is reported like one of the stack.
 #[test]
 fn open_socket_may_be_refused() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
