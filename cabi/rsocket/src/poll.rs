@@ -213,6 +213,7 @@ mod tests {
     use super::*;
     use crate::acceptor;
     use crate::exports::rsocket;
+    use std::os::fd::AsRawFd;
 
     /// The waker of a thread contains a descriptor, which would otherwise stay open until the
     /// socket changes.
@@ -229,5 +230,26 @@ mod tests {
             assert_eq!(socket.watching(), 0);
         }
         table::close(fd).unwrap();
+    }
+
+    #[test]
+    fn select_changes_only_asked_numbers() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        // A pipe whose other end is closed is readable.
+        let (ended, _) = std::io::pipe().unwrap();
+        let (idle, ready) = (reader.as_raw_fd(), ended.as_raw_fd());
+        let beyond = libc::FD_SETSIZE as i32 - 1;
+        // SAFETY: an `fd_set` may consist of zeros. The numbers are from 0 to FD_SETSIZE - 1.
+        let mut set = unsafe {
+            let mut set: libc::fd_set = std::mem::zeroed();
+            for fd in [idle, ready, beyond] {
+                libc::FD_SET(fd, &raw mut set);
+            }
+            set
+        };
+        let count = idle.max(ready) + 1;
+        let mut sets = Sets { read: Some(&mut set), write: None, except: None };
+        assert_eq!(select(count, &mut sets, &Limit::of_milliseconds(0)), Ok(1));
+        assert_eq!([idle, ready, beyond].map(|fd| contains(Some(&set), fd)), [false, true, true]);
     }
 }
