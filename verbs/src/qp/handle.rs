@@ -13,7 +13,7 @@ use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 use uiw_mem::Access;
 
@@ -96,6 +96,7 @@ impl Qp {
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
             sq: Mutex::new(SendQueue::new(sq_limits, num, max_rd_atomic)),
+            burst_end: AtomicU64::new(0),
             rq,
             control: Mutex::new(()),
             state: AtomicU8::new(QpState::Init as u8),

@@ -14,7 +14,7 @@ use crate::ud::UdState;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use uiw_datagram::Qpn;
 use uiw_llp::Token;
 use uiw_mem::{Access, StreamId};
@@ -64,6 +64,9 @@ pub(crate) struct QpInner {
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) sq: Mutex<SendQueue>,
+    /// Monotonic time in nanoseconds when the last post of a burst was served (see
+    /// [`SendQueue::is_served_at_once`]).
+    pub(super) burst_end: AtomicU64,
     pub(crate) rq: RecvSource,
     /// Serializes changes of the state and of the connection: see [`QpInner::control`].
     pub(super) control: Mutex<()>,

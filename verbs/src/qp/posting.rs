@@ -8,6 +8,7 @@ use crate::qp::send_queue::{SendQueue, SqMode};
 use crate::qp::{QpInner, RecvSource};
 use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use uiw_llp::Token;
 
 /// Number of posted bytes that are worth a system call of their own.
@@ -21,6 +22,8 @@ pub struct Doorbell {
     wakes: Wakes,
     token: Option<Token>,
     go: bool,
+    /// True if the time when the post was served is to be recorded.
+    ends_burst: bool,
 }
 
 impl Doorbell {
@@ -35,6 +38,9 @@ impl Doorbell {
             }
             None if self.go => drop(qp.shard().map(Shard::try_flush)),
             None => {}
+        }
+        if self.ends_burst {
+            qp.burst_end.store(uiw_llp::monotonic_ns(), Ordering::Relaxed);
         }
     }
 }
@@ -83,10 +89,15 @@ impl QpInner {
         if let Some(faults) = &self.faults
             && let Err(error) = faults.call(Call::PostSend)
         {
-            return (Err(PostError { index: 0, error }), Doorbell { wakes, token: None, go: false });
+            return (
+                Err(PostError { index: 0, error }),
+                Doorbell { wakes, token: None, go: false, ends_burst: false },
+            );
         }
         let mut sq = self.sq.lock();
-        let at_once = sq.all_seen(self.send_cq.taken());
+        let at_once = sq.is_served_at_once(self.send_cq.taken(), || {
+            uiw_llp::monotonic_ns().saturating_sub(self.burst_end.load(Ordering::Relaxed))
+        });
         let mut posted = 0usize;
         // Not a loop over `next`, which would copy every request through an `Option`.
         let result = wrs.into_iter().try_for_each(|wr| {
@@ -110,9 +121,10 @@ impl QpInner {
         if mode == SqMode::Running && posted > 0 && go {
             sq.unread_bytes = 0;
         }
+        let ends_burst = at_once && sq.ends_burst();
         drop(sq);
         let token = if ring { self.conn() } else { None };
-        (result, Doorbell { wakes, token, go: go && posted > 0 && mode == SqMode::Running })
+        (result, Doorbell { wakes, token, go: go && posted > 0 && mode == SqMode::Running, ends_burst })
     }
 
     #[inline(always)]

@@ -144,7 +144,16 @@ pub(crate) struct SendQueue {
     /// Approximate number of bytes posted since the stream last read the queue, or since a post was
     /// last served at once.
     pub(crate) unread_bytes: u64,
+    /// Number of posts in a row that were served at once, and the value of `reported` meanwhile.
+    burst: u32,
+    burst_reported: u64,
 }
+
+/// Number of posts in a row that are served at once. Further ones are coalesced, because each would
+/// cost a system call.
+const MAX_BURST: u32 = 2;
+/// Time in nanoseconds between two posts after which the second one does not continue a burst.
+const BURST_GAP: u64 = 2_000;
 
 impl SendQueue {
     pub(crate) fn new(limits: SqLimits, qp_num: u32, ord: u16) -> Self {
@@ -160,13 +169,43 @@ impl SendQueue {
             reported: 0,
             rung: false,
             unread_bytes: 0,
+            burst: 0,
+            burst_reported: 0,
         }
     }
 
     /// Returns whether all requests are done and the application has polled their completions.
     /// `taken` is the number of completions that have left the completion queue.
-    pub(crate) fn all_seen(&self, taken: u64) -> bool {
+    fn all_seen(&self, taken: u64) -> bool {
         self.ring.len() == 0 && taken >= self.reported
+    }
+
+    /// Returns whether a post is served at once, not together with later ones. It is if all earlier
+    /// requests are done, because then the application may wait for this one, unless it is one of
+    /// many posts in a row that report no completions.
+    ///
+    /// `taken` is the number of completions that have left the completion queue, and `idle` returns
+    /// the nanoseconds since the last post that ended a burst was served.
+    pub(crate) fn is_served_at_once(&mut self, taken: u64, idle: impl FnOnce() -> u64) -> bool {
+        if !self.all_seen(taken) {
+            return false;
+        }
+        if self.burst_reported != self.reported {
+            self.burst_reported = self.reported;
+            self.burst = 0;
+        } else if self.ends_burst() {
+            if idle() < BURST_GAP {
+                return false;
+            }
+            self.burst = 0;
+        }
+        self.burst += 1;
+        true
+    }
+
+    /// Returns whether the next post may be coalesced although it is the only one.
+    pub(crate) fn ends_burst(&self) -> bool {
+        self.burst == MAX_BURST
     }
 
     pub(crate) fn len(&self) -> u32 {
@@ -682,5 +721,31 @@ mod tests {
             !queue.all_seen(8) && queue.all_seen(9),
             "an unsignaled request that retired after all were seen"
         );
+    }
+
+    #[test]
+    fn posts_without_completions_coalesced() {
+        let mut queue = queue(4);
+        let mut reported = 0;
+        let mut post = |flags, idle: Option<u64>| {
+            let at_once = queue.is_served_at_once(u64::MAX, || idle.expect("not at the end of a burst"));
+            queue.post(&send(1, flags), |_, _| ()).unwrap();
+            queue.built(0);
+            queue.done(queue.front, WcStatus::Success);
+            queue.retire(None, |_| {
+                reported += 1;
+                Some(reported)
+            });
+            at_once
+        };
+        let unsignaled = SendFlags::empty();
+        for _ in 0..MAX_BURST {
+            assert!(post(unsignaled, None));
+        }
+        assert!(!post(unsignaled, Some(BURST_GAP - 1)));
+        assert!(post(unsignaled, Some(BURST_GAP)), "a new burst");
+        for _ in 0..3 * MAX_BURST {
+            assert!(post(SendFlags::SIGNALED, None), "the application has polled each completion");
+        }
     }
 }
