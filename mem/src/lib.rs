@@ -17,7 +17,7 @@
 //!   them.
 //! * **Exclusive** memory: the caller of an `unsafe` function ([`Memory::borrowed`],
 //!   [`Memory::exclusive`]) has guaranteed that only the engine accesses buffers in flight. Copies
-//!   use `memcpy`, and [`PinnedSpan::fold`] copies nothing.
+//!   use `memcpy`, and [`PinnedSpan::update_crc`] copies nothing.
 //!
 //! # Memory that may become inaccessible
 //! A C program may unmap registered memory ([`Memory::foreign`]). Copies of such memory use

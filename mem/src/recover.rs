@@ -10,7 +10,13 @@
 //! not recovered.
 
 use crate::MemoryGone;
+use std::sync::OnceLock;
+use uiw_crc32c::Crc32c;
 use uiw_ddp::STag;
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+#[macro_use]
+mod load_crc;
 
 /// Result of one attempt to exchange eight bytes.
 enum ExchangeResult {
@@ -50,6 +56,28 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
     // SAFETY: the caller guarantees the private range; a fault on the other one makes the routine
     // return.
     unsafe { arch::uiw_recover_copy(dst, src, len) == 0 }
+}
+
+/// Routine that copies like [`load`] and continues the CRC32C in `register` over the copied bytes. It
+/// returns 0, or 1 after a fault.
+pub(crate) type LoadCrc =
+    unsafe extern "C" fn(dst: *mut u8, src: *const u8, len: usize, register: *mut u32) -> u32;
+
+/// Like [`load`], but continues a CRC32C over the copied bytes. Returns `None` if the processor has
+/// no instructions that do both in one pass; then nothing was copied.
+///
+/// # Safety
+/// The requirements of [`load`] apply.
+#[inline]
+pub(crate) unsafe fn load_crc(dst: *mut u8, src: *const u8, len: usize, crc: &mut Crc32c) -> Option<bool> {
+    static FASTEST: OnceLock<Option<LoadCrc>> = OnceLock::new();
+    let routine = (*FASTEST.get_or_init(|| arch::load_crc_routines().next()))?;
+    let mut register = crc.register();
+    // SAFETY: the caller guarantees `dst`; a fault on `src` makes the routine return. `register` is
+    // a local variable.
+    let found = unsafe { routine(dst, src, len, &raw mut register) } == 0;
+    *crc = Crc32c::from_register(register);
+    Some(found)
 }
 
 /// Atomically replaces the value of `cell` by the result of `f` for the old value, and returns the
@@ -144,6 +172,8 @@ mod arch {
         pub(super) fn uiw_recover_load(dst: *mut u8, src: *const u8, len: usize) -> u32;
         pub(super) fn uiw_recover_copy(dst: *mut u8, src: *const u8, len: usize) -> u32;
         pub(super) fn uiw_recover_exchange(cell: *mut u64, old: *mut u64, new: u64) -> u32;
+        fn uiw_recover_load_crc_64(dst: *mut u8, src: *const u8, len: usize, register: *mut u32) -> u32;
+        fn uiw_recover_load_crc_32(dst: *mut u8, src: *const u8, len: usize, register: *mut u32) -> u32;
         fn uiw_recover_begin();
         fn uiw_recover_end();
         fn uiw_recover_gone();
@@ -157,6 +187,16 @@ mod arch {
         if std::arch::is_x86_feature_detected!("ermsb") {
             STRING_FROM.store(1024, Relaxed);
         }
+    }
+
+    /// Returns the routines that this processor supports, the fastest one first.
+    pub(super) fn load_crc_routines() -> impl Iterator<Item = super::LoadCrc> {
+        let folds = std::arch::is_x86_feature_detected!("vpclmulqdq")
+            && std::arch::is_x86_feature_detected!("sse4.2");
+        let wide = folds && std::arch::is_x86_feature_detected!("avx512f");
+        let narrow = folds && std::arch::is_x86_feature_detected!("avx2");
+        let wide = wide.then_some(uiw_recover_load_crc_64 as super::LoadCrc);
+        wide.into_iter().chain(narrow.then_some(uiw_recover_load_crc_32 as super::LoadCrc))
     }
 
     pub(super) unsafe fn recover(context: *mut libc::c_void) -> bool {
@@ -224,6 +264,8 @@ mod arch {
         "uiw_recover_begin:",
         words!("uiw_recover_store", "dil"),
         words!("uiw_recover_load", "sil"),
+        load_crc!("uiw_recover_load_crc_64", zmm, "64", "{factors_64}"),
+        load_crc!("uiw_recover_load_crc_32", ymm, "32", "{factors_32}"),
         // Copies 16 bytes at a time with any alignment. The last 16-byte pieces may overlap pieces
         // that were copied before.
         ".globl uiw_recover_copy",
@@ -343,6 +385,8 @@ mod arch {
         "ret",
         ".popsection",
         string_from = sym STRING_FROM,
+        factors_64 = sym super::load_crc::FACTORS_64,
+        factors_32 = sym super::load_crc::FACTORS_32,
         page = const crate::copy::PAGE,
         aliased = const crate::copy::ALIASED,
     );
@@ -385,6 +429,10 @@ mod arch {
         }
     }
 
+    pub(super) fn load_crc_routines() -> impl Iterator<Item = super::LoadCrc> {
+        std::iter::empty()
+    }
+
     pub(super) fn prepare() {}
 
     pub(super) unsafe fn recover(_: *mut libc::c_void) -> bool {
@@ -420,6 +468,34 @@ pub(crate) mod tests {
                             );
                             assert!(got[..to].iter().chain(&got[to + len..]).all(|&o| o == 0xAA));
                         }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tests all routines that the processor supports, for all alignments, lengths around the limits
+    /// of the branches, and CRCs of one part and of two.
+    #[test]
+    fn copies_with_crc() {
+        let lens = (0..140).chain([255, 256, 257, 300, 319, 320, 511, 512, 575, 1000, 1424, 4097]);
+        let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
+        for len in lens {
+            for (from, to) in (0..9).flat_map(|from| (0..9).map(move |to| (from, to))) {
+                let bytes = &source[from..from + len];
+                for start in [Crc32c::new(), Crc32c::new().update(b"header")] {
+                    for routine in arch::load_crc_routines() {
+                        let mut got = vec![0xAAu8; len + 24];
+                        let mut register = start.register();
+                        // SAFETY: both ranges lie in their vectors.
+                        let code = unsafe {
+                            routine(got.as_mut_ptr().add(to), bytes.as_ptr(), len, &raw mut register)
+                        };
+                        assert_eq!(code, 0);
+                        let crc = Crc32c::from_register(register);
+                        assert_eq!(crc, start.update(bytes), "{len}: {from} to {to}");
+                        assert_eq!(&got[to..to + len], bytes, "{len}: {from} to {to}");
+                        assert!(got[..to].iter().chain(&got[to + len..]).all(|&o| o == 0xAA));
                     }
                 }
             }
@@ -490,6 +566,7 @@ pub(crate) mod tests {
         fn missing_memory_is_error() {
             let at = pages(libc::PROT_NONE);
             let mut private = vec![7u8; 5000];
+            let mut register = 0;
             for len in [1, 3, 8, 15, 17, 40, 64, 100, 1500, 4000] {
                 for beyond in [1, len / 2 + 1, len] {
                     let start = at.wrapping_add(4096 + beyond - len);
@@ -497,6 +574,9 @@ pub(crate) mod tests {
                     unsafe {
                         assert!(!store(start, private.as_ptr(), len), "{len} {beyond}");
                         assert!(!load(private.as_mut_ptr(), start, len));
+                        for routine in arch::load_crc_routines() {
+                            assert_eq!(routine(private.as_mut_ptr(), start, len, &raw mut register), 1);
+                        }
                         assert!(!copy(start, private.as_ptr(), len));
                         assert!(!copy(private.as_mut_ptr(), start, len));
                     }

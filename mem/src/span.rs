@@ -8,6 +8,7 @@ use core::{
 };
 use std::sync::Arc;
 
+use uiw_crc32c::Crc32c;
 use uiw_ddp::STag;
 
 use crate::{
@@ -15,9 +16,9 @@ use crate::{
     protected, recover,
 };
 
-/// Block size in which shared bytes are copied for a checksum: large enough that starting the
-/// checksum does not matter, and small enough to stay in the first-level cache.
-const FOLD_BLOCK: usize = 4096;
+/// Block size in which shared bytes are copied for a CRC: large enough that starting the
+/// CRC does not matter, and small enough to stay in the first-level cache.
+const CRC_BLOCK: usize = 4096;
 
 /// Range of a region that has passed all checks. Its bytes are accessible only through a
 /// [`PinnedSpan`].
@@ -256,6 +257,27 @@ impl<'a> PinnedSpan<'a> {
         true
     }
 
+    /// Like [`PinnedSpan::load`], but continues `crc` over the copied bytes.
+    ///
+    /// # Safety
+    /// The requirements of [`PinnedSpan::load`] apply.
+    #[inline]
+    unsafe fn load_with_crc(&self, dst: *mut u8, src: *const u8, len: usize, crc: &mut Crc32c) -> bool {
+        // SAFETY: the caller guarantees both ranges, and the pin keeps `src` valid. `load` has
+        // filled `dst`.
+        unsafe {
+            if recover::load_crc(dst, src, len, crc) == Some(true) {
+                return true;
+            }
+            // The processor has no such instructions, or a page is protected or gone.
+            let found = self.load(dst, src, len);
+            if found {
+                *crc = crc.update(core::slice::from_raw_parts(dst, len));
+            }
+            found
+        }
+    }
+
     /// Appends the bytes of `range` to `dst`.
     ///
     /// # Errors
@@ -276,6 +298,34 @@ impl<'a> PinnedSpan<'a> {
             }
             self.found(found)
         }
+    }
+
+    /// Like [`PinnedSpan::copy_to_vec`], but also returns `crc` continued over the bytes that were
+    /// appended. If the processor can, each byte is read only once for both.
+    ///
+    /// # Errors
+    /// The errors of [`PinnedSpan::copy_to_vec`].
+    ///
+    /// # Panics
+    /// If `range` is out of bounds.
+    #[inline]
+    pub fn copy_to_vec_with_crc(
+        &self,
+        range: Range<usize>,
+        dst: &mut Vec<u8>,
+        crc: Crc32c,
+    ) -> Result<Crc32c, MemoryGone> {
+        let (src, len) = (self.at(&range), range.len());
+        dst.reserve(len);
+        let mut crc = crc;
+        // SAFETY: `at` has checked the range. `reserve` has made room, which becomes a part of the
+        // vector only after it was filled.
+        unsafe {
+            let found = self.load_with_crc(dst.spare_capacity_mut().as_mut_ptr().cast(), src, len, &mut crc);
+            self.found(found)?;
+            dst.set_len(dst.len() + len);
+        }
+        Ok(crc)
     }
 
     /// Copies `src` to `offset`. In shared memory the last bytes become visible last.
@@ -317,41 +367,32 @@ impl<'a> PinnedSpan<'a> {
         Ok(())
     }
 
-    /// Folds `f` over the bytes of `range`, for checksums. Bytes that may change or become
-    /// inaccessible are copied first, block by block; others are passed to `f` at once.
+    /// Continues `crc` over the bytes of `range`. Bytes that may change or become inaccessible are
+    /// copied for it, block by block.
     ///
     /// # Errors
     /// [`MemoryGone`] if a program has unmapped some of the bytes.
     ///
     /// # Panics
     /// If `range` is out of bounds.
-    pub fn fold<T>(
-        &self,
-        range: Range<usize>,
-        init: T,
-        mut f: impl FnMut(T, &[u8]) -> T,
-    ) -> Result<T, MemoryGone> {
+    pub fn update_crc(&self, range: Range<usize>, mut crc: Crc32c) -> Result<Crc32c, MemoryGone> {
         let src = self.at(&range);
         if !self.is_shared() && !self.region.may_be_gone() {
             // SAFETY: `at` has checked the range, the pin keeps it valid, and exclusive memory in
             // flight is not written.
-            return Ok(f(init, unsafe { core::slice::from_raw_parts(src, range.len()) }));
+            return Ok(crc.update(unsafe { core::slice::from_raw_parts(src, range.len()) }));
         }
-        let mut block = [const { MaybeUninit::<u8>::uninit() }; FOLD_BLOCK];
-        let mut folded = init;
+        let mut block = [const { MaybeUninit::<u8>::uninit() }; CRC_BLOCK];
         let mut done = 0;
         while done < range.len() {
-            let len = FOLD_BLOCK.min(range.len() - done);
-            // SAFETY: `done + len` is within the range, and the first `len` bytes of the block are
-            // initialized here.
-            let bytes = unsafe {
-                self.found(self.load(block.as_mut_ptr().cast(), src.add(done), len))?;
-                core::slice::from_raw_parts(block.as_ptr().cast(), len)
-            };
-            folded = f(folded, bytes);
+            let len = CRC_BLOCK.min(range.len() - done);
+            // SAFETY: `done + len` is within the range, and the block has room for `len` bytes.
+            let found =
+                unsafe { self.load_with_crc(block.as_mut_ptr().cast(), src.add(done), len, &mut crc) };
+            self.found(found)?;
             done += len;
         }
-        Ok(folded)
+        Ok(crc)
     }
 
     /// Replaces the eight bytes at `offset`, a number in the byte order of this machine, by the

@@ -20,9 +20,8 @@
 //! All buffers belong to the caller, and nothing is allocated after startup.
 //!
 //! # Features
-//! With `std` (on by default), CRC32C comes from `crc-fast`, which uses the widest vector
-//! instructions of the machine. Without it, a table-driven CRC works on any target. Nothing else
-//! changes.
+//! With `std` (on by default), CRC32C uses the widest vector instructions of the machine
+//! (`uiw-crc32c`). Without it, a table-driven CRC works on any target. Nothing else changes.
 //!
 //! [RFC 5044]: https://www.rfc-editor.org/rfc/rfc5044
 //! [RFC 6581]: https://www.rfc-editor.org/rfc/rfc6581
@@ -33,7 +32,6 @@
 
 extern crate alloc;
 
-pub mod crc;
 mod marker;
 pub mod rx;
 mod size;
@@ -41,7 +39,7 @@ pub mod startup;
 pub mod tx;
 pub mod wire;
 
-pub use crc::{Crc32c, crc32c};
 pub use rx::{Fpdu, FpduError, FpduRx, Step, Verified, VerifiedBuf};
 pub use size::{MAX_FPDU_ON_WIRE, MAX_ULPDU, MIN_FPDU, MIN_MULPDU, fpdu_len, mulpdu, pad_len};
 pub use tx::{FpduTx, Trailer};
+pub use uiw_crc32c::{Crc32c, crc32c};

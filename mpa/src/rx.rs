@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::ops::{Deref, Range};
 
-use crate::crc::crc32c;
+use crate::crc32c;
 use crate::marker::{self, FPDU_STRIDE, MARKER_LEN, MarkerLayout};
 use crate::size::{CRC_LEN, LENGTH_LEN, MIN_FPDU, fpdu_len};
 

@@ -2,9 +2,9 @@
 
 use alloc::vec::Vec;
 
-use crate::crc::{Crc32c, crc32c};
 use crate::marker::{self, MARKER_LEN, MarkerLayout};
 use crate::size::{CRC_LEN, LENGTH_LEN, MAX_ULPDU, fpdu_len, pad_len};
+use crate::{Crc32c, crc32c};
 
 /// Sender of the FPDUs of one direction.
 ///
@@ -120,8 +120,8 @@ impl FpduTx {
         let pad = pad_len(ulpdu_len);
         let mut bytes = [0; Trailer::MAX_LEN];
         if self.crc {
-            let crc = crc.update(&bytes[..pad]).finish_wire();
-            bytes[pad..pad + CRC_LEN].copy_from_slice(&crc);
+            let crc = if pad == 0 { crc } else { crc.update(&bytes[..pad]) };
+            bytes[pad..pad + CRC_LEN].copy_from_slice(&crc.finish_wire());
         }
         self.position += fpdu_len(ulpdu_len) as u64;
         Trailer { bytes, len: (pad + CRC_LEN) as u8 }

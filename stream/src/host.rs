@@ -5,8 +5,8 @@ use crate::request::Request;
 use alloc::vec::Vec;
 use core::ops::Range;
 use uiw_ddp::STag;
+use uiw_mpa::Crc32c;
 use uiw_mpa::Verified;
-use uiw_mpa::crc::Crc32c;
 use uiw_rdmap::AtomicRequest;
 
 /// The program around a stream: it provides the memory that the peer accesses and the queues of
@@ -158,6 +158,23 @@ pub trait StreamHost {
         Ok(())
     }
 
+    /// Like [`StreamHost::copy_request`], but also returns `crc` continued over the bytes that were
+    /// appended.
+    ///
+    /// # Errors
+    /// The errors of [`StreamHost::copy_request`].
+    fn copy_request_with_crc(
+        &mut self,
+        id: u32,
+        range: Range<u32>,
+        out: &mut Vec<u8>,
+        crc: Crc32c,
+    ) -> Result<Crc32c, LocalError> {
+        let start = out.len();
+        self.copy_request(id, range, out)?;
+        Ok(crc.update(&out[start..]))
+    }
+
     /// Returns the `len` bytes at `offset` of the payload of request `id`, or the first part of
     /// them if they are not contiguous.
     ///
@@ -299,6 +316,21 @@ pub trait Payload {
     /// # Errors
     /// [`SourceGone`] if some of them are no longer valid; none is appended.
     fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), SourceGone>;
+
+    /// Appends the bytes of `range`, and returns `crc` continued over the bytes that were appended.
+    ///
+    /// # Errors
+    /// [`SourceGone`] if some of them are no longer valid; none is appended.
+    fn append_with_crc(
+        &self,
+        range: Range<usize>,
+        out: &mut Vec<u8>,
+        crc: Crc32c,
+    ) -> Result<Crc32c, SourceGone> {
+        let start = out.len();
+        self.append_to(range, out)?;
+        Ok(crc.update(&out[start..]))
+    }
 
     /// Continues `crc` over the bytes of `range`.
     ///

@@ -8,6 +8,7 @@ mod mr_cache;
 use super::*;
 use crate::{InvalidateError, MemoryGone, PinnedSpan, WindowType};
 use core::ops::Range;
+use uiw_crc32c::Crc32c;
 
 pub(super) const PD: PdId = PdId(1);
 pub(super) const OTHER_PD: PdId = PdId(2);
@@ -267,12 +268,12 @@ fn exclusive_memory_copied() {
         let mut some = [0; 100];
         pinned.copy_to(1_009, &mut some).unwrap();
         assert_eq!(some, source[1_000..1_100]);
-        let folded = pinned.fold(9..8_999, Vec::new(), |mut all, block| {
-            all.extend_from_slice(block);
-            all
-        });
-        assert_eq!(folded.unwrap(), source);
-        assert_eq!(pinned.fold(5..5, 3, |n, block| n + block.len()), Ok(3));
+        let crc = Crc32c::new().update(&source);
+        assert_eq!(pinned.update_crc(9..8_999, Crc32c::new()), Ok(crc));
+        assert_eq!(pinned.update_crc(5..5, crc), Ok(crc));
+        let mut appended = vec![0xEE];
+        assert_eq!(pinned.copy_to_vec_with_crc(9..8_999, &mut appended, Crc32c::new()), Ok(crc));
+        assert_eq!(appended, out);
         let mut seen = vec![0; 20];
         pinned.io_vec(9..29).copy_to(&mut seen);
         assert_eq!(seen, source[..20]);
@@ -301,7 +302,8 @@ fn nothing_beyond_a_span() {
     assert!(panics(&|p| _ = p.copy_to_vec(0..11, &mut Vec::new())));
     assert!(panics(&|p| assert!(!p.io_vec(10..11).is_empty())));
     assert!(panics(&|p| assert!(p.io_vec_mut(11..11).is_empty())));
-    assert!(panics(&|p| _ = p.fold(0..11, (), |(), _| ())));
+    assert!(panics(&|p| _ = p.update_crc(0..11, Crc32c::new())));
+    assert!(panics(&|p| _ = p.copy_to_vec_with_crc(0..11, &mut Vec::new(), Crc32c::new())));
     assert!(panics(&|p| _ = p.atomic_u64(3, |n| n)));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| span.sub(0..11))).is_err());
     assert_eq!(region.pins(), 0, "a panic gives its pin back");

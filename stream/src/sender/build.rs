@@ -30,6 +30,9 @@ const BURST: usize = 32;
 /// Minimum length of payloads that are gathered. For shorter ones, separate pieces for the header,
 /// the payload and the trailer cost more than a copy.
 const GATHER_MIN: u32 = 8 << 10;
+/// Minimum length of payloads whose CRC is computed while they are copied. For shorter ones, several
+/// copies and then several CRCs take less time.
+const ONE_PASS_MIN: u32 = 1280;
 
 /// Result of asking the host for small requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -177,10 +180,16 @@ impl<M> Sender<M> {
             // Called after all reasons to stop, because it counts the message.
             let Some(header) = self.plain_header(&request.op, request.solicited) else { break };
             let start = self.begin_fpdu(&header.segment(0, true));
-            host.copy_request(id, 0..request.len, &mut self.queue.staging)
-                .map_err(|error| ConnError::of_request(id, error))?;
+            let range = 0..request.len;
+            let copied = if self.copies_in_one_pass(request.len) {
+                let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, request.len);
+                fpdu.request(host, id, range).map(|()| fpdu.end())
+            } else {
+                let copied = host.copy_request(id, range, &mut self.queue.staging);
+                copied.map(|()| self.queue_small(start))
+            };
+            copied.map_err(|error| ConnError::of_request(id, error))?;
             counts.add(&header, request.len);
-            self.queue_small(start);
             host.built(id, header.msn());
             self.completes_when_sent(id, shared);
             built += 1;
@@ -210,6 +219,11 @@ impl<M> Sender<M> {
             StableTx::On => true,
         };
         len >= GATHER_MIN && !self.fpdu.markers() && !copies
+    }
+
+    /// Returns whether the CRC of an FPDU is computed while its `len` bytes of payload are copied.
+    fn copies_in_one_pass(&self, len: u32) -> bool {
+        len >= ONE_PASS_MIN && self.fpdu.crc_on() && !self.fpdu.markers()
     }
 
     /// Returns the maximum number of payload bytes in the next FPDU of `message`.
@@ -256,19 +270,21 @@ impl<M> Sender<M> {
                 break;
             }
             let start = self.begin_fpdu(&message.segment_header(len));
-            if gathers {
+            let added = if gathers {
                 let memory = *memory.get_or_insert_with(|| self.queue.add_memory(payload.to_memory()));
                 let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
-                if fpdu.memory(memory, &payload, done..end).is_err() {
-                    return Err(source_gone(&message.source, message.offset, len));
-                }
-                fpdu.end();
+                fpdu.memory(memory, &payload, done..end).map(|()| fpdu.end())
+            } else if self.copies_in_one_pass(len) {
+                self.reserve_staging(len);
+                let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
+                fpdu.copy(&payload, done..end).map(|()| fpdu.end())
             } else {
                 self.reserve_staging(len);
-                if payload.append_to(done..end, &mut self.queue.staging).is_err() {
-                    return Err(source_gone(&message.source, message.offset, len));
-                }
-                self.queue_small(start);
+                let added = payload.append_to(done..end, &mut self.queue.staging);
+                added.map(|()| self.queue_small(start))
+            };
+            if added.is_err() {
+                return Err(source_gone(&message.source, message.offset, len));
             }
             message.offset += len;
             done = end;

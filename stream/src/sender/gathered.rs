@@ -1,10 +1,11 @@
-//! FPDUs whose payload is sent from the memory of the host: the header, the payload, and PAD with
-//! CRC are separate pieces.
+//! FPDUs that consist of pieces, whose CRC is computed while they are added: the header, the payload,
+//! and PAD with CRC. The payload is sent from the memory of the host, or is copied.
 
 use super::transmit_queue::{MemoryId, TransmitQueue};
-use crate::host::{Payload, SourceGone};
+use crate::error::LocalError;
+use crate::host::{Payload, SourceGone, StreamHost};
 use core::ops::Range;
-use uiw_mpa::crc::Crc32c;
+use uiw_mpa::Crc32c;
 use uiw_mpa::tx::FpduTx;
 
 /// FPDU that is being queued. It has no Markers, because these would be inside the payload.
@@ -27,17 +28,12 @@ impl<'a, M> GatheredFpdu<'a, M> {
         // The length of a segment is limited by MULPDU, which fits into ULPDU_Length.
         let ulpdu_len = (queue.staging.len() - start - 2 + len as usize) as u16;
         queue.staging[start..start + 2].copy_from_slice(&FpduTx::header(ulpdu_len));
-        let mut gathered = Self { fpdu, queue, ulpdu_len, crc: Crc32c::new() };
-        gathered.staged(start);
-        gathered
-    }
-
-    /// Adds the bytes in staging from `start` to its end.
-    fn staged(&mut self, start: usize) {
-        if self.fpdu.crc_on() {
-            self.crc = self.crc.update(&self.queue.staging[start..]);
-        }
-        self.queue.push_staged(start);
+        let crc = match fpdu.crc_on() {
+            true => Crc32c::new().update(&queue.staging[start..]),
+            false => Crc32c::new(),
+        };
+        queue.push_staged(start);
+        Self { fpdu, queue, ulpdu_len, crc }
     }
 
     /// Adds `range` of `payload`, whose memory was added to the queue last.
@@ -57,6 +53,38 @@ impl<'a, M> GatheredFpdu<'a, M> {
         Ok(())
     }
 
+    /// Adds a copy of `range` of `payload`.
+    ///
+    /// # Errors
+    /// The errors of [`GatheredFpdu::memory`].
+    pub(super) fn copy<P: Payload<Memory = M>>(
+        &mut self,
+        payload: &P,
+        range: Range<usize>,
+    ) -> Result<(), SourceGone> {
+        let start = self.queue.staging.len();
+        if self.fpdu.crc_on() {
+            self.crc = payload.append_with_crc(range, &mut self.queue.staging, self.crc)?;
+        } else {
+            payload.append_to(range, &mut self.queue.staging)?;
+        }
+        self.queue.push_staged(start);
+        Ok(())
+    }
+
+    /// Adds a copy of the bytes `range` of a request.
+    pub(super) fn request<H: StreamHost<Memory = M>>(
+        &mut self,
+        host: &mut H,
+        id: u32,
+        range: Range<u32>,
+    ) -> Result<(), LocalError> {
+        let start = self.queue.staging.len();
+        self.crc = host.copy_request_with_crc(id, range, &mut self.queue.staging, self.crc)?;
+        self.queue.push_staged(start);
+        Ok(())
+    }
+
     /// Adds all of `payload`, which is copied unless it is stable.
     ///
     /// # Errors
@@ -67,10 +95,7 @@ impl<'a, M> GatheredFpdu<'a, M> {
             let memory = self.queue.add_memory(payload.to_memory());
             return self.memory(memory, payload, range);
         }
-        let start = self.queue.staging.len();
-        payload.append_to(range, &mut self.queue.staging)?;
-        self.staged(start);
-        Ok(())
+        self.copy(payload, range)
     }
 
     /// Adds PAD and CRC.

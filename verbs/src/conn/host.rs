@@ -9,7 +9,8 @@ use crate::cq::Cqe;
 use crate::driver::Services;
 use crate::notify::Wakes;
 use crate::qp::{
-    LocalCause, LocalDetail, LongMessages, QpInner, RecvQueue, RecvSource, SendQueue, SqMode, Wqe,
+    CrcAppender, Gathered, LocalCause, LocalDetail, LongMessages, QpInner, RecvQueue, RecvSource, SendQueue,
+    SqMode, Wqe,
 };
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{Remote, SendFlags, SendOp, Sge};
@@ -85,8 +86,18 @@ impl Payload for Source<'_> {
     }
 
     #[inline]
+    fn append_with_crc(
+        &self,
+        range: Range<usize>,
+        out: &mut Vec<u8>,
+        crc: Crc32c,
+    ) -> Result<Crc32c, SourceGone> {
+        self.0.copy_to_vec_with_crc(range, out, crc).map_err(|_| SourceGone)
+    }
+
+    #[inline]
     fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Result<Crc32c, SourceGone> {
-        self.0.fold(range, crc, Crc32c::update).map_err(|_| SourceGone)
+        self.0.update_crc(range, crc).map_err(|_| SourceGone)
     }
 
     fn to_memory(&self) -> Span {
@@ -95,6 +106,16 @@ impl Payload for Source<'_> {
 }
 
 impl<'a> QpHost<'a> {
+    /// Appends the bytes `range` of a request.
+    #[inline(always)]
+    fn gather(&mut self, id: u32, range: Range<u32>, out: &mut impl Gathered) -> Result<(), LocalError> {
+        let qp = self.qp.ok_or(LocalError::Protection)?;
+        self.queue();
+        let queue = self.queue.as_ref().ok_or(LocalError::Protection)?;
+        let wqe = queue.get(id).ok_or(LocalError::Protection)?;
+        qp.gather(self.table, &mut self.state.cache, wqe, range, out)
+    }
+
     pub(crate) fn new(qp: Option<&'a QpInner>, state: &'a mut HostState, services: &'a mut Services) -> Self {
         let Services { table, wakes, received, .. } = services;
         Self {
@@ -445,11 +466,19 @@ impl uiw_stream::StreamHost for QpHost<'_> {
 
     #[inline(always)]
     fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError> {
-        let qp = self.qp.ok_or(LocalError::Protection)?;
-        self.queue();
-        let queue = self.queue.as_ref().ok_or(LocalError::Protection)?;
-        let wqe = queue.get(id).ok_or(LocalError::Protection)?;
-        qp.gather(self.table, &mut self.state.cache, wqe, range, out)
+        self.gather(id, range, out)
+    }
+
+    fn copy_request_with_crc(
+        &mut self,
+        id: u32,
+        range: Range<u32>,
+        out: &mut Vec<u8>,
+        crc: Crc32c,
+    ) -> Result<Crc32c, LocalError> {
+        let mut out = CrcAppender { out, crc };
+        self.gather(id, range, &mut out)?;
+        Ok(out.crc)
     }
 
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Source<'_>, LocalError> {

@@ -4,6 +4,7 @@ use crate::qp::{QpInner, Wqe};
 use crate::wr::{SendFlags, Sge};
 use std::ops::Range;
 use uiw_mem::{MemoryGone, MrCache, PinnedSpan, Table};
+use uiw_mpa::Crc32c;
 use uiw_stream::LocalError;
 
 /// Destination for the bytes of a request.
@@ -26,6 +27,24 @@ impl Gathered for Vec<u8> {
     #[inline(always)]
     fn append_pinned(&mut self, pin: &PinnedSpan<'_>) -> Result<(), MemoryGone> {
         pin.copy_to_vec(0..pin.len(), self)
+    }
+}
+
+/// Appends bytes to a vector, and continues a CRC over them.
+pub(crate) struct CrcAppender<'a> {
+    pub(crate) out: &'a mut Vec<u8>,
+    pub(crate) crc: Crc32c,
+}
+
+impl Gathered for CrcAppender<'_> {
+    fn append(&mut self, bytes: &[u8]) {
+        self.out.extend_from_slice(bytes);
+        self.crc = self.crc.update(bytes);
+    }
+
+    fn append_pinned(&mut self, pin: &PinnedSpan<'_>) -> Result<(), MemoryGone> {
+        self.crc = pin.copy_to_vec_with_crc(0..pin.len(), self.out, self.crc)?;
+        Ok(())
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) use inner::{QpInner, Receives, RecvSource};
 pub(crate) use local_errors::{LocalCause, LocalDetail, LogLimit};
 pub(crate) use location::ConnLocation;
 pub(crate) use long_messages::LongMessages;
+pub(crate) use memory::{CrcAppender, Gathered};
 pub use posting::Doorbell;
 pub(crate) use recv_queue::{RecvQueue, RecvWqe};
 pub(crate) use send_queue::{SendQueue, SqMode, Wqe, WqeState};

@@ -186,6 +186,7 @@ impl SendQueue {
     ///
     /// `taken` is the number of completions that have left the completion queue, and `idle` returns
     /// the nanoseconds since the last post that ended a burst was served.
+    #[inline(always)]
     pub(crate) fn is_served_at_once(&mut self, taken: u64, idle: impl FnOnce() -> u64) -> bool {
         if !self.all_seen(taken) {
             return false;

@@ -1,10 +1,18 @@
-//! The implementation for x86-64.
+//! The implementations for x86-64.
+//!
+//! `crc32q` has a latency of three cycles, and `pclmulqdq` runs on another execution unit. Without
+//! AVX-512, the input is therefore cut into blocks of four streams: three are advanced by `crc32q`,
+//! and the fourth is folded by `pclmulqdq`. The four results are joined at the end of a block.
 
 use core::arch::x86_64::{
     __m128i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi128_si64, _mm_extract_epi64,
     _mm_set_epi64x, _mm_setzero_si128, _mm_xor_si128,
 };
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use crate::factors::{self, power};
+
+mod wide;
 
 /// Bytes that a step takes from each of the three streams of `crc32q`.
 const SCALAR_STEP: usize = 8 * WORDS;
@@ -18,34 +26,6 @@ const LANES: usize = 2;
 const STEP: usize = 3 * SCALAR_STEP + VECTOR_STEP;
 /// Longest block, in steps: it stays in the first-level cache.
 const MAX_STEPS: usize = 64;
-
-/// Returns the product of two polynomials modulo the Castagnoli polynomial; bit 31 is the
-/// coefficient of x^0.
-const fn multiply(a: u32, mut b: u32) -> u32 {
-    let mut product = 0;
-    let mut bit = 32;
-    while bit > 0 {
-        bit -= 1;
-        if a >> bit & 1 == 1 {
-            product ^= b;
-        }
-        b = b >> 1 ^ (0x82F6_3B78 & (b & 1).wrapping_neg());
-    }
-    product
-}
-
-/// Returns x^n modulo the Castagnoli polynomial.
-const fn power(mut n: usize) -> u32 {
-    let (mut result, mut square) = (1 << 31, 1 << 30);
-    while n > 0 {
-        if n & 1 == 1 {
-            result = multiply(result, square);
-        }
-        square = multiply(square, square);
-        n >>= 1;
-    }
-    result
-}
 
 /// Factors that move the registers of the three streams to the end of a block. The index is the
 /// number of steps of the block.
@@ -67,62 +47,56 @@ const SHIFTS: [[u32; 3]; MAX_STEPS + 1] = {
     shifts
 };
 
-/// Returns the factors that move a vector ahead by `bytes`: for its second and its first half.
-///
-/// The low half of a vector holds the earlier bytes, so it is 64 bits further from the end.
-/// Products of reflected polynomials are short of one factor x, which is taken off the exponents.
-const fn fold_factors(bytes: usize) -> (i64, i64) {
-    let late = (power(8 * bytes - 1) as i64) << 32;
-    let early = (power(8 * bytes + 63) as i64) << 32;
-    (late, early)
+/// Which instructions the processor has: a number of [`Level`], or 0 before they were detected.
+static LEVEL: AtomicU8 = AtomicU8::new(0);
+
+/// Implementations, by the instructions that they need.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Level {
+    None = 1,
+    /// SSE 4.2 and PCLMULQDQ.
+    Scalar,
+    /// The same, AVX-512 and VPCLMULQDQ.
+    Wide,
 }
-
-/// Longest input for which this implementation is as fast as folding with AVX-512.
-const MAX_BESIDE_AVX512: usize = 256;
-
-/// Longest input for [`extend_if_fastest`] on this processor, or [`UNKNOWN`] before the processor's
-/// features were detected.
-static MAX_LEN: AtomicUsize = AtomicUsize::new(UNKNOWN);
-/// No input has this length, because an allocation has at most `isize::MAX` bytes.
-const UNKNOWN: usize = usize::MAX;
 
 #[cold]
-fn detect_max_len() -> usize {
-    let max_len = match is_available() {
-        true if std::is_x86_feature_detected!("avx512vl") => MAX_BESIDE_AVX512,
-        true => UNKNOWN - 1,
-        false => 0,
-    };
-    MAX_LEN.store(max_len, Ordering::Relaxed);
-    max_len
+fn detect() -> u8 {
+    let has_scalar = std::is_x86_feature_detected!("sse4.2") && std::is_x86_feature_detected!("pclmulqdq");
+    let has_wide = std::is_x86_feature_detected!("avx512f") && std::is_x86_feature_detected!("vpclmulqdq");
+    let level = match (has_scalar, has_wide) {
+        (true, true) => Level::Wide,
+        (true, false) => Level::Scalar,
+        (false, _) => Level::None,
+    } as u8;
+    LEVEL.store(level, Ordering::Relaxed);
+    level
 }
 
-fn is_available() -> bool {
-    std::is_x86_feature_detected!("sse4.2") && std::is_x86_feature_detected!("pclmulqdq")
-}
-
-#[inline]
-pub(crate) fn extend_if_fastest(register: u32, bytes: &[u8]) -> Option<u32> {
-    let max_len = match MAX_LEN.load(Ordering::Relaxed) {
-        UNKNOWN => detect_max_len(),
-        max_len => max_len,
-    };
-    if bytes.is_empty() {
-        return Some(register);
-    }
-    // SAFETY: the function needs SSE 4.2 and PCLMULQDQ. `detect_max_len` has found both, because
-    // the result is 0 otherwise.
-    (bytes.len() <= max_len).then(|| unsafe { extend_detected(register, bytes) })
-}
-
+/// Continues over `bytes`. Returns `None` if the processor lacks an instruction that is needed.
 #[inline]
 pub(crate) fn extend(register: u32, bytes: &[u8]) -> Option<u32> {
-    // SAFETY: the function needs SSE 4.2 and PCLMULQDQ, and `is_available` has detected both.
-    is_available().then(|| unsafe { extend_detected(register, bytes) })
+    let level = match LEVEL.load(Ordering::Relaxed) {
+        0 => detect(),
+        level => level,
+    };
+    if level == Level::None as u8 {
+        return None;
+    }
+    // SAFETY: the functions need SSE 4.2 and PCLMULQDQ, which `detect` has found, and `wide` needs
+    // the features of its level.
+    Some(unsafe {
+        match bytes.len() {
+            ..=STEP => extend_words(u64::from(register), bytes),
+            wide::MIN.. if level == Level::Wide as u8 => wide::extend(register, bytes),
+            _ => extend_scalar(register, bytes),
+        }
+    })
 }
 
 #[target_feature(enable = "sse4.2,pclmulqdq")]
-fn extend_detected(mut register: u32, mut bytes: &[u8]) -> u32 {
+fn extend_scalar(mut register: u32, mut bytes: &[u8]) -> u32 {
     // A single step is not worth the combination.
     while bytes.len() > STEP {
         let steps = (bytes.len() / STEP).min(MAX_STEPS);
@@ -130,12 +104,24 @@ fn extend_detected(mut register: u32, mut bytes: &[u8]) -> u32 {
         register = block_of_steps(register, block, steps);
         bytes = rest;
     }
+    extend_words(u64::from(register), bytes)
+}
+
+/// Continues by `crc32q` alone.
+#[target_feature(enable = "sse4.2")]
+fn extend_words(mut register: u64, bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks();
-    let mut wide = u64::from(register);
     for word in words {
-        wide = _mm_crc32_u64(wide, u64::from_le_bytes(*word));
+        register = _mm_crc32_u64(register, u64::from_le_bytes(*word));
     }
-    rest.iter().fold(wide as u32, |register, byte| _mm_crc32_u8(register, *byte))
+    rest.iter().fold(register as u32, |register, byte| _mm_crc32_u8(register, *byte))
+}
+
+/// Returns the register after the 16 bytes of a vector, to which everything before them was folded.
+#[target_feature(enable = "sse4.2")]
+fn reduce(folded: __m128i) -> u64 {
+    let register = _mm_crc32_u64(0, _mm_cvtsi128_si64(folded) as u64);
+    _mm_crc32_u64(register, _mm_extract_epi64::<1>(folded) as u64)
 }
 
 /// Continues over one block, which has the three streams of `crc32q` one after the other, then the
@@ -179,15 +165,13 @@ fn combine(registers: [u64; 3], lanes: [__m128i; LANES], shifts: &[u32; 3]) -> u
     for lane in &lanes[1..] {
         folded = _mm_xor_si128(fold::<16>(folded), *lane);
     }
-    let vector = _mm_crc32_u64(0, _mm_cvtsi128_si64(folded) as u64);
-    let vector = _mm_crc32_u64(vector, _mm_extract_epi64::<1>(folded) as u64);
-    (vector ^ _mm_crc32_u64(0, _mm_cvtsi128_si64(shifted) as u64)) as u32
+    (reduce(folded) ^ _mm_crc32_u64(0, _mm_cvtsi128_si64(shifted) as u64)) as u32
 }
 
 /// Multiplies a vector by x^(8 * BYTES), without reducing the product to 32 bits.
 #[target_feature(enable = "sse4.2,pclmulqdq")]
 fn fold<const BYTES: usize>(vector: __m128i) -> __m128i {
-    let (late, early) = const { fold_factors(BYTES) };
+    let [early, late] = const { factors::fold(BYTES) };
     let factors = _mm_set_epi64x(late, early);
     _mm_xor_si128(
         _mm_clmulepi64_si128::<0x00>(vector, factors),
@@ -217,13 +201,20 @@ mod tests {
 
     static TABLE: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
 
+    /// Compares all implementations that the processor supports with the table.
     fn check(bytes: &[u8], cut: usize) {
         let (first, second) = bytes.split_at(cut);
-        let Some(register) = extend(!0, first) else { return };
-        let end = extend(register, second).unwrap();
-        assert_eq!(!end, TABLE.checksum(bytes), "{} bytes, cut at {cut}", bytes.len());
-        assert_eq!(extend_if_fastest(!0, first).unwrap_or(register), register);
-        assert_eq!(extend_if_fastest(register, second).unwrap_or(end), end);
+        let level = detect();
+        let mut implementations: Vec<fn(u32, &[u8]) -> u32> = Vec::new();
+        if level != Level::None as u8 {
+            // SAFETY: the features were detected.
+            implementations.push(|register, bytes| unsafe { extend_scalar(register, bytes) });
+            implementations.push(|register, bytes| extend(register, bytes).unwrap());
+        }
+        for extend in implementations {
+            let end = extend(extend(!0, first), second);
+            assert_eq!(!end, TABLE.checksum(bytes), "{} bytes, cut at {cut}", bytes.len());
+        }
     }
 
     #[test]
