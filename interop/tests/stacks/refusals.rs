@@ -293,7 +293,7 @@ fn detached_xdp_program_ends_connections() {
     }
     let Some(python) = uiw_interop::require("python3") else { return };
     let Some(network) = Network::veth() else { return };
-    let (server, mut client) = connected(&network, "xdp", &["ping", "10.77.0.11", "-i", "3", "-c", "3"]);
+    let (server, mut client) = connected(&network, "xdp", &["ping", "10.77.0.11", "-i", "3", "-c", "60"]);
     client.wait_saying("round 1");
     let mut command = Command::new(python);
     command.args(["-c", DETACH, &client.id().to_string()]);
