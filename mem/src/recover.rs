@@ -63,6 +63,20 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
 pub(crate) type LoadCrc =
     unsafe extern "C" fn(dst: *mut u8, src: *const u8, len: usize, register: *mut u32) -> u32;
 
+#[inline]
+fn fastest_load_crc() -> Option<LoadCrc> {
+    static FASTEST: OnceLock<Option<LoadCrc>> = OnceLock::new();
+    *FASTEST.get_or_init(|| arch::load_crc_routines().next())
+}
+
+/// Returns whether the processor can copy bytes and compute their CRC in one pass
+/// ([`crate::PinnedSpan::copy_to_vec_with_crc`]).
+#[inline]
+#[must_use]
+pub fn copies_with_crc() -> bool {
+    fastest_load_crc().is_some()
+}
+
 /// Like [`load`], but continues a CRC32C over the copied bytes. Returns `None` if the processor has
 /// no instructions that do both in one pass; then nothing was copied.
 ///
@@ -70,8 +84,7 @@ pub(crate) type LoadCrc =
 /// The requirements of [`load`] apply.
 #[inline]
 pub(crate) unsafe fn load_crc(dst: *mut u8, src: *const u8, len: usize, crc: &mut Crc32c) -> Option<bool> {
-    static FASTEST: OnceLock<Option<LoadCrc>> = OnceLock::new();
-    let routine = (*FASTEST.get_or_init(|| arch::load_crc_routines().next()))?;
+    let routine = fastest_load_crc()?;
     let mut register = crc.register();
     // SAFETY: the caller guarantees `dst`; a fault on `src` makes the routine return. `register` is
     // a local variable.

@@ -158,6 +158,12 @@ pub trait StreamHost {
         Ok(())
     }
 
+    /// Returns whether a copy and its CRC take less time in one pass
+    /// ([`StreamHost::copy_request_with_crc`], [`Payload::append_with_crc`]).
+    fn copies_with_crc(&self) -> bool {
+        false
+    }
+
     /// Like [`StreamHost::copy_request`], but also returns `crc` continued over the bytes that were
     /// appended.
     ///

@@ -146,6 +146,7 @@ impl<M> Sender<M> {
             return Ok(BurstResult::NotSmall);
         }
         let offered = shared.caps.capabilities().extensions();
+        let one_pass = self.copies_in_one_pass(host);
         let mut built = 0;
         let mut drained = false;
         while built < BURST && self.queue.staging.len() < STAGING && !shared.reads.acks.is_due() {
@@ -181,7 +182,7 @@ impl<M> Sender<M> {
             let Some(header) = self.plain_header(&request.op, request.solicited) else { break };
             let start = self.begin_fpdu(&header.segment(0, true));
             let range = 0..request.len;
-            let copied = if self.copies_in_one_pass(request.len) {
+            let copied = if one_pass && request.len >= ONE_PASS_MIN {
                 let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, request.len);
                 fpdu.request(host, id, range).map(|()| fpdu.end())
             } else {
@@ -221,9 +222,9 @@ impl<M> Sender<M> {
         len >= GATHER_MIN && !self.fpdu.markers() && !copies
     }
 
-    /// Returns whether the CRC of an FPDU is computed while its `len` bytes of payload are copied.
-    fn copies_in_one_pass(&self, len: u32) -> bool {
-        len >= ONE_PASS_MIN && self.fpdu.crc_on() && !self.fpdu.markers()
+    /// Returns whether CRCs of long FPDUs are computed while their payload is copied.
+    fn copies_in_one_pass<H: StreamHost<Memory = M>>(&self, host: &H) -> bool {
+        self.fpdu.crc_on() && !self.fpdu.markers() && host.copies_with_crc()
     }
 
     /// Returns the maximum number of payload bytes in the next FPDU of `message`.
@@ -245,6 +246,7 @@ impl<M> Sender<M> {
             return Ok(false);
         }
         let gathers = self.may_gather(message, room.min(left), shared);
+        let one_pass = self.copies_in_one_pass(host);
         let payload = match &message.source {
             Source::Request { id } => host
                 .request_payload(*id, message.offset, left)
@@ -274,7 +276,7 @@ impl<M> Sender<M> {
                 let memory = *memory.get_or_insert_with(|| self.queue.add_memory(payload.to_memory()));
                 let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
                 fpdu.memory(memory, &payload, done..end).map(|()| fpdu.end())
-            } else if self.copies_in_one_pass(len) {
+            } else if one_pass && len >= ONE_PASS_MIN {
                 self.reserve_staging(len);
                 let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
                 fpdu.copy(&payload, done..end).map(|()| fpdu.end())

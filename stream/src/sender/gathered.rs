@@ -14,6 +14,8 @@ pub(super) struct GatheredFpdu<'a, M> {
     queue: &'a mut TransmitQueue<M>,
     ulpdu_len: u16,
     crc: Crc32c,
+    /// Index of the first byte in staging that is not queued yet.
+    unqueued: usize,
 }
 
 impl<'a, M> GatheredFpdu<'a, M> {
@@ -32,8 +34,7 @@ impl<'a, M> GatheredFpdu<'a, M> {
             true => Crc32c::new().update(&queue.staging[start..]),
             false => Crc32c::new(),
         };
-        queue.push_staged(start);
-        Self { fpdu, queue, ulpdu_len, crc }
+        Self { fpdu, queue, ulpdu_len, crc, unqueued: start }
     }
 
     /// Adds `range` of `payload`, whose memory was added to the queue last.
@@ -49,7 +50,9 @@ impl<'a, M> GatheredFpdu<'a, M> {
         if self.fpdu.crc_on() {
             self.crc = payload.update_crc(range.clone(), self.crc)?;
         }
+        self.queue.push_staged(self.unqueued);
         self.queue.push_memory(memory, range);
+        self.unqueued = self.queue.staging.len();
         Ok(())
     }
 
@@ -62,13 +65,11 @@ impl<'a, M> GatheredFpdu<'a, M> {
         payload: &P,
         range: Range<usize>,
     ) -> Result<(), SourceGone> {
-        let start = self.queue.staging.len();
         if self.fpdu.crc_on() {
             self.crc = payload.append_with_crc(range, &mut self.queue.staging, self.crc)?;
         } else {
             payload.append_to(range, &mut self.queue.staging)?;
         }
-        self.queue.push_staged(start);
         Ok(())
     }
 
@@ -79,9 +80,7 @@ impl<'a, M> GatheredFpdu<'a, M> {
         id: u32,
         range: Range<u32>,
     ) -> Result<(), LocalError> {
-        let start = self.queue.staging.len();
         self.crc = host.copy_request_with_crc(id, range, &mut self.queue.staging, self.crc)?;
-        self.queue.push_staged(start);
         Ok(())
     }
 
@@ -101,9 +100,8 @@ impl<'a, M> GatheredFpdu<'a, M> {
     /// Adds PAD and CRC.
     pub(super) fn end(self) {
         let trailer = self.fpdu.trailer(self.ulpdu_len, self.crc);
-        let start = self.queue.staging.len();
         self.queue.staging.extend_from_slice(trailer.as_slice());
-        self.queue.push_staged(start);
+        self.queue.push_staged(self.unqueued);
         self.queue.end_fpdu();
     }
 }

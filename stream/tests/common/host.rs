@@ -233,6 +233,10 @@ impl StreamHost for TestHost {
     type Memory = Vec<u8>;
     type Payload<'a> = Source<'a>;
 
+    fn copies_with_crc(&self) -> bool {
+        true
+    }
+
     fn write(&mut self, stag: STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError> {
         self.asked();
         assert!(!payload.is_empty(), "an empty Write names no memory");

@@ -469,6 +469,11 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         self.gather(id, range, out)
     }
 
+    #[inline]
+    fn copies_with_crc(&self) -> bool {
+        uiw_mem::recover::copies_with_crc()
+    }
+
     fn copy_request_with_crc(
         &mut self,
         id: u32,
