@@ -61,6 +61,10 @@ impl Liveness {
             *self = Self::IDLE;
             return Verdict::Alive;
         };
+        if now > self.check.after(pause(dead_after)) {
+            // The check is late, and all bytes may have been acknowledged in between.
+            self.waiting = None;
+        }
         let waiting = *self.waiting.get_or_insert(now);
         // On a connection that was idle, the last acknowledgement is old. So the time counts from
         // when bytes waited for the next one.
@@ -149,6 +153,16 @@ mod tests {
     fn closed_window_without_answer_dead() {
         let died = run(10_000, |now| info(0, 4096, now, u32::from(now >= 51))).unwrap();
         assert!((51..=57).contains(&died), "{died}");
+    }
+
+    /// A program that drives its device itself may have been stopped for a time.
+    #[test]
+    fn late_check_starts_anew() {
+        let mut liveness = Liveness::IDLE;
+        liveness.on_sent(Some(LIMIT), at(0));
+        assert_eq!(liveness.on_check(&info(1, 0, 2, 0), LIMIT, at(2)), Verdict::Alive);
+        assert_eq!(liveness.on_check(&info(1, 0, 3600, 0), LIMIT, at(3602)), Verdict::Alive);
+        assert_eq!(liveness.waiting, Some(at(3602)));
     }
 
     #[test]
