@@ -63,6 +63,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
 pub(crate) type LoadCrc =
     unsafe extern "C" fn(dst: *mut u8, src: *const u8, len: usize, register: *mut u32) -> u32;
 
+/// Returns the fastest routine that this processor supports.
 #[inline]
 fn fastest_load_crc() -> Option<LoadCrc> {
     static FASTEST: OnceLock<Option<LoadCrc>> = OnceLock::new();

@@ -16,8 +16,8 @@ use crate::{
     protected, recover,
 };
 
-/// Block size in which shared bytes are copied for a CRC: large enough that starting the
-/// CRC does not matter, and small enough to stay in the first-level cache.
+/// Block size in which shared bytes are copied for a CRC: large enough that starting the CRC does
+/// not matter, and small enough to stay in the first-level cache.
 const CRC_BLOCK: usize = 4096;
 
 /// Range of a region that has passed all checks. Its bytes are accessible only through a

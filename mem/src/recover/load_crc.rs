@@ -5,7 +5,9 @@
 
 use uiw_crc32c::factors::fold;
 
-/// Factors of a routine whose vectors have `PARTS` parts of 16 bytes. `LEN` is `PARTS + 2`.
+/// Factors of a routine whose vectors have `PARTS` parts of 16 bytes: those that move a vector ahead
+/// by four vectors and by one, and those that move each part to the end of its vector. `LEN` is
+/// `PARTS + 2`.
 const fn factors<const PARTS: usize, const LEN: usize>() -> [[i64; 2]; LEN] {
     let mut factors = [[0; 2]; LEN];
     factors[0] = fold(4 * 16 * PARTS);
@@ -19,10 +21,12 @@ const fn factors<const PARTS: usize, const LEN: usize>() -> [[i64; 2]; LEN] {
     factors
 }
 
+/// Factors of `uiw_recover_load_crc_64`.
 pub(super) static FACTORS_64: [[i64; 2]; 6] = factors::<4, 6>();
+/// Factors of `uiw_recover_load_crc_32`.
 pub(super) static FACTORS_32: [[i64; 2]; 4] = factors::<2, 4>();
 
-/// Returns the exclusive-or of three vectors in the first one.
+/// Stores the exclusive-or of three vectors in the first one.
 #[rustfmt::skip]
 macro_rules! xor3 {
     (zmm $a:literal $b:literal $c:literal) => { concat!("vpternlogq zmm", $a, ", zmm", $b, ", zmm", $c, ", 0x96\n") };
@@ -55,7 +59,7 @@ macro_rules! copy {
     };
 }
 
-/// Broadcasts factors, loads the factors of the parts, and reduces a vector to one part.
+/// Instructions that differ between the two sizes of vectors.
 #[rustfmt::skip]
 macro_rules! instruction {
     (broadcast zmm) => { "vbroadcasti32x4 zmm12, " };
@@ -99,7 +103,7 @@ macro_rules! load_crc {
             "40: ", copy!($v "4" "0"), fold!($v "0" "8" "4"),
             "add rsi, ", $size, "\nadd rdi, ", $size, "\nsub rdx, ", $size, "\n",
             "41: cmp rdx, ", $size, "\njae 40b\n",
-            // The parts of the vector become one, and this the register.
+            // The parts of the vector become one part, and this becomes the register.
             instruction!(load $v), "[rip + ", $factors, " + 32]\n",
             instruction!(last $v),
             "vpclmulqdq ", stringify!($v), "8, ", stringify!($v), "0, ", stringify!($v), "12, 0x00\n",

@@ -50,7 +50,9 @@ impl<'a, M> GatheredFpdu<'a, M> {
         if self.fpdu.crc_on() {
             self.crc = payload.update_crc(range.clone(), self.crc)?;
         }
-        self.queue.push_staged(self.unqueued);
+        if self.unqueued < self.queue.staging.len() {
+            self.queue.push_staged(self.unqueued);
+        }
         self.queue.push_memory(memory, range);
         self.unqueued = self.queue.staging.len();
         Ok(())

@@ -106,6 +106,7 @@ impl<M> TransmitQueue<M> {
     /// Queues the bytes that were appended to `staging` since `start`.
     pub(super) fn push_staged(&mut self, start: usize) {
         let end = self.staging.len();
+        debug_assert!(start < end, "an empty piece");
         self.queued += (end - start) as u64;
         match self.pieces.back_mut() {
             Some(QueuedPiece::Staged { end: last, .. }) if *last == start => *last = end,

@@ -22,7 +22,7 @@ pub struct Doorbell {
     wakes: Wakes,
     token: Option<Token>,
     go: bool,
-    /// True if the time when the post was served is to be recorded.
+    /// True if the post ends a burst, so that the time when it was served is recorded.
     ends_burst: bool,
 }
 

@@ -180,9 +180,9 @@ impl SendQueue {
         self.ring.len() == 0 && taken >= self.reported
     }
 
-    /// Returns whether a post is served at once, not together with later ones. It is if all earlier
-    /// requests are done, because then the application may wait for this one, unless it is one of
-    /// many posts in a row that report no completions.
+    /// Returns whether a post is served at once, not together with later ones. This is so if all
+    /// earlier requests are done, because then the application may wait for this one. But of posts in
+    /// a row that report no completions, only the first [`MAX_BURST`] are served at once.
     ///
     /// `taken` is the number of completions that have left the completion queue, and `idle` returns
     /// the nanoseconds since the last post that ended a burst was served.
@@ -204,7 +204,7 @@ impl SendQueue {
         true
     }
 
-    /// Returns whether the next post may be coalesced although it is the only one.
+    /// Returns whether [`MAX_BURST`] posts in a row were served at once.
     pub(crate) fn ends_burst(&self) -> bool {
         self.burst == MAX_BURST
     }
