@@ -1,8 +1,10 @@
 //! Receiving: moves bytes from the socket to the stream.
 //!
-//! Bytes are read into a staging buffer that all connections of a shard share, or taken from the
-//! stack's own memory.
+//! Bytes are read into a staging buffer of the shard, or taken from the stack's own memory. A
+//! connection that has a long partial FPDU keeps the staging buffer until the rest has arrived, so
+//! that the bytes need not be copied.
 
+use super::partial::{LONG_PARTIAL, StagedBytes};
 use super::{Conn, QpHost};
 use crate::driver::{HeldBytes, PAGE, RX_STAGING, Services};
 use std::io;
@@ -87,14 +89,7 @@ impl Conn {
         if self.reads_whole {
             self.end_short(services);
         }
-        self.receive_with(ReadAmount::All, services)
-    }
-
-    fn receive_with(&mut self, reads: ReadAmount, services: &mut Services) -> bool {
-        let mut staging = std::mem::take(&mut services.staging);
-        let moved = self.receive_into(&mut staging, reads, services);
-        services.staging = staging;
-        moved
+        self.receive_into_staging(ReadAmount::All, services)
     }
 
     /// Ends reading only whole FPDUs.
@@ -123,7 +118,7 @@ impl Conn {
             self.starve(UnreadSocket { available: 0, pause: Some(STARVED_PAUSE) }, before, services);
             return false;
         }
-        let moved = self.receive_with(ReadAmount::Whole, services);
+        let moved = self.receive_into_staging(ReadAmount::Whole, services);
         if let Some(starved) = self.starved.take() {
             self.starve(starved, before.filter(|_| !moved), services);
         }
@@ -209,22 +204,20 @@ impl Conn {
         ControlFlow::Continue(moved)
     }
 
-    fn receive_into(&mut self, staging: &mut [u8], reads: ReadAmount, services: &mut Services) -> bool {
+    fn receive_into_staging(&mut self, reads: ReadAmount, services: &mut Services) -> bool {
         let mut moved = match self.resume_partial(services) {
             ControlFlow::Continue(moved) => moved,
             ControlFlow::Break(moved) => return moved,
         };
         let (begun, mut taken) = (self.partial.len(), moved);
-        let mut have = begun;
-        let mut start = staging_start(staging.as_ptr().addr(), self.page_offset, have);
-        if have > 0 {
-            staging[start..start + have].copy_from_slice(self.partial.bytes());
-        }
+        let mut staged = self.partial.take_staged().unwrap_or_else(|| {
+            StagedBytes::new(services.take_staging(), self.partial.bytes(), self.page_offset)
+        });
         self.partial.clear();
         // Allows more reads per turn if each reads only one FPDU.
         let turn = if reads == ReadAmount::Whole { services.turn * WHOLE_READS } else { services.turn };
         for _ in 0..turn {
-            let mut end = RX_STAGING;
+            let (mut end, have) = (RX_STAGING, staged.len());
             match self.peek(have, services) {
                 PeekResult::Elsewhere if reads == ReadAmount::Whole => match self.whole_fill_limit(have) {
                     Ok(Some(until)) => end = until,
@@ -246,8 +239,9 @@ impl Conn {
                     break;
                 }
             }
-            let room = end - have;
-            match self.socket.recv(&mut [IoVecMut::from(&mut staging[start + have..start + end])]) {
+            let free = staged.free(self.page_offset);
+            let room = (end - have).min(free.len());
+            match self.socket.recv(&mut [IoVecMut::from(&mut free[..room])]) {
                 Ok(0) => {
                     self.on_eof(have, services);
                     break;
@@ -255,17 +249,12 @@ impl Conn {
                 Ok(got) => {
                     moved = true;
                     services.moved += got;
-                    let used = self.handle_bytes(&mut staging[start..start + have + got], services);
+                    staged.add(got);
+                    let used = self.handle_bytes(staged.bytes_mut(), services);
                     taken |= used > 0;
-                    have += got;
+                    staged.consume(used);
                     self.page_offset =
-                        if used == have && got < room { 0 } else { (self.page_offset + got) % PAGE };
-                    if used > 0 {
-                        let rest = start + used..start + have;
-                        have -= used;
-                        start = staging_start(staging.as_ptr().addr(), self.page_offset, have);
-                        staging.copy_within(rest, start);
-                    }
+                        if staged.len() == 0 && got < room { 0 } else { (self.page_offset + got) % PAGE };
                     if got < room || !self.takes_bytes() {
                         break;
                     }
@@ -279,25 +268,31 @@ impl Conn {
         }
         if reads == ReadAmount::Whole && self.starved.is_none() && self.takes_bytes() {
             // Requests an event for the next FPDU, which may be shorter than the last one.
-            if let Err(error) = self.whole_fill_limit(have) {
+            if let Err(error) = self.whole_fill_limit(staged.len()) {
                 self.on_lost(&error, services);
             }
         }
         if moved && self.state.note_message_progress() {
             self.message_at = services.now;
         }
-        self.keep_rest(&staging[start..start + have], begun == 0 || taken, services);
+        self.keep_rest(staged, begun == 0 || taken, services);
         moved
     }
 
     /// Keeps the bytes that the stream has not taken. `is_new` is true if they are the beginning of
     /// another FPDU than before.
     #[inline]
-    fn keep_rest(&mut self, rest: &[u8], is_new: bool, services: &mut Services) {
+    fn keep_rest(&mut self, staged: StagedBytes, is_new: bool, services: &mut Services) {
         if is_new {
             self.partial_since = services.now;
         }
-        self.hold(if self.stream.is_open() { rest } else { &[] }, services);
+        let is_open = self.stream.is_open();
+        if is_open && staged.len() >= LONG_PARTIAL && services.shared.budget.has_room_for_staging() {
+            services.pool.give(self.partial.keep_staged(staged));
+            return self.update_held_bytes(services);
+        }
+        self.hold(if is_open { staged.bytes() } else { &[] }, services);
+        services.give_staging(staged.into_buffer());
     }
 
     /// Returns whether the stream is in Full Operation and accepts bytes.
@@ -384,7 +379,7 @@ impl Conn {
             // A timer reads it.
             return self.leave_event_set();
         }
-        let mut staging = std::mem::take(&mut services.staging);
+        let mut staging = services.take_staging();
         let got = self.socket.recv(&mut [IoVecMut::from(&mut staging[..RX_STAGING])]);
         match got {
             Ok(0) if self.stream.is_starting() => {
@@ -401,7 +396,7 @@ impl Conn {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => self.on_lost(&error, services),
         }
-        services.staging = staging;
+        services.give_staging(staging);
     }
 
     /// Keeps bytes until the next round.
@@ -426,10 +421,10 @@ impl Conn {
             // The first bytes of an FPDU do not count, because every connection may keep them.
             HeldBytes { held: if partial < 2 * FRONT { 0 } else { partial }, of_whole: parked }
         } else {
-            HeldBytes { held: partial + parked, of_whole: 0 }
+            HeldBytes { held: self.partial.held_bytes() + parked, of_whole: 0 }
         };
-        // The kept bytes may differ although their number is the same.
-        if held != self.counted || self.reads_whole {
+        // The kept bytes may differ although what counts against the budget is the same.
+        if held != self.counted || self.reads_whole || held.held > partial + parked {
             services.shared.budget.count(self.counted, held);
             self.counted = held;
             self.state.counters.set_held(partial + parked);
@@ -483,32 +478,5 @@ impl Conn {
             }
         }
         moved
-    }
-}
-
-/// Returns the index, in a staging buffer at `address`, for the first of `have` bytes, so that the
-/// next byte that is read has this page offset.
-#[inline]
-fn staging_start(address: usize, page_offset: usize, have: usize) -> usize {
-    let aligned = address.wrapping_neg() % PAGE;
-    aligned + page_offset.wrapping_sub(have) % PAGE
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::driver::STAGING_LEN;
-
-    #[test]
-    fn next_byte_has_page_offset() {
-        for address in [0x1000, 0x1010, 0x1FFF] {
-            for page_offset in [0, 1, 20, 4095] {
-                for have in [0, 1, 20, 4096, 5000, RX_STAGING] {
-                    let start = staging_start(address, page_offset, have);
-                    assert_eq!((address + start + have) % PAGE, page_offset);
-                    assert!(start + RX_STAGING <= STAGING_LEN);
-                }
-            }
-        }
     }
 }

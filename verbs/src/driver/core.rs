@@ -118,7 +118,7 @@ impl Core {
             pool: Pool::default(),
             received: Vec::new(),
             counters: shared.counters.shard(index),
-            staging: vec![0; STAGING_LEN],
+            staging: vec![vec![0; STAGING_LEN]],
             turn: TURN_ALONE,
             moved: 0,
             datagrams: None,

@@ -30,8 +30,8 @@ pub(crate) struct Services {
     /// Completions of receives, collected during one call of a stream and empty between calls.
     pub(crate) received: Vec<Cqe>,
     pub(crate) counters: ShardCounters,
-    /// Staging buffer for receiving, which all connections share.
-    pub(crate) staging: Vec<u8>,
+    /// Staging buffers for receiving that no connection keeps.
+    pub(crate) staging: Vec<Vec<u8>>,
     /// Number of reads, and of batches to send, of one connection before the next one is served.
     pub(crate) turn: usize,
     /// Number of bytes that connections have moved in this round.
@@ -41,4 +41,20 @@ pub(crate) struct Services {
     pub(crate) datagrams: Option<Box<Staging>>,
     /// True if a connection was not read because the receive memory budget is exhausted.
     pub(crate) is_short: bool,
+}
+
+/// Number of staging buffers that are kept for reuse.
+const SPARE_STAGING: usize = 2;
+
+impl Services {
+    /// Returns a buffer of [`STAGING_LEN`] bytes.
+    pub(crate) fn take_staging(&mut self) -> Vec<u8> {
+        self.staging.pop().unwrap_or_else(|| vec![0; STAGING_LEN])
+    }
+
+    pub(crate) fn give_staging(&mut self, staging: Vec<u8>) {
+        if self.staging.len() < SPARE_STAGING {
+            self.staging.push(staging);
+        }
+    }
 }

@@ -14,6 +14,7 @@
 //! them keeps at most 1 KiB beyond the budget. Streams over TLS, whose stack cannot report what has
 //! arrived, wait until there is room.
 
+use crate::driver::services::STAGING_LEN;
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
 use crate::faults::{Call, Faults};
@@ -178,6 +179,13 @@ impl Budget {
     /// Returns whether a connection of which only whole FPDUs are read may keep another `bytes`.
     pub(crate) fn has_room_for_whole(&self, bytes: usize) -> bool {
         self.of_whole.load(Ordering::Relaxed) + bytes <= self.limit / 8
+    }
+
+    /// Returns whether a connection may keep the staging buffer with its partial FPDU. A peer that
+    /// sends a few thousand bytes of an FPDU can have that much memory kept, so most of the budget
+    /// remains for others.
+    pub(crate) fn has_room_for_staging(&self) -> bool {
+        self.held.load(Ordering::Relaxed) + STAGING_LEN <= self.limit / 4
     }
 
     /// Returns whether enough is free that connections with partial FPDUs need no longer be ended:
