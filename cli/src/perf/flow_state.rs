@@ -10,7 +10,7 @@ use crate::shared::qp_setup::{Link, PendingQp, QueueDepths, RECV, WaitLimits, po
 use crate::shared::service::{PerfOp, PerfReply, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use uiw::raw::{Access, Cq, Device, Pd, RemoteMr, STag, SendFlags, SendOp, Sge, Wc, WcStatus};
+use uiw::raw::{Access, Cq, Device, Pd, RemoteMr, STag, SendFlags, SendOp, Wc, WcStatus};
 
 /// The bits of a request's number from this one on are the index of the connection.
 pub(super) const FLOW_SHIFT: u32 = 40;
@@ -30,8 +30,8 @@ pub(crate) struct FlowState {
     pub(crate) source: MessageSource,
     /// Memory where answers to Writes arrive.
     answers_memory: Option<Buffer>,
-    ring: Buffer,
-    ring_size: usize,
+    /// Memory of all receives. Statistics, and answers of a ping-pong, arrive one at a time.
+    received: Buffer,
     /// Number of answers received in a ping-pong.
     pub(crate) answers: u64,
     pub(crate) stats: Option<Stats>,
@@ -56,10 +56,11 @@ impl FlowState {
             }
             _ => None,
         };
-        let ring_size = if plan.latency && plan.op == PerfOp::Send { size.max(STATS_LEN) } else { STATS_LEN };
-        let ring = Buffer::exclusive(pd, ring_size * RECVS as usize)?;
+        let received_len =
+            if plan.latency && plan.op == PerfOp::Send { size.max(STATS_LEN) } else { STATS_LEN };
+        let received = Buffer::shared(pd, received_len, Access::empty())?;
         let pending = PendingQp::with_cq(device, pd, cq, &QueueDepths::new(plan.depth + 4, RECVS as u32))?;
-        let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(slot_of(&ring, slot, ring_size)));
+        let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(received.whole()));
         post_recvs(&pending.qp, (0..RECVS).map(receive))?;
         let back_at = answers_memory.as_ref().map(|back| (back.remote().addr, back.remote().rkey.0));
         let order = Service::Perf(plan.order(back_at, None));
@@ -71,7 +72,7 @@ impl FlowState {
                 .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
             let peer_memory = RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len as usize };
             let source = MessageSource::new(stream, index << FLOW_SHIFT, local, peer_memory);
-            Ok(Self { link, plan, index, source, answers_memory, ring, ring_size, answers: 0, stats: None })
+            Ok(Self { link, plan, index, source, answers_memory, received, answers: 0, stats: None })
         })
     }
 
@@ -131,13 +132,13 @@ impl FlowState {
         if self.plan.latency && self.answers < self.source.posted && self.plan.op.takes_receives() {
             self.answers += 1;
         } else {
-            let mut bytes = vec![0; (wc.byte_len as usize).min(self.ring_size)];
-            self.ring.read(slot as usize * self.ring_size, &mut bytes)?;
+            let mut bytes = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
+            self.received.read(0, &mut bytes)?;
             let stats = serde_json::from_slice(&bytes)
                 .map_err(|_| Failure::lost(self.link.peer(), "sent no statistics where they were due"))?;
             self.stats = Some(stats);
         }
-        let receive = (self.index << FLOW_SHIFT | slot, Some(slot_of(&self.ring, slot, self.ring_size)));
+        let receive = (self.index << FLOW_SHIFT | slot, Some(self.received.whole()));
         post_recvs(&self.link.qp, [receive])
     }
 
@@ -171,9 +172,4 @@ impl FlowState {
 /// Returns the number of the last one of `messages` messages that went to `slot`.
 pub(super) fn last_of(slot: u64, slots: u64, messages: u64) -> u64 {
     (messages - 1 - slot) / slots * slots + slot
-}
-
-pub(super) fn slot_of(ring: &Buffer, slot: u64, size: usize) -> Sge {
-    let start = slot as usize * size;
-    ring.sge(start..start + size)
 }

@@ -1,6 +1,6 @@
 //! The client's end of a connection on which the server posts.
 
-use super::flow_state::{FLOW_SHIFT, MARK, RECVS, STATS_LEN, last_of, slot_of};
+use super::flow_state::{FLOW_SHIFT, MARK, RECVS, STATS_LEN, last_of};
 use super::pattern;
 use super::plan::MeasurementPlan;
 use crate::shared::fail::{Failure, Result};
@@ -18,7 +18,8 @@ pub(crate) struct OppositeFlow {
     index: u64,
     /// Memory that the server writes and reads.
     exposed: Buffer,
-    ring: Buffer,
+    /// Memory of all receives.
+    received: Buffer,
     /// Statistics of the server; `None` while they are awaited.
     pub(crate) stats: Option<Stats>,
 }
@@ -44,9 +45,9 @@ impl OppositeFlow {
                 exposed.write(slot * size, &pattern::message(slot as u64, size))?;
             }
         }
-        let ring = Buffer::exclusive(pd, STATS_LEN * RECVS as usize)?;
+        let received = Buffer::shared(pd, STATS_LEN, Access::empty())?;
         let pending = PendingQp::with_cq(device, pd, cq, &QueueDepths::new(4, RECVS as u32))?;
-        let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(slot_of(&ring, slot, STATS_LEN)));
+        let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(received.whole()));
         post_recvs(&pending.qp, (0..RECVS).map(receive))?;
         let back = exposed.remote();
         let opposite = OppositeTraffic {
@@ -58,7 +59,14 @@ impl OppositeFlow {
         let connecting = pending.begin(peer, &plan.peer_options.options(), &order.private_data())?;
         let plan = plan.clone();
         Ok(move || {
-            Ok(Self { link: connecting.finish(WaitLimits::NEVER)?, plan, index, exposed, ring, stats: None })
+            Ok(Self {
+                link: connecting.finish(WaitLimits::NEVER)?,
+                plan,
+                index,
+                exposed,
+                received,
+                stats: None,
+            })
         })
     }
 
@@ -92,11 +100,11 @@ impl OppositeFlow {
         }
         let slot = wc.wr_id & !RECV & ((1 << FLOW_SHIFT) - 1);
         let mut bytes = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
-        self.ring.read(slot as usize * STATS_LEN, &mut bytes)?;
+        self.received.read(0, &mut bytes)?;
         let stats = serde_json::from_slice(&bytes)
             .map_err(|_| Failure::lost(self.link.peer(), "sent no statistics where they were due"))?;
         self.stats = Some(stats);
-        let receive = (self.index << FLOW_SHIFT | slot, Some(slot_of(&self.ring, slot, STATS_LEN)));
+        let receive = (self.index << FLOW_SHIFT | slot, Some(self.received.whole()));
         post_recvs(&self.link.qp, [receive])
     }
 

@@ -30,8 +30,14 @@ const PONG: u64 = 2 << 40;
 /// Returns the bytes of memory that an order needs: receives for Sends, otherwise memory exposed to
 /// the peer.
 pub(super) fn required_memory(order: &PerfOrder) -> u64 {
-    let slots = if order.op == PerfOp::Send { receives(order) } else { order.slots.into() };
+    let slots = if order.op == PerfOp::Send { receive_slots(order) } else { order.slots.into() };
     u64::from(order.size).saturating_mul(slots)
+}
+
+/// Returns the number of Sends for which there is separate memory. Unless they are validated, all
+/// share the memory of one message.
+fn receive_slots(order: &PerfOrder) -> u64 {
+    if order.validate { receives(order) } else { 1 }
 }
 
 /// Returns the number of receives that are kept posted.
@@ -110,12 +116,12 @@ impl PerfSession {
         }
         let slots = receives(order);
         let ring = match order.op {
-            PerfOp::Send => Some(Buffer::exclusive(&server.pd, size * slots as usize)?),
+            PerfOp::Send => Some(Buffer::exclusive(&server.pd, size * receive_slots(order) as usize)?),
             _ => None,
         };
         let depths = QueueDepths::new(64, u32::try_from(slots).unwrap_or(u32::MAX));
         let pending = PendingQp::new(&server.device, &server.pd, &depths)?;
-        let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, slot, size, size)));
+        let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, order, slot, size)));
         post_recvs(&pending.qp, (0..slots).map(receive))?;
         let remote = exposed.remote();
         let len = (u64::from(order.size) * u64::from(order.slots)).max(8);
@@ -180,7 +186,7 @@ impl PerfSession {
             let right = wc.byte_len as usize == self.size
                 && pattern::parts(self.stats.messages - 1, self.size, |offset, part| {
                     Ok::<_, Failure>(
-                        ring.first_difference(slot as usize * self.size + offset, part)?.is_none(),
+                        ring.first_difference(slot_start(&self.order, slot) + offset, part)?.is_none(),
                     )
                 })?;
             self.stats.wrong += u64::from(!right);
@@ -198,8 +204,8 @@ impl PerfSession {
         let qp = &self.link.qp;
         match &self.ring {
             Some(ring) => {
-                let sge = slot_of(ring, slot, self.size, len);
-                let (sge, flags) = inline(ring, sge, slot as usize * self.size, len);
+                let sge = slot_of(ring, &self.order, slot, len);
+                let (sge, flags) = inline(ring, sge, slot_start(&self.order, slot), len);
                 post(qp, slot, SendOp::Send, &[sge], SendFlags::SIGNALED | flags)
             }
             None => {
@@ -252,14 +258,20 @@ impl PerfSession {
     }
 
     fn post_again(&mut self) -> Result<()> {
-        let (ring, size) = (&self.ring, self.size);
-        let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, slot, size, size)));
+        let (ring, order) = (&self.ring, &self.order);
+        let receive =
+            |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, order, slot, order.size as usize)));
         post_recvs(&self.link.qp, self.again.drain(..).map(receive))
     }
 }
 
-fn slot_of(ring: &Buffer, slot: u64, size: usize, len: usize) -> Sge {
-    let start = slot as usize * size;
+/// Returns the index of the first byte of the memory of a receive.
+fn slot_start(order: &PerfOrder, slot: u64) -> usize {
+    if order.validate { slot as usize * order.size as usize } else { 0 }
+}
+
+fn slot_of(ring: &Buffer, order: &PerfOrder, slot: u64, len: usize) -> Sge {
+    let start = slot_start(order, slot);
     ring.sge(start..start + len)
 }
 

@@ -28,9 +28,10 @@ impl Buffer {
     /// uses no memory.
     pub(crate) fn untouched(pd: &Pd, len: usize) -> Result<Self> {
         let memory = owned(len)?;
-        // SAFETY: requests that place bytes into this memory name distinct parts, and the commands
-        // access a part (through `read`, `write` and `first_difference`) only after they have taken
-        // the completion of the request that named it.
+        // SAFETY: requests that place bytes into the same part belong to one connection, which
+        // places them one after another. The commands access a part (through `read`, `write` and
+        // `first_difference`) only after they have taken the completions of all requests that named
+        // it.
         let memory = unsafe { memory.exclusive() };
         Self::register(pd, memory, len, Access::LOCAL_WRITE)
     }
@@ -54,6 +55,10 @@ impl Buffer {
     pub(crate) fn sge(&self, range: Range<usize>) -> Sge {
         let length = u32::try_from(range.len()).unwrap_or(u32::MAX);
         Sge { addr: self.addr + range.start as u64, length, lkey: self.lkey }
+    }
+
+    pub(crate) fn whole(&self) -> Sge {
+        self.sge(0..self.whole.len())
     }
 
     pub(crate) fn remote(&self) -> RemoteMr {
