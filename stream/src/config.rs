@@ -80,6 +80,9 @@ pub struct RdmapConfig {
     pub capabilities: CapabilityExchange,
     /// Requests whose payload is copied before its CRC is computed.
     pub stable_tx: StableTx,
+    /// True if payload may be copied and its CRC computed in one pass. Tests use false to send from
+    /// the memory of the host on all processors.
+    pub copy_with_crc: bool,
     /// True if a Write or Send completes when the peer has placed it, or with the status of the
     /// peer's Terminate, instead of when TCP has accepted its bytes. A uiw peer acknowledges
     /// placement; for other peers a zero-length Read is sent after the request. It has no effect
@@ -110,6 +113,7 @@ impl Default for RdmapConfig {
             fpdu: FpduSize::Auto,
             capabilities: CapabilityExchange::On,
             stable_tx: StableTx::Off,
+            copy_with_crc: true,
             acknowledged: false,
             fallback: true,
             awaits_establish: false,

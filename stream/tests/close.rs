@@ -18,6 +18,13 @@ fn large_pair() -> Pair {
     Pair::open(config.clone(), config)
 }
 
+/// Like [`large_pair`]; payloads are sent from their memory.
+fn gathering_pair() -> Pair {
+    let mut pair = large_pair();
+    pair.ends.iter_mut().for_each(|end| end.host.copies_with_crc = false);
+    pair
+}
+
 #[test]
 fn orderly_close_finishes_requests_and_answers() {
     let mut pair = pair();
@@ -95,9 +102,10 @@ fn abort_does_not_blame_peer() {
 #[test]
 fn partial_fpdu_finished_before_terminate() {
     for taken in [1, 2, 15, 16, 17, 18, 4_000, 64_000, 64_772, 64_775, 64_776, 64_777, 70_000, 129_553] {
-        for stable in [false, true] {
+        for (stable, one_pass) in [(false, false), (true, false), (true, true)] {
             let mut pair = large_pair();
             pair.ends[0].host.stable = stable;
+            pair.ends[0].host.copies_with_crc = one_pass;
             let id = pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(200_000, 9));
             let mut budget = vec![0, taken];
             pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
@@ -108,7 +116,7 @@ fn partial_fpdu_finished_before_terminate() {
             assert_eq!(
                 pair.ends[1].terminated_by_peer(),
                 TerminateReason::LocalCatastrophic,
-                "{taken} {stable}"
+                "{taken} {stable} {one_pass}"
             );
             let whole = taken.div_ceil(64_776) * (64_768 - 14);
             let placed =
@@ -145,7 +153,7 @@ fn terminate_markers_follow_sent_bytes() {
 #[test]
 fn partial_fpdu_without_memory_resets() {
     for taken in [1, 16, 40_000] {
-        let mut pair = large_pair();
+        let mut pair = gathering_pair();
         pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
         let mut budget = vec![0, taken];
         pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
@@ -156,7 +164,7 @@ fn partial_fpdu_without_memory_resets() {
         assert!(pair.ends[0].ended.as_ref().is_some_and(|ended| ended.terminate.is_none()));
     }
     // The FPDUs have not been started, so the missing memory does not matter.
-    let mut pair = large_pair();
+    let mut pair = gathering_pair();
     pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
     pair.send_cuts = Box::new(|| 0);
     pair.run();

@@ -182,6 +182,7 @@ fn pair(bits: u32) -> Pair {
     for end in &mut pair.ends {
         assert!(matches!(end.kind, Some(PeerKind::Capable(_))), "{:?}", end.kind);
         end.host.stable = bits & 1 << 16 == 0;
+        end.host.copies_with_crc = bits & 1 << 18 == 0;
         end.host.element = if bits & 1 << 17 == 0 { usize::MAX } else { 3000 };
     }
     pair
@@ -190,7 +191,7 @@ fn pair(bits: u32) -> Pair {
 #[test]
 fn operations_over_all_framings() {
     for bits in 0..256u32 {
-        for host in 0..4 {
+        for host in 0..8 {
             everything(pair(bits | bits.reverse_bits() >> 16 & 0xFF00 | host << 16), 3000);
         }
     }
@@ -199,24 +200,30 @@ fn operations_over_all_framings() {
 #[test]
 fn large_messages_gathered_or_copied() {
     for bits in [0, 2, 4, 8, 1 << 5, 2 << 5, 3 << 5, 1 << 16, 1 << 17, 2 << 5 | 1 << 17, 2 << 5 | 3 << 16] {
-        everything(pair(bits | bits << 8), 100_000);
+        for separate in [0, 1 << 18] {
+            everything(pair(bits | bits << 8 | separate), 100_000);
+        }
     }
 }
 
-/// The payload is copied if it may change before TCP has taken it, or if the FPDU has Markers.
+/// The payload is copied if it may change before TCP has taken it, if the FPDU has Markers, or if a
+/// copy in one pass with the CRC is faster.
 #[test]
 fn stable_payloads_gathered() {
+    const NO_CRC: u32 = 1;
     const MARKERS: u32 = 2;
     const STABLE_SOURCE: u32 = 4;
     const UNSTABLE: u32 = 1 << 16;
-    for bits in [0, MARKERS, STABLE_SOURCE, UNSTABLE] {
+    const SEPARATE: u32 = 1 << 18;
+    for bits in [0, NO_CRC, SEPARATE, MARKERS, SEPARATE | STABLE_SOURCE, NO_CRC | UNSTABLE] {
         let mut pair = pair(bits | bits << 8);
         let len = 60_000;
         pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(len, 1));
         // The source of a Read Response may always change.
         pair.ends[0].post(Op::Read { remote: at(SOURCE), invalidate: None }, &vec![0; len]);
         pair.run();
-        assert_eq!(pair.ends[0].from_memory, if bits == 0 { len } else { 0 }, "{bits:#x}");
+        let gathers = bits == NO_CRC || bits == SEPARATE;
+        assert_eq!(pair.ends[0].from_memory, if gathers { len } else { 0 }, "{bits:#x}");
         assert_eq!(pair.ends[1].from_memory, 0, "{bits:#x}");
     }
 }
@@ -226,7 +233,10 @@ fn requests_copied_before_sending() {
     for (whose, sends, writes) in
         [(StableTx::Off, true, true), (StableTx::Writes, true, false), (StableTx::On, false, false)]
     {
-        let config = config_with(|config| config.stable_tx = whose);
+        let config = config_with(|config| {
+            config.stable_tx = whose;
+            config.copy_with_crc = false;
+        });
         let mut pair = Pair::open(config.clone(), config);
         pair.receives(1, 1, 60_000);
         let mut counted = 0;

@@ -58,6 +58,7 @@ fn random_config(random: &mut RandomBytes) -> RdmapConfig {
         config.capabilities =
             random.pick(&[CapabilityExchange::On, CapabilityExchange::Off, CapabilityExchange::Assume]);
         config.stable_tx = random.pick(&[StableTx::Off, StableTx::Off, StableTx::Writes, StableTx::On]);
+        config.copy_with_crc = !random.one_in(3);
         config.acknowledged = random.one_in(3);
         config.no_receive_timeout =
             random.pick(&[Duration::from_secs(1), Duration::ZERO, Duration::from_millis(10), Duration::MAX]);

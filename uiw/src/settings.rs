@@ -44,11 +44,11 @@ impl Default for ConnectionConfig {
 
 /// Gives [`ConnectionConfig`] the setters of [`ConnConfig`].
 macro_rules! setters {
-    (impl $config:ident { $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)* }) => {
+    (impl $config:ident { $($(#[$doc:meta])+ $name:ident: $kind:ty = $default:expr,)* }) => {
         impl $config {
             $(#[doc = concat!("Sets `", stringify!($name), "`.")]
             #[doc = ""]
-            $(#[doc = $doc])+
+            $(#[$doc])+
             #[must_use]
             pub fn $name(mut self, $name: $kind) -> Self {
                 self.options.$name = $name;

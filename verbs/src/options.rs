@@ -24,13 +24,13 @@ pub enum PeerProfile {
 /// Defines a settings type: its fields with their defaults, and a setter for each.
 macro_rules! options {
     ($(#[$about:meta])* pub struct $of:ident {
-        $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*
+        $($(#[$doc:meta])+ $name:ident: $kind:ty = $default:expr,)*
     }) => {
         $(#[$about])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct $of {
-            $($(#[doc = $doc])+ pub $name: $kind,)*
+            $($(#[$doc])+ pub $name: $kind,)*
         }
 
         impl Default for $of {
@@ -42,7 +42,7 @@ macro_rules! options {
         impl $of {
             $(#[doc = concat!("Sets `", stringify!($name), "`.")]
             #[doc = ""]
-            $(#[doc = $doc])+
+            $(#[$doc])+
             #[must_use]
             pub fn $name(mut self, $name: $kind) -> Self {
                 self.$name = $name;
@@ -93,6 +93,10 @@ macro_rules! connection_options {
             /// programs that modify buffers in flight. Default:
             /// [`StableTx::Off`](crate::StableTx::Off).
             stable_tx: $crate::StableTx = $crate::StableTx::Off,
+            /// True if payload may be copied and its CRC computed in one pass. Tests use false to
+            /// send from the memory of the program on all processors. Default: true.
+            #[doc(hidden)]
+            copy_with_crc: bool = true,
             /// True if completions are acknowledged. A Write or Send then completes when a
             /// zero-length Read after it has returned, or with the status of the peer's Terminate,
             /// instead of when TCP has accepted its bytes. So success means that the peer has
@@ -173,6 +177,7 @@ impl ConnConfig {
             fpdu: self.fpdu,
             capabilities: self.capabilities,
             stable_tx: self.stable_tx,
+            copy_with_crc: self.copy_with_crc,
             acknowledged: self.acknowledged,
             fallback: self.fallback,
             awaits_establish: false,

@@ -29,6 +29,9 @@ const SMALL_STAGING: usize = 64 << 10;
 const BURST: usize = 32;
 /// Minimum length of payloads that are gathered. For shorter ones, separate pieces for the header,
 /// the payload and the trailer cost more than a copy.
+///
+/// Payloads are gathered only if they are not copied in one pass with their CRC, which is faster:
+/// the kernel reads the copy from the cache, at a page offset that suits it.
 const GATHER_MIN: u32 = 8 << 10;
 /// Minimum length of payloads whose CRC is computed while they are copied. For shorter ones, several
 /// copies and then several CRCs take less time.
@@ -146,7 +149,7 @@ impl<M> Sender<M> {
             return Ok(BurstResult::NotSmall);
         }
         let offered = shared.caps.capabilities().extensions();
-        let one_pass = self.copies_in_one_pass(host);
+        let one_pass = self.copies_in_one_pass(shared, host);
         let mut built = 0;
         let mut drained = false;
         while built < BURST && self.queue.staging.len() < STAGING && !shared.reads.acks.is_due() {
@@ -213,18 +216,19 @@ impl<M> Sender<M> {
 
     /// Returns whether an FPDU of `message` with `len` bytes of payload may be sent from the memory
     /// of the payload.
-    fn may_gather(&self, message: &Message, len: u32, shared: &Shared) -> bool {
+    fn may_gather(&self, message: &Message, len: u32, shared: &Shared, one_pass: bool) -> bool {
         let copies = match shared.config.stable_tx {
             StableTx::Off => false,
             StableTx::Writes => matches!(message.header, MessageHeader::Tagged { .. }),
             StableTx::On => true,
         };
-        len >= GATHER_MIN && !self.fpdu.markers() && !copies
+        !one_pass && len >= GATHER_MIN && !self.fpdu.markers() && !copies
     }
 
     /// Returns whether CRCs of long FPDUs are computed while their payload is copied.
-    fn copies_in_one_pass<H: StreamHost<Memory = M>>(&self, host: &H) -> bool {
-        self.fpdu.crc_on() && !self.fpdu.markers() && host.copies_with_crc()
+    fn copies_in_one_pass<H: StreamHost<Memory = M>>(&self, shared: &Shared, host: &H) -> bool {
+        let may = shared.config.copy_with_crc && self.fpdu.crc_on() && !self.fpdu.markers();
+        may && host.copies_with_crc()
     }
 
     /// Returns the maximum number of payload bytes in the next FPDU of `message`.
@@ -245,8 +249,8 @@ impl<M> Sender<M> {
         if left == 0 {
             return Ok(false);
         }
-        let gathers = self.may_gather(message, room.min(left), shared);
-        let one_pass = self.copies_in_one_pass(host);
+        let one_pass = self.copies_in_one_pass(shared, host);
+        let gathers = self.may_gather(message, room.min(left), shared, one_pass);
         let payload = match &message.source {
             Source::Request { id } => host
                 .request_payload(*id, message.offset, left)
@@ -309,9 +313,14 @@ impl<M> Sender<M> {
         let len = self.room(message).min(message.left());
         let start = self.begin_fpdu(&message.segment_header(len));
         let from = message.offset..message.offset + len;
-        let gathers = self.may_gather(message, len, shared)
-            && matches!(message.source, Source::Request { .. } | Source::Inbound { .. });
-        if gathers {
+        let has_memory = matches!(message.source, Source::Request { .. } | Source::Inbound { .. });
+        let one_pass = self.copies_in_one_pass(shared, host);
+        if has_memory && one_pass && len >= ONE_PASS_MIN {
+            self.reserve_staging(len);
+            let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
+            each_payload(&message.source, from, host, |payload| fpdu.copy(payload, 0..payload.len()))?;
+            fpdu.end();
+        } else if has_memory && self.may_gather(message, len, shared, one_pass) {
             let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
             each_payload(&message.source, from, host, |payload| fpdu.payload(payload))?;
             fpdu.end();

@@ -54,6 +54,9 @@ pub(crate) struct TestHost {
     pub(crate) element: usize,
     /// Whether payloads may be sent directly from their memory.
     pub(crate) stable: bool,
+    /// Whether long payloads are copied together with their CRC, instead of being sent from their
+    /// memory.
+    pub(crate) copies_with_crc: bool,
     /// Whether memory in the transmit queue was deregistered.
     pub(crate) gone: bool,
     /// Whether the memory of requests and receives was deregistered.
@@ -130,6 +133,7 @@ impl TestHost {
             over: false,
             element: usize::MAX,
             stable: true,
+            copies_with_crc: true,
             gone: false,
             no_local_memory: false,
             cq_full: false,
@@ -234,7 +238,7 @@ impl StreamHost for TestHost {
     type Payload<'a> = Source<'a>;
 
     fn copies_with_crc(&self) -> bool {
-        true
+        self.copies_with_crc
     }
 
     fn write(&mut self, stag: STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError> {
