@@ -1,5 +1,5 @@
-//! Cost of a second thread, of busy streams next to small requests, of sleeping, and of control
-//! calls on a busy device.
+//! Cost of a second thread, of busy streams next to small requests, of sleeping, of a responder that
+//! computes, and of control calls on a busy device.
 //!
 //! The baseline is the engine of commit 02b5a5a, which is built from the history of the repository
 //! on this machine, with the same compiler.
@@ -75,6 +75,7 @@ fn cases() -> Vec<Case> {
     rows.push(idle());
     rows.push(neighbours());
     rows.extend([("otherwise idle machine", "", 0.85), ("one core busy", " busy", 0.6)].map(sleepers));
+    rows.push(reads());
     for call in ["modify", "resolve", "connect", "query"] {
         rows.extend([true, false].map(|same| control(call, same)));
     }
@@ -184,6 +185,22 @@ fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
         check("p99 of epoll's", "p99_us", 1, None),
     ];
     (format!("both ends asleep in poll(2), {name}"), vec![sleepers("uiw"), sleepers("tcp")], checks)
+}
+
+/// RDMA Reads of 64 bytes one at a time, from a process that computes and makes no call. Only the
+/// background thread of its device can answer.
+fn reads() -> Case {
+    let reads =
+        |how: &str| ScalingVariant { longer: 2.0, ..c_variant("requests", &format!("uiw SECONDS {how}")) };
+    let checks = vec![
+        check("p50 of a sleeping responder's", "p50_us", 1, RatioBar::AtMost(2.0)),
+        check("p99 of a sleeping responder's", "p99_us", 1, None),
+    ];
+    (
+        "read 64 from a process that computes".to_owned(),
+        vec![reads("reads-computing"), reads("reads")],
+        checks,
+    )
 }
 
 /// Returns the row of a control call. `same` states that the flooders and the queue pair are on the

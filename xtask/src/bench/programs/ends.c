@@ -95,7 +95,7 @@ struct ibv_cq *make_queue(struct ibv_context *verbs, unsigned entries, struct ib
 
 void end_create(struct end *end, struct rdma_cm_id *id, struct queues cqs, const struct setup *setup)
 {
-	const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+	const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 	struct ibv_qp_init_attr attr = { .send_cq = cqs.send, .recv_cq = cqs.recv, .qp_type = IBV_QPT_RC };
 	void *memory = aligned_alloc(4096, (setup->memory + 4095) / 4096 * 4096);
 
@@ -189,17 +189,27 @@ void post_send(struct end *end, unsigned bytes)
 	post_send_chain(end, bytes, 1);
 }
 
-void post_write(struct end *end, unsigned bytes, struct remote to, uint64_t wr_id)
+static void post_rdma(struct end *end, enum ibv_wr_opcode opcode, unsigned bytes, struct remote remote, uint64_t wr_id)
 {
 	struct ibv_sge sge = front(end, bytes);
 	struct ibv_send_wr wr = {
 		.wr_id = wr_id, .sg_list = &sge, .num_sge = 1,
-		.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
-		.wr.rdma = { .remote_addr = to.addr, .rkey = to.rkey },
+		.opcode = opcode, .send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { .remote_addr = remote.addr, .rkey = remote.rkey },
 	}, *bad;
 
 	if (ibv_post_send(end->id->qp, &wr, &bad))
 		fail("ibv_post_send");
+}
+
+void post_write(struct end *end, unsigned bytes, struct remote to, uint64_t wr_id)
+{
+	post_rdma(end, IBV_WR_RDMA_WRITE, bytes, to, wr_id);
+}
+
+void post_read(struct end *end, unsigned bytes, struct remote from)
+{
+	post_rdma(end, IBV_WR_RDMA_READ, bytes, from, 0);
 }
 
 void post_recv(struct end *end, unsigned bytes)

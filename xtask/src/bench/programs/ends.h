@@ -27,7 +27,7 @@ struct queues {
 	struct ibv_cq *send, *recv;
 };
 
-/* Region of the peer, to which Writes refer. */
+/* Region of the peer, to which Writes and Reads refer. */
 struct remote {
 	uint64_t addr;
 	uint32_t rkey;
@@ -79,6 +79,8 @@ void post_send_chain(struct end *end, unsigned bytes, unsigned count);
 void post_send(struct end *end, unsigned bytes);
 /* Posts a signaled Write to the beginning of the region of the peer. */
 void post_write(struct end *end, unsigned bytes, struct remote to, uint64_t wr_id);
+/* Posts a signaled Read of the beginning of the region of the peer. */
+void post_read(struct end *end, unsigned bytes, struct remote from);
 /* Posts a receive for the first bytes of the region. */
 void post_recv(struct end *end, unsigned bytes);
 

@@ -1,9 +1,11 @@
 /*
- * requests uiw|tcp SECONDS beside|asleep [busy]
+ * requests uiw|tcp SECONDS beside|asleep|reads|reads-computing [busy]
  *
  * A client and a server, a process of one thread each: 64-byte requests and answers over one connection, one at a time. `beside`: both
  * poll, beside 8 connections on which the client writes 1 MiB messages, one under way on each. `asleep`: both wait for whatever comes,
  * in poll(2) on a completion channel or in epoll_wait(2). Over plain TCP both ends are epoll loops that give each ready socket one call.
+ * `reads`: the client reads 64 bytes of the server, again and again, and polls. The server waits in rdma_get_cm_event(3), or computes and
+ * makes no call at all. Only with uiw.
  * `busy`: a third process keeps a processor busy. Prints requests a second, percentiles, and bytes a second of the large messages.
  */
 #include "ends.h"
@@ -21,7 +23,7 @@
 #define MOST 9
 #define WARM_UP 0.2
 
-static bool asleep;
+static bool asleep, reads, computing;
 /* Connection 0 is used for the requests. */
 static int connections = 1;
 
@@ -102,6 +104,14 @@ static void post_request(void)
 	post_send(&ends[0], BYTES);
 }
 
+static void compute(int unused)
+{
+	volatile uint64_t state = (uint64_t)unused;
+
+	for (;;)
+		state = state * 6364136223846793005u + 1442695040888963407u;
+}
+
 static void serve_uiw(int fd)
 {
 	struct rdma_event_channel *events = new_events();
@@ -116,9 +126,27 @@ static void serve_uiw(int fd)
 		end_accept(&ends[i]);
 		expect(events, RDMA_CM_EVENT_ESTABLISHED, NULL);
 	}
-	for (;;)
-		if (has_received())
-			post_request();
+	if (computing)
+		compute(1);
+	if (reads)
+		expect(events, RDMA_CM_EVENT_DISCONNECTED, NULL);
+	else
+		for (;;)
+			if (has_received())
+				post_request();
+}
+
+static void run_reads(struct remote from, double seconds)
+{
+	struct ibv_wc wcs[BATCH];
+
+	begin();
+	while (measured.asked < measured.begun + seconds) {
+		post_read(&ends[0], BYTES, from);
+		while (!take(ends[0].cqs.send, wcs))
+			;
+		answered();
+	}
 }
 
 static void run_uiw(uint16_t port, double seconds)
@@ -131,6 +159,10 @@ static void run_uiw(uint16_t port, double seconds)
 		create_end(i, resolve(events, port), i > 1 ? 1 : i);
 		end_connect(&ends[i]);
 		expect(events, RDMA_CM_EVENT_ESTABLISHED, &regions[i]);
+	}
+	if (reads) {
+		run_reads(regions[0], seconds);
+		return;
 	}
 	for (int i = 1; i < connections; i++)
 		post_write(&ends[i], BULK, regions[i], (uint64_t)i);
@@ -251,14 +283,6 @@ static void run_tcp(uint16_t port, double seconds)
 		run_ready(true);
 }
 
-static void compute(int unused)
-{
-	volatile uint64_t state = (uint64_t)unused;
-
-	for (;;)
-		state = state * 6364136223846793005u + 1442695040888963407u;
-}
-
 int main(int argc, char **argv)
 {
 	const bool uiw = argc > 3 && !strcmp(argv[1], "uiw");
@@ -266,11 +290,13 @@ int main(int argc, char **argv)
 	double took;
 
 	if (seconds <= 0) {
-		fprintf(stderr, "usage: requests uiw|tcp SECONDS beside|asleep [busy]\n");
+		fprintf(stderr, "usage: requests uiw|tcp SECONDS beside|asleep|reads|reads-computing [busy]\n");
 		return 2;
 	}
 	asleep = !strcmp(argv[3], "asleep");
-	connections = asleep ? 1 : MOST;
+	computing = !strcmp(argv[3], "reads-computing");
+	reads = computing || !strcmp(argv[3], "reads");
+	connections = asleep || reads ? 1 : MOST;
 	memset(buffers, 0x5A, sizeof buffers);
 	if (argc > 4)
 		start_process(compute, 1);
