@@ -53,7 +53,7 @@ pub(crate) struct Options {
     /// One JSON object a line of the table
     #[arg(long, conflicts_with = "markdown")]
     json: bool,
-    /// `speed`: congestion control of all streams [default: that of the system]
+    /// `speed`, `perftest` beside iperf3: congestion control of all streams [default: that of the system]
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
     /// `instructions`: print the file of committed figures, with those of 02b5a5a as they are
@@ -89,7 +89,7 @@ const GROUPS: [Group; 14] = [
     ("sockets", 12, sockets::rows, "redis, iperf3 and qperf over rsockets, beside TCP"),
     ("tls", 15, examples::tls, "Writes over TLS beside bare rustls"),
     ("wan", 5, wan::rows, "emulated long paths: streams, copied files, cuts (root; five hours)"),
-    ("perftest", 7, perftest::rows, "Debian's perftest on the C libraries, beside `uiw perf`"),
+    ("perftest", 7, perftest::rows, "Debian's perftest on the C libraries, beside `uiw perf` and iperf3"),
     ("peers", 7, peers::rows, "UCX and libfabric over TCP, beside `uiw perf`"),
     ("siw", 5, siw::rows, "the siw driver beside `uiw perf`, in a virtual machine"),
 ];

@@ -1,7 +1,9 @@
 //! Comparison of Debian's perftest on the C libraries, connected by rdma_cm and out of band, with
-//! `uiw perf` and raw TCP for the same operation, size, depth and signaling, with CRCs.
+//! `uiw perf` and raw TCP for the same operation, size, depth and signaling, with CRCs; and of
+//! perftest and uiw with their default settings with iperf3 over TCP.
 
 use super::programs::{Lab, clean_command, figure, json_object, output, pair, require_programs, rotate};
+use super::sockets::{self, IPERF};
 use super::{RatioBar, RatioLine, TableRow, median};
 use std::path::Path;
 use uiw_siw::{Error, Result};
@@ -40,7 +42,16 @@ pub(super) fn rows() -> Vec<TableRow> {
             measure(lab, case)
         })
     };
-    cases.into_iter().map(row).collect()
+    let mut rows: Vec<_> = cases.into_iter().map(row).collect();
+    for persona in ["iwarp", "roce"] {
+        for op in ["write", "send", "read"] {
+            rows.extend([65536, 1 << 20].map(|size| {
+                let name = format!("ib_{op}_bw {size}, {persona}, beside iperf3");
+                TableRow::new(name, BAR, move |lab| beside_iperf(lab, persona, op, size))
+            }));
+        }
+    }
+    rows
 }
 
 const BAR: RatioBar = RatioBar::AtLeast(0.90);
@@ -95,16 +106,46 @@ fn perftest(program: &Path, case: PerftestCase, count: u64, by_cm: bool) -> Resu
     // end, because it leaves the region of its credits registered. With the other personas, the
     // bytes on the wire and the meaning of completions are the same, unless they wait for the peer.
     let persona = if by_cm && op != "send" { "iwarp" } else { "roce" };
+    let mut args = format!("--persona {persona} -- ib_{op}_bw -s {size} -n {count} -t {DEPTH}");
+    if op != "read" || signal_every > 1 {
+        args += &format!(" -Q {signal_every}");
+    }
+    if by_cm {
+        args += " -R";
+    }
+    run_pair(program, &args, size, Some(("UIW_ACK", "off")))
+}
+
+/// Number of bytes that a run with default settings transfers.
+const BYTES: u64 = 6 << 30;
+
+/// Compares perftest with iperf3, which sends messages of the same size over TCP. With persona
+/// iwarp, perftest connects by rdma_cm, as iWARP requires.
+fn beside_iperf(lab: &Lab, persona: &str, op: &str, size: u32) -> Result<Vec<RatioLine>> {
+    require_programs(&[("ib_write_bw", "perftest"), ("iperf3", "iperf3")])?;
+    let program = lab.installed()?;
+    let congestion = lab.options.congestion.as_deref();
+    let by_cm = if persona == "iwarp" { " -R" } else { "" };
+    let args = format!("--persona {persona} -- ib_{op}_bw -s {size} -n {}{by_cm}", BYTES / u64::from(size));
+    let perftest = || {
+        let rate = run_pair(&program, &args, size, congestion.map(|name| ("UIW_CONGESTION", name)))?;
+        Ok(rate * f64::from(size))
+    };
+    let size = size.to_string();
+    let mut options = vec!["-l", &size];
+    options.extend(congestion.iter().flat_map(|name| ["-C", name]));
+    let iperf = || sockets::slice(&program, IPERF, None, &options);
+    let rounds = rotate(lab.rounds, &[&|_| perftest(), &|_| iperf()])?;
+    Ok(vec![RatioLine::ratio("of iperf3", &rounds[0], &rounds[1], IPERF.unit)])
+}
+
+/// Runs both ends of perftest with these arguments of `uiw run`, and returns the messages per
+/// second.
+fn run_pair(program: &Path, args: &str, size: u32, env: Option<(&str, &str)>) -> Result<f64> {
     let command = |port: u16| {
         let mut command = clean_command(program);
-        let args = format!(
-            "run --persona {persona} -- ib_{op}_bw -d uiw_lo -F -p {port} -s {size} -n {count} -t {DEPTH}"
-        );
-        command.args(args.split(' ')).env("UIW_ACK", "off");
-        if op != "read" || signal_every > 1 {
-            command.args(["-Q", &signal_every.to_string()]);
-        }
-        command.args(by_cm.then_some("-R"));
+        command.arg("run").args(args.split(' ')).args(["-d", "uiw_lo", "-F", "-p", &port.to_string()]);
+        command.envs(env);
         command
     };
     let client = |port: u16| {
@@ -113,7 +154,7 @@ fn perftest(program: &Path, case: PerftestCase, count: u64, by_cm: bool) -> Resu
         command
     };
     let printed = pair(0, true, command, client)?;
-    rate(&printed, size).ok_or_else(|| Error::Failed(format!("ib_{op}_bw prints no figure: {printed}")))
+    rate(&printed, size).ok_or_else(|| Error::Failed(format!("{args}: no figure in: {printed}")))
 }
 
 /// Parses the messages per second in perftest's table, whose columns are bytes, iterations, peak,

@@ -8,7 +8,7 @@ use uiw_siw::{Error, Result};
 
 /// Server and client program.
 #[derive(Clone, Copy)]
-struct ProgramPair {
+pub(super) struct ProgramPair {
     /// Command of the server, to which the port is appended.
     server: &'static str,
     /// True if the server exits after its client.
@@ -18,11 +18,21 @@ struct ProgramPair {
     packages: [&'static str; 2],
     /// Function that finds the figure in the output of the client.
     figure: fn(&str) -> Option<f64>,
-    unit: Unit,
+    pub(super) unit: Unit,
 }
 
 /// Offset that is added to a port of the programs to get the port of its rsocket.
 const OFFSET: u16 = 100;
+
+/// iperf3 with one stream. The figure is the received bytes per second.
+pub(super) const IPERF: ProgramPair = ProgramPair {
+    server: "iperf3 -s -1 -p",
+    ends: true,
+    client: "iperf3 -c 127.0.0.1 -t 3 -J -p PORT",
+    packages: ["iperf3"; 2],
+    figure: iperf_rate,
+    unit: (1e9, "GB/s"),
+};
 
 pub(super) fn rows() -> Vec<TableRow> {
     let redis = |client| ProgramPair {
@@ -32,14 +42,6 @@ pub(super) fn rows() -> Vec<TableRow> {
         packages: ["redis-server", "redis-tools"],
         figure: redis_rate,
         unit: (1e3, "k/s"),
-    };
-    let iperf = ProgramPair {
-        server: "iperf3 -s -1 -p",
-        ends: true,
-        client: "iperf3 -c 127.0.0.1 -t 3 -J -p PORT",
-        packages: ["iperf3"; 2],
-        figure: iperf_rate,
-        unit: (1e9, "GB/s"),
     };
     let qperf = ProgramPair {
         server: "qperf -lp",
@@ -57,7 +59,7 @@ pub(super) fn rows() -> Vec<TableRow> {
     vec![
         row("redis GET, 50 clients, pipelines of 16", RatioBar::AtLeast(0.8), redis(get)),
         row("redis SET, 50 clients, pipelines of 16", RatioBar::AtLeast(0.8), redis(set)),
-        row("iperf3, one stream", RatioBar::AtLeast(0.85), iperf),
+        row("iperf3, one stream", RatioBar::AtLeast(0.85), IPERF),
         // One-way time of a byte between ends that wait in read(2).
         row("qperf tcp_lat, 1 byte", RatioBar::AtMost(1.3), qperf),
     ]
@@ -87,15 +89,15 @@ fn measure(lab: &Lab, programs: ProgramPair) -> Result<Vec<RatioLine>> {
     let [server, client] = programs.packages;
     require_programs(&[(name(programs.server), server), (name(programs.client), client)])?;
     let uiw = lab.installed()?;
-    slice(&uiw, programs, Some("--require"))?;
-    let slices =
-        rotate(lab.rounds, &[&|_| slice(&uiw, programs, Some("")), &|_| slice(&uiw, programs, None)])?;
+    let slice = |rsockets| slice(&uiw, programs, rsockets, &[]);
+    slice(Some("--require"))?;
+    let slices = rotate(lab.rounds, &[&|_| slice(Some("")), &|_| slice(None)])?;
     Ok(vec![RatioLine::ratio("of TCP", &slices[0], &slices[1], programs.unit)])
 }
 
-/// Runs the programs once. `rsockets` is an additional option of `uiw run` for the client, or empty
-/// for none; with `None`, the programs use TCP.
-fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>) -> Result<f64> {
+/// Runs the programs once, the client with these additional arguments. `rsockets` is an additional
+/// option of `uiw run` for the client, or empty for none; with `None`, the programs use TCP.
+pub(super) fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>, args: &[&str]) -> Result<f64> {
     let command = |text: &str, option: Option<&str>| {
         let mut words = text.split(' ');
         let Some(option) = option else {
@@ -111,7 +113,11 @@ fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>) -> Result<f6
     // The server does not get the option: one that does not exit is killed before it can print
     // which sockets it used.
     let server = |port: u16| command(&format!("{} {port}", programs.server), rsockets.map(|_| ""));
-    let client = |port: u16| command(&programs.client.replace("PORT", &port.to_string()), rsockets);
+    let client = |port: u16| {
+        let mut command = command(&programs.client.replace("PORT", &port.to_string()), rsockets);
+        command.args(args);
+        command
+    };
     let printed = pair(if rsockets.is_some() { OFFSET } else { 0 }, programs.ends, server, client)?;
     (programs.figure)(&printed).ok_or_else(|| Error::Failed(format!("no figure in: {}", printed.trim())))
 }
