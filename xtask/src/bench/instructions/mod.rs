@@ -1,5 +1,6 @@
 //! Counts instructions, locked instructions and system calls of a round under callgrind, and
-//! compares them with the committed figures. The counts are stable even on a busy machine.
+//! compares them with the committed figures. The counts are stable even on a busy machine. Also
+//! measures the processor time of a round without callgrind, which has no committed figure.
 //!
 //! The figures are the difference between a long and a short run of `rounds`, so that the startup
 //! of the program does not count. `rounds` is an example of `uiw-verbs`, or `programs/rounds.c` for
@@ -11,8 +12,8 @@ mod figures;
 
 use super::programs::{self, Lab, clean_command, output, require_programs};
 use super::{RatioLine, TableRow};
-use figures::Cost;
 pub(super) use figures::HEAD;
+use figures::{Cost, ThreadCost};
 use std::fs;
 use std::process::Command;
 use uiw_siw::{Error, Result};
@@ -70,15 +71,20 @@ fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<RatioLine>> {
         return Ok(Vec::new());
     }
     let mut cost = count()?;
-    let compared = |cost: Cost| figures::lines(figures::committed(case).unwrap_or([cost; 2]), cost, is_c);
+    let compared = |cost: Cost| {
+        let before = figures::committed(case).unwrap_or((cost, [cost[0], cost[1], cost[2]]));
+        figures::lines(before, cost, is_c)
+    };
     for _ in 1..TRIES {
         if compared(cost).iter().all(|line| line.verdict().0 == Some(true)) {
             break;
         }
         let again = count()?;
-        cost = [0, 1, 2].map(|at| cost[at].min(again[at]));
+        cost = [0, 1, 2, 3].map(|at| cost[at].min(again[at]));
     }
-    Ok(compared(cost))
+    let mut lines = compared(cost);
+    lines[0].note += &format!(", {:.0} ns of processor time", processor_time(&program, case, rounds)?);
+    Ok(lines)
 }
 
 /// Counts the cost of one round of a program.
@@ -87,13 +93,13 @@ fn count(lab: &Lab, command: &Command, case: &str, rounds: u32) -> Result<Cost> 
     for times in [1, 2] {
         runs.push(profile(lab, command, &[case, &(times * rounds).to_string()])?);
     }
-    Ok([0, 1, 2].map(|at| (runs[1][at] - runs[0][at]) / f64::from(rounds)))
+    Ok([0, 1, 2, 3].map(|at| (runs[1][at] - runs[0][at]) / f64::from(rounds)))
 }
 
-/// Runs a program under callgrind. Only its first thread is counted, because the work of the C
-/// libraries' background thread depends on time.
+/// Runs a program under callgrind. The cost of the first thread is counted separately, because the
+/// work of the C libraries' background thread depends on time.
 fn profile(lab: &Lab, program: &Command, args: &[&str]) -> Result<Cost> {
-    let out = lab.folder.join("callgrind.out");
+    let folder = lab.fresh_folder("callgrind")?;
     let mut command = clean_command("valgrind");
     command.args([
         "--tool=callgrind",
@@ -101,18 +107,60 @@ fn profile(lab: &Lab, program: &Command, args: &[&str]) -> Result<Cost> {
         "--collect-bus=yes",
         "--separate-threads=yes",
     ]);
-    command.arg(format!("--callgrind-out-file={}", out.display()));
+    command.arg(format!("--callgrind-out-file={}", folder.join("out").display()));
+    run_under(command, program, args)?;
+    // callgrind writes one file for each thread; the first thread has number 1.
+    let dump = |number| fs::read_to_string(folder.join(format!("out-{number:02}"))).ok();
+    let threads: Vec<_> = (1..).map_while(|number| summary(&dump(number)?)).collect();
+    let &[instructions, locked, calls] =
+        threads.first().ok_or_else(|| Error::Failed("callgrind counted nothing".to_owned()))?;
+    Ok([instructions, locked, calls, threads.iter().map(|thread| thread[0]).sum()])
+}
+
+/// Runs a program and its arguments as the arguments of another command, in the environment of both.
+fn run_under(mut command: Command, program: &Command, args: &[&str]) -> Result<()> {
     command.arg(program.get_program()).args(args);
     command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    output(&command)?;
-    // callgrind writes one file for each thread; the first thread has number 1.
-    let dump = fs::read_to_string(out.with_extension("out-01")).unwrap_or_default();
-    summary(&dump).ok_or_else(|| Error::Failed("callgrind counted nothing".to_owned()))
+    output(&command).map(|_| ())
+}
+
+/// Minimum processor time of the rounds that are measured, in seconds.
+const MEASURED: f64 = 1.0;
+
+/// Measures the user and system time of a round in nanoseconds, for all threads together.
+fn processor_time(program: &Command, case: &str, rounds: u32) -> Result<f64> {
+    let time = |rounds: u32| {
+        let before = children_time()?;
+        run_under(clean_command("env"), program, &[case, &rounds.to_string()])?;
+        Ok::<_, Error>(children_time()? - before)
+    };
+    let short = time(rounds)?;
+    let mut more = rounds;
+    loop {
+        more *= 4;
+        let took = time(rounds + more)? - short;
+        if took >= MEASURED {
+            return Ok(took / f64::from(more) * 1e9);
+        }
+    }
+}
+
+/// Returns the processor time in seconds of the child processes that have ended.
+fn children_time() -> Result<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    ended_time(&stat).ok_or_else(|| Error::Failed("/proc/self/stat cannot be read".to_owned()))
+}
+
+/// Reads the fields cutime and cstime of `/proc/self/stat` (proc_pid_stat(5)), which count in
+/// hundredths of a second. The third field is the first one after the name in parentheses.
+fn ended_time(stat: &str) -> Option<f64> {
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(13).map(str::parse::<f64>);
+    Some((fields.next()?.ok()? + fields.next()?.ok()?) / 100.0)
 }
 
 /// Returns the sums of a dump (<https://valgrind.org/docs/manual/cl-format.html>). A "global bus
 /// event" is a locked instruction.
-fn summary(dump: &str) -> Option<Cost> {
+fn summary(dump: &str) -> Option<ThreadCost> {
     let words = |name: &str| dump.lines().find_map(|line| line.strip_prefix(name)).map(str::split_whitespace);
     let events: Vec<&str> = words("events: ")?.collect();
     let sums: Vec<f64> = words("summary: ")?.map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
@@ -131,5 +179,12 @@ mod tests {
         assert_eq!(summary(dump), Some([17.0, 2.0, 3.0]));
         assert_eq!(summary(&dump.replace("Ge", "Xe")), None);
         assert_eq!(summary(""), None);
+    }
+
+    #[test]
+    fn time_of_children_read() {
+        let stat = "7 (a) b) R 1 7 7 0 -1 4194304 97 301 0 0 11 12 150 25 20 0 1 0 5 6 7\n";
+        assert_eq!(ended_time(stat), Some(1.75));
+        assert_eq!(ended_time("7 (a) R 1"), None);
     }
 }
