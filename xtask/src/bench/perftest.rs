@@ -1,6 +1,6 @@
 //! Comparison of Debian's perftest on the C libraries, connected by rdma_cm and out of band, with
-//! `uiw perf` and raw TCP for the same operation, size, depth and signaling, with CRCs; and of
-//! perftest and uiw with their default settings with iperf3 over TCP.
+//! `uiw perf` and raw TCP for the same operation, size, depth and signaling, with CRCs. With default
+//! settings, it is compared with iperf3 over TCP.
 
 use super::programs::{Lab, clean_command, figure, json_object, output, pair, require_programs, rotate};
 use super::sockets::{self, IPERF};
@@ -119,8 +119,9 @@ fn perftest(program: &Path, case: PerftestCase, count: u64, by_cm: bool) -> Resu
 /// Number of bytes that a run with default settings transfers.
 const BYTES: u64 = 6 << 30;
 
-/// Compares perftest with iperf3, which sends messages of the same size over TCP. With persona
-/// iwarp, perftest connects by rdma_cm, as iWARP requires.
+/// Compares perftest with iperf3, which sends messages of the same size over TCP. Both have default
+/// settings, except for the length of the run. With persona iwarp, perftest connects by rdma_cm, as
+/// iWARP requires.
 fn beside_iperf(lab: &Lab, persona: &str, op: &str, size: u32) -> Result<Vec<RatioLine>> {
     require_programs(&[("ib_write_bw", "perftest"), ("iperf3", "iperf3")])?;
     let program = lab.installed()?;
