@@ -2,7 +2,9 @@
 //! `uiw perf` and raw TCP for the same operation, size, depth and signaling, with CRCs. With default
 //! settings, it is compared with iperf3 over TCP.
 
-use super::programs::{Lab, clean_command, figure, json_object, output, pair, require_programs, rotate};
+use super::programs::{
+    Lab, busy_share, clean_command, figure, json_object, output, pair, require_programs, rotate,
+};
 use super::sockets::{self, IPERF};
 use super::{RatioBar, RatioLine, TableRow, median};
 use std::path::Path;
@@ -136,8 +138,11 @@ fn beside_iperf(lab: &Lab, persona: &str, op: &str, size: u32) -> Result<Vec<Rat
     let mut options = vec!["-l", &size];
     options.extend(congestion.iter().flat_map(|name| ["-C", name]));
     let iperf = || sockets::slice(&program, IPERF, None, &options);
-    let rounds = rotate(lab.rounds, &[&|_| perftest(), &|_| iperf()])?;
-    Ok(vec![RatioLine::ratio("of iperf3", &rounds[0], &rounds[1], IPERF.unit)])
+    let slice = |run: &dyn Fn() -> Result<f64>| Ok([busy_share()?, run()?]);
+    let rounds = rotate(lab.rounds, &[&|_| slice(&perftest), &|_| slice(&iperf)])?;
+    let of = |slice: usize| rounds[slice].iter().map(|figures| figures[1]).collect::<Vec<_>>();
+    let busy: Vec<_> = rounds.iter().flatten().map(|figures| figures[0]).collect();
+    Ok(vec![RatioLine::ratio("of iperf3", &of(0), &of(1), IPERF.unit).noise(1.0 + median(&busy))])
 }
 
 /// Runs both ends of perftest with these arguments of `uiw run`, and returns the messages per
