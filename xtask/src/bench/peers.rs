@@ -145,12 +145,12 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<RatioLine>> {
 fn uiw(program: &Path, case: Case) -> Result<Figures> {
     let command = |end, args: String| {
         let mut command = on_own_processor(&program.to_string_lossy(), case, end);
-        command.arg("perf").args(args.split(' '));
+        command.args(args.split(' '));
         command
     };
     let server = |port| command(1, format!("serve --listen 127.0.0.1:{port}"));
     case.compared(&pair(0, false, server, |port| {
-        command(0, format!("{} 127.0.0.1:{port}", case.arguments()))
+        command(0, format!("perf {} 127.0.0.1:{port}", case.arguments()))
     })?)
 }
 
