@@ -455,6 +455,14 @@ impl<M> RdmapStream<M> {
         self.sender.set_emss(emss);
     }
 
+    /// Sets whether the next batch may be as long as [`MAX_BUFFER`](crate::MAX_BUFFER) instead of
+    /// [`USUAL_BUFFER`](crate::USUAL_BUFFER). TCP sends long batches faster, but the first byte of a
+    /// batch is sent when all of it has been built.
+    #[inline]
+    pub fn set_long_batches(&mut self, long: bool) {
+        self.sender.set_long_batches(long);
+    }
+
     /// Provides a buffer in which FPDUs are built.
     ///
     /// `buffer` is called only if the stream has none, so that the host can keep a pool of buffers.

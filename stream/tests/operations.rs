@@ -9,7 +9,7 @@ use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_stream::{
     CapabilityExchange, FpduSize, MAX_BUFFER, Op, PeerKind, RdmapConfig, ReceivedKind, ReceivedMessage,
-    StableTx,
+    StableTx, USUAL_BUFFER,
 };
 
 /// Offset of the bytes written by the peer, in the memory of each end.
@@ -144,8 +144,11 @@ fn large_fpdu_buffer_has_promised_capacity() {
             config.fpdu = FpduSize::Large;
         })
     };
-    for len in [20_000, 40_000, 64_000, 100_000] {
+    for (len, long) in
+        [20_000, 40_000, 64_000, 100_000].into_iter().flat_map(|len| [(len, false), (len, true)])
+    {
         let mut pair = Pair::open(config(), config());
+        pair.ends[0].stream.set_long_batches(long);
         for _ in 0..12 {
             pair.ends[0].post(Op::Write { remote: at(WRITTEN) }, &pattern(len, 1));
         }
@@ -153,7 +156,8 @@ fn large_fpdu_buffer_has_promised_capacity() {
         pair.run();
         pair.ends[0].host.assert_all_completed();
         let buffer = pair.ends[0].stream.take_buffer().expect("nothing is queued");
-        assert_eq!(buffer.capacity(), MAX_BUFFER, "Writes of {len} bytes");
+        let capacity = if long && 12 * len > USUAL_BUFFER { MAX_BUFFER } else { USUAL_BUFFER };
+        assert_eq!(buffer.capacity(), capacity, "Writes of {len} bytes, {long}");
     }
 }
 

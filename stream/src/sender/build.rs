@@ -10,19 +10,25 @@ use crate::shared::Shared;
 use alloc::vec::Vec;
 use uiw_ddp::Header;
 
-/// Approximate number of bytes of a batch.
-pub(crate) const BATCH: u64 = 256 << 10;
+/// Number of staged bytes from which on a batch takes no further FPDU.
+const STAGING: usize = 192 << 10;
+/// The same for a long batch. The kernel's TCP moves a quarter more bytes per second with calls of
+/// 1 MiB than with calls of 256 KiB.
+const LONG_STAGING: usize = 960 << 10;
+/// Number of bytes by which a batch may exceed these limits: its last FPDU, with the longest ULPDU
+/// and a Marker in every 512 bytes.
+const LAST_FPDU: usize = 66 << 10;
 /// Maximum number of pieces of a batch. Each gathered FPDU takes about two: its payload, and its
 /// trailer together with the next header.
 const BATCH_PIECES: usize = 1000;
-/// Number of staged bytes from which on a batch takes no further FPDU.
-const STAGING: usize = 192 << 10;
 /// Maximum capacity, in bytes, of a buffer that
-/// [`RdmapStream::take_buffer`](crate::RdmapStream::take_buffer) returns: the last FPDU of a batch,
-/// with the longest ULPDU and a Marker in every 512 bytes, begins just below 192 KiB.
-pub const MAX_BUFFER: usize = STAGING + (66 << 10);
-/// Length from which on staging grows to [`MAX_BUFFER`] at once. Doubling it would copy the FPDUs
-/// of each batch again, and end with a buffer that is twice as large as a batch.
+/// [`RdmapStream::take_buffer`](crate::RdmapStream::take_buffer) returns.
+pub const MAX_BUFFER: usize = LONG_STAGING + LAST_FPDU;
+/// Capacity, in bytes, that is enough for batches that are not long.
+pub const USUAL_BUFFER: usize = STAGING + LAST_FPDU;
+/// Length from which on staging grows to [`USUAL_BUFFER`] at once, and from there to
+/// [`MAX_BUFFER`]. Doubling it would copy the FPDUs of each batch again, and end with a buffer that
+/// is twice as large as a batch.
 const SMALL_STAGING: usize = 64 << 10;
 /// Maximum number of small requests that are built in one burst. Between two bursts their CRCs are
 /// computed, responses get their turn, and the host releases its locks.
@@ -119,9 +125,14 @@ impl<M> Sender<M> {
 
     /// Returns whether the batch has room for more.
     fn has_room(&self) -> bool {
-        self.queue.waiting() < BATCH
+        // Gathered payload is not in staging.
+        self.queue.waiting() < (self.staging_limit() + LAST_FPDU) as u64
             && self.queue.pieces() < BATCH_PIECES
-            && self.queue.staging.len() < STAGING
+            && self.queue.staging.len() < self.staging_limit()
+    }
+
+    fn staging_limit(&self) -> usize {
+        if self.long_batches { LONG_STAGING } else { STAGING }
     }
 
     /// Builds requests that fit into one small FPDU each.
@@ -152,7 +163,8 @@ impl<M> Sender<M> {
         let one_pass = self.copies_in_one_pass(shared, host);
         let mut built = 0;
         let mut drained = false;
-        while built < BURST && self.queue.staging.len() < STAGING && !shared.reads.acks.is_due() {
+        while built < BURST && self.queue.staging.len() < self.staging_limit() && !shared.reads.acks.is_due()
+        {
             let Some(request) = host.next_request() else {
                 drained = true;
                 break;
@@ -358,7 +370,8 @@ impl<M> Sender<M> {
         // The trailer and Markers need less than this.
         let needed = staging.len() + len as usize + (1 << 10);
         if needed > staging.capacity() && needed > SMALL_STAGING {
-            staging.reserve_exact(MAX_BUFFER.max(needed) - staging.len());
+            let capacity = if needed > USUAL_BUFFER { MAX_BUFFER } else { USUAL_BUFFER };
+            staging.reserve_exact(capacity.max(needed) - staging.len());
         }
     }
 

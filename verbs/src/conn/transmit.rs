@@ -57,6 +57,8 @@ impl Conn {
         let mut wants_write = false;
         let rounds = if self.lost_sending.is_some() { 0 } else { services.turn };
         for round in 1..=rounds {
+            // TCP has accepted all of the previous batch, so it may accept more at once.
+            self.stream.set_long_batches(round > 1);
             match self.transmit_batch(services) {
                 TransmitStep::Idle => break,
                 TransmitStep::Fin => {

@@ -7,8 +7,11 @@ pub(crate) struct Pool {
     free: Vec<Vec<u8>>,
 }
 
-/// Capacity, in bytes, up to which buffers are kept for reuse.
-const KEEP: usize = uiw_stream::MAX_BUFFER;
+/// Maximum number of buffers that are kept for reuse.
+const KEPT: usize = 16;
+/// The same for buffers of more than [`uiw_stream::USUAL_BUFFER`] bytes: they are kept only if there
+/// are fewer buffers.
+const KEPT_LONG: usize = 2;
 
 impl Pool {
     /// Returns an empty buffer.
@@ -17,7 +20,12 @@ impl Pool {
     }
 
     pub(crate) fn give(&mut self, mut buffer: Vec<u8>) {
-        if buffer.capacity() <= KEEP && self.free.len() < 16 {
+        let capacity = buffer.capacity();
+        if capacity > uiw_stream::MAX_BUFFER {
+            return;
+        }
+        let most = if capacity > uiw_stream::USUAL_BUFFER { KEPT_LONG } else { KEPT };
+        if self.free.len() < most {
             buffer.clear();
             self.free.push(buffer);
         }
@@ -42,7 +50,9 @@ mod tests {
             assert!(pool.free.len() <= connections.min(16));
         }
         assert_eq!(pool.take().capacity(), 0);
-        pool.give(Vec::with_capacity(KEEP + 1));
+        pool.give(Vec::with_capacity(uiw_stream::MAX_BUFFER + 1));
         assert!(pool.free.is_empty(), "too large to be kept");
+        (0..4).for_each(|_| pool.give(Vec::with_capacity(uiw_stream::MAX_BUFFER)));
+        assert_eq!(pool.free.len(), KEPT_LONG);
     }
 }
