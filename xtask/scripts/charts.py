@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/charts/*.svg from what `cargo xtask bench peers --json` prints (standard input)."""
+"""Draws docs/charts/*.svg, for Sends, from what `cargo xtask bench peers --json` prints (standard input)."""
 
 import json
 import re
@@ -93,7 +93,7 @@ def main():
     folder = Path(__file__).resolve().parents[2] / "docs/charts"
     folder.mkdir(exist_ok=True)
     for (op, kind), series in read(sys.stdin).items():
-        if len(series["uiw"]) > 1:
+        if op == "send":
             title = f"{op.capitalize()}s over message size: {kind}"
             unit = "us" if kind == "round trip" else "B/s"
             name = f"{op}-{kind}.svg".replace(" ", "-")
