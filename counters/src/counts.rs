@@ -42,7 +42,7 @@ pub struct Count {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Directions {
     /// Messages and bytes framed in FPDUs for the peer. TCP has accepted all of them except at most
-    /// one batch (256 KiB).
+    /// one batch (1 MiB).
     pub sent: Count,
     /// Messages and bytes placed at this end.
     pub received: Count,

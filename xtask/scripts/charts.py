@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/charts/*.svg, for Sends, from what `cargo xtask bench peers --json` prints (standard input)."""
+"""Draws docs/charts/*.svg, for Sends, from the output of `cargo xtask bench peers --json` (standard input)."""
 
 import json
 import re

@@ -43,7 +43,7 @@ fn receive_slots(order: &PerfOrder) -> u64 {
 /// Returns the number of receives that are kept posted.
 fn receives(order: &PerfOrder) -> u64 {
     let wanted = if order.op.takes_receives() { u64::from(order.depth) + 16 } else { 16 };
-    if order.op == PerfOp::Send {
+    if order.op == PerfOp::Send && order.validate {
         wanted.min(MAX_MEMORY / u64::from(order.size.max(1))).max(4)
     } else {
         wanted
@@ -116,7 +116,8 @@ impl PerfSession {
         }
         let slots = receives(order);
         let ring = match order.op {
-            PerfOp::Send => Some(Buffer::exclusive(&server.pd, size * receive_slots(order) as usize)?),
+            PerfOp::Send if order.validate => Some(Buffer::exclusive(&server.pd, size * slots as usize)?),
+            PerfOp::Send => Some(Buffer::shared(&server.pd, size, Access::empty())?),
             _ => None,
         };
         let depths = QueueDepths::new(64, u32::try_from(slots).unwrap_or(u32::MAX));

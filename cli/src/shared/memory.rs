@@ -4,9 +4,9 @@ use crate::shared::fail::{Failure, Result};
 use std::ops::Range;
 use uiw::raw::{Access, Memory, Pd, RawMr, Remote, RemoteMr, STag, Sge};
 
-/// Registered memory that requests name. The commands access a part of it only while none of their
-/// requests names that part. Memory that a peer may write at any time is registered as shared, and
-/// the engine copies it atomically.
+/// Registered memory that requests name. The commands access a part of exclusive memory only while
+/// none of their requests names that part. Memory that a peer may write at any time, or that several
+/// receives name, is registered as shared, and the engine copies it atomically.
 pub(crate) struct Buffer {
     mr: RawMr,
     /// The whole buffer. It is stored together with its address and key, which do not change, so
@@ -28,10 +28,9 @@ impl Buffer {
     /// uses no memory.
     pub(crate) fn untouched(pd: &Pd, len: usize) -> Result<Self> {
         let memory = owned(len)?;
-        // SAFETY: requests that place bytes into the same part belong to one connection, which
-        // places them one after another. The commands access a part (through `read`, `write` and
-        // `first_difference`) only after they have taken the completions of all requests that named
-        // it.
+        // SAFETY: requests that place bytes into this memory name distinct parts, and the commands
+        // access a part (through `read`, `write` and `first_difference`) only after they have taken
+        // the completion of the request that named it.
         let memory = unsafe { memory.exclusive() };
         Self::register(pd, memory, len, Access::LOCAL_WRITE)
     }

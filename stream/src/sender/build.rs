@@ -12,8 +12,7 @@ use uiw_ddp::Header;
 
 /// Number of staged bytes from which on a batch takes no further FPDU.
 const STAGING: usize = 192 << 10;
-/// The same for a long batch. The kernel's TCP moves a quarter more bytes per second with calls of
-/// 1 MiB than with calls of 256 KiB.
+/// The same for a long batch, for which the kernel's TCP needs fewer system calls.
 const LONG_STAGING: usize = 960 << 10;
 /// Number of bytes by which a batch may exceed these limits: its last FPDU, with the longest ULPDU
 /// and a Marker in every 512 bytes.
@@ -195,6 +194,7 @@ impl<M> Sender<M> {
             }
             // Called after all reasons to stop, because it counts the message.
             let Some(header) = self.plain_header(&request.op, request.solicited) else { break };
+            self.reserve_staging(request.len);
             let start = self.begin_fpdu(&header.segment(0, true));
             let range = 0..request.len;
             let copied = if one_pass && request.len >= ONE_PASS_MIN {

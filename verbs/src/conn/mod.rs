@@ -547,7 +547,7 @@ impl Conn {
         }
         services.shared.budget.count(self.counted, HeldBytes::default());
         self.counted = HeldBytes::default();
-        services.pool.give(self.partial.replace_buffer(Vec::new()));
+        self.drop_partial(services);
         if let Some(buffer) = self.stream.take_buffer() {
             services.pool.give(buffer);
         }

@@ -118,7 +118,12 @@ impl PartialFpdu {
     }
 
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
-        self.is_staging = false;
+        if self.is_staging {
+            // All of a staging buffer counts as kept, but only the bytes of any other one.
+            let bytes = self.bytes().to_vec();
+            self.range = 0..bytes.len();
+            (self.bytes, self.is_staging) = (bytes, false);
+        }
         self.bytes.truncate(self.range.end);
         self.bytes.extend_from_slice(bytes);
         self.range.end = self.bytes.len();

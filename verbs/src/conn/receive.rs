@@ -192,6 +192,7 @@ impl Conn {
                 return ControlFlow::Break(moved);
             }
             if !self.takes_bytes() {
+                self.give_back_staging(services);
                 self.update_held_bytes(services);
                 return ControlFlow::Break(moved);
             }
@@ -287,12 +288,33 @@ impl Conn {
             self.partial_since = services.now;
         }
         let is_open = self.stream.is_open();
-        if is_open && staged.len() >= LONG_PARTIAL && services.shared.budget.has_room_for_staging() {
+        let may_keep = !self.reads_whole && services.shared.budget.has_room_for_staging(self.counted.held);
+        if is_open && staged.len() >= LONG_PARTIAL && may_keep {
             services.pool.give(self.partial.keep_staged(staged));
             return self.update_held_bytes(services);
         }
         self.hold(if is_open { staged.bytes() } else { &[] }, services);
         services.give_staging(staged.into_buffer());
+    }
+
+    /// Drops the kept bytes, and returns their buffer to the shard.
+    pub(super) fn drop_partial(&mut self, services: &mut Services) {
+        if let Some(staged) = self.partial.take_staged() {
+            services.give_staging(staged.into_buffer());
+        } else if self.partial.has_buffer() {
+            services.pool.give(self.partial.replace_buffer(Vec::new()));
+        }
+    }
+
+    /// Copies a short rest out of a staging buffer, which is kept only for long ones.
+    #[inline]
+    fn give_back_staging(&mut self, services: &mut Services) {
+        if self.partial.len() < LONG_PARTIAL
+            && let Some(staged) = self.partial.take_staged()
+        {
+            self.partial.extend(staged.bytes());
+            services.give_staging(staged.into_buffer());
+        }
     }
 
     /// Returns whether the stream is in Full Operation and accepts bytes.
@@ -402,9 +424,7 @@ impl Conn {
     /// Keeps bytes until the next round.
     pub(super) fn hold(&mut self, rest: &[u8], services: &mut Services) {
         if rest.is_empty() {
-            if self.partial.has_buffer() {
-                services.pool.give(self.partial.replace_buffer(Vec::new()));
-            }
+            self.drop_partial(services);
         } else {
             if !self.partial.has_buffer() {
                 self.partial.replace_buffer(services.pool.take());
@@ -417,11 +437,12 @@ impl Conn {
     /// Updates the bytes of this connection that count against the receive memory budget.
     fn update_held_bytes(&mut self, services: &mut Services) {
         let (partial, parked) = (self.partial.len(), self.stream.parked_len());
+        let memory = self.partial.held_bytes();
         let held = if self.reads_whole {
             // The first bytes of an FPDU do not count, because every connection may keep them.
-            HeldBytes { held: if partial < 2 * FRONT { 0 } else { partial }, of_whole: parked }
+            HeldBytes { held: if memory < 2 * FRONT { 0 } else { memory }, of_whole: parked }
         } else {
-            HeldBytes { held: self.partial.held_bytes() + parked, of_whole: 0 }
+            HeldBytes { held: memory + parked, of_whole: 0 }
         };
         // The kept bytes may differ although what counts against the budget is the same.
         if held != self.counted || self.reads_whole || held.held > partial + parked {

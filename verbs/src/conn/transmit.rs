@@ -1,7 +1,7 @@
 //! Sending: moves bytes from the RDMAP stream to the socket.
 
 use super::{Conn, QpHost};
-use crate::driver::Services;
+use crate::driver::{ROUND_BYTES, Services};
 use std::io;
 use std::ops::Range;
 use uiw_mem::{IoVec, PinnedSpan, Span};
@@ -57,7 +57,7 @@ impl Conn {
         let mut wants_write = false;
         let rounds = if self.lost_sending.is_some() { 0 } else { services.turn };
         for round in 1..=rounds {
-            // TCP has accepted all of the previous batch, so it may accept more at once.
+            // TCP has not refused any bytes in this turn, so it may accept more at once.
             self.stream.set_long_batches(round > 1);
             match self.transmit_batch(services) {
                 TransmitStep::Idle => break,
@@ -75,7 +75,10 @@ impl Conn {
                     if !more && !self.stream.is_ending() {
                         break;
                     }
-                    wants_write = round == rounds;
+                    wants_write = round == rounds || services.moved >= ROUND_BYTES;
+                    if wants_write {
+                        break;
+                    }
                 }
                 TransmitStep::Sent { outcome: SendOutcome::SourceGone, .. } => {
                     self.with_stream(services, |stream, host, now| stream.handle_source_gone(host, now));

@@ -27,7 +27,7 @@ const TURN_ALONE: usize = 4;
 /// Number of reads, and of send batches, that each connection gets per round if there are several.
 const TURN: usize = 1;
 /// Approximate number of bytes after which a round ends, so that the application can run.
-const ROUND_BYTES: usize = 2 << 20;
+pub(crate) const ROUND_BYTES: usize = 2 << 20;
 
 /// Minimum number of removed slots that count as a bulk disconnect, whether they were removed at
 /// once or one after the other.

@@ -58,7 +58,7 @@ mod token;
 mod trim;
 mod watch;
 
-pub(crate) use self::core::{Core, Slot};
+pub(crate) use self::core::{Core, ROUND_BYTES, Slot};
 pub(crate) use contention::{PollContention, thread_id};
 pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;

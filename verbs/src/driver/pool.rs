@@ -9,8 +9,7 @@ pub(crate) struct Pool {
 
 /// Maximum number of buffers that are kept for reuse.
 const KEPT: usize = 16;
-/// The same for buffers of more than [`uiw_stream::USUAL_BUFFER`] bytes: they are kept only if there
-/// are fewer buffers.
+/// Maximum number among them of buffers of more than [`uiw_stream::USUAL_BUFFER`] bytes.
 const KEPT_LONG: usize = 2;
 
 impl Pool {
@@ -20,12 +19,10 @@ impl Pool {
     }
 
     pub(crate) fn give(&mut self, mut buffer: Vec<u8>) {
-        let capacity = buffer.capacity();
-        if capacity > uiw_stream::MAX_BUFFER {
-            return;
-        }
-        let most = if capacity > uiw_stream::USUAL_BUFFER { KEPT_LONG } else { KEPT };
-        if self.free.len() < most {
+        let is_long = |buffer: &Vec<u8>| buffer.capacity() > uiw_stream::USUAL_BUFFER;
+        let has_place =
+            !is_long(&buffer) || self.free.iter().filter(|free| is_long(free)).count() < KEPT_LONG;
+        if (1..=uiw_stream::MAX_BUFFER).contains(&buffer.capacity()) && self.free.len() < KEPT && has_place {
             buffer.clear();
             self.free.push(buffer);
         }
@@ -52,7 +49,9 @@ mod tests {
         assert_eq!(pool.take().capacity(), 0);
         pool.give(Vec::with_capacity(uiw_stream::MAX_BUFFER + 1));
         assert!(pool.free.is_empty(), "too large to be kept");
+        (0..4).for_each(|_| pool.give(Vec::with_capacity(1000)));
         (0..4).for_each(|_| pool.give(Vec::with_capacity(uiw_stream::MAX_BUFFER)));
-        assert_eq!(pool.free.len(), KEPT_LONG);
+        (0..4).for_each(|_| pool.give(Vec::new()));
+        assert_eq!(pool.free.len(), 4 + KEPT_LONG);
     }
 }

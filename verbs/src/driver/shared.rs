@@ -4,7 +4,8 @@
 //! # Receive memory
 //!
 //! Bytes that connections keep between rounds (the beginning of an FPDU, everything after a Send
-//! that waits for a receive) count against `Limits::max_held_bytes`. Once seven eighths of it are
+//! that waits for a receive) count against `Limits::max_held_bytes`. The beginning of a long FPDU
+//! stays in its staging buffer, all of which counts, until a quarter is used. Once seven eighths of it are
 //! used, connections that keep no more than the first bytes of an FPDU are read by whole FPDUs
 //! only: the first 512 bytes tell the length, and the stack reports when the FPDU is complete
 //! (`StreamExtensions::readable`; SO_RCVLOWAT for kernel TCP). An eighth of the budget is reserved
@@ -184,8 +185,10 @@ impl Budget {
     /// Returns whether a connection may keep the staging buffer with its partial FPDU. A peer that
     /// sends a few thousand bytes of an FPDU can have that much memory kept, so most of the budget
     /// remains for others.
-    pub(crate) fn has_room_for_staging(&self) -> bool {
-        self.held.load(Ordering::Relaxed) + STAGING_LEN <= self.limit / 4
+    /// `own` is the number of bytes that the connection keeps already.
+    pub(crate) fn has_room_for_staging(&self, own: usize) -> bool {
+        let others = self.held.load(Ordering::Relaxed).saturating_sub(own);
+        others + STAGING_LEN <= self.limit / 4
     }
 
     /// Returns whether enough is free that connections with partial FPDUs need no longer be ended:
