@@ -10,6 +10,9 @@ use uiw_stream::{Batch, Piece, Transmit};
 /// Maximum number of buffers passed to one system call (Linux's `UIO_MAXIOV`).
 const MAX_PIECES: usize = 1024;
 
+/// Minimum number of bytes that TCP has accepted at once before a long batch is built for it.
+const LONG_AFTER: usize = 128 << 10;
+
 /// `EFAULT` of Linux, which has the same value on every architecture.
 const EFAULT: i32 = 14;
 
@@ -56,9 +59,9 @@ impl Conn {
         }
         let mut wants_write = false;
         let rounds = if self.lost_sending.is_some() { 0 } else { services.turn };
+        let mut long = false;
         for round in 1..=rounds {
-            // TCP has not refused any bytes in this turn, so it may accept more at once.
-            self.stream.set_long_batches(round > 1);
+            self.stream.set_long_batches(long);
             match self.transmit_batch(services) {
                 TransmitStep::Idle => break,
                 TransmitStep::Fin => {
@@ -71,7 +74,8 @@ impl Conn {
                     wants_write = true;
                     break;
                 }
-                TransmitStep::Sent { outcome: SendOutcome::Sent { .. }, more } => {
+                TransmitStep::Sent { outcome: SendOutcome::Sent { bytes, .. }, more } => {
+                    long = bytes >= LONG_AFTER;
                     if !more && !self.stream.is_ending() {
                         break;
                     }
