@@ -3,7 +3,7 @@
 use crate::driver::PAGE;
 use std::ops::Range;
 
-/// Length from which on the bytes of a partial FPDU are moved or copied only if they have to be.
+/// Length from which on a partial FPDU stays where it was read. A shorter one is copied.
 pub(crate) const LONG_PARTIAL: usize = 8 << 10;
 /// Minimum number of free bytes behind a long partial FPDU for the next read.
 const MIN_ROOM: usize = 128 << 10;

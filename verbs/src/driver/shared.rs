@@ -5,9 +5,10 @@
 //!
 //! Bytes that connections keep between rounds (the beginning of an FPDU, everything after a Send
 //! that waits for a receive) count against `Limits::max_held_bytes`. The beginning of a long FPDU
-//! stays in its staging buffer, all of which counts, until a quarter is used. Once seven eighths of it are
-//! used, connections that keep no more than the first bytes of an FPDU are read by whole FPDUs
-//! only: the first 512 bytes tell the length, and the stack reports when the FPDU is complete
+//! stays in the staging buffer into which it was read, and then the whole buffer counts. Once a
+//! quarter of the budget is used, it is copied out. Once seven eighths of it are used, connections
+//! that keep no more than the first bytes of an FPDU are read by whole FPDUs only: the first 512
+//! bytes tell the length, and the stack reports when the FPDU is complete
 //! (`StreamExtensions::readable`; SO_RCVLOWAT for kernel TCP). An eighth of the budget is reserved
 //! for those Sends on such connections that wait for a receive. Connections whose peers have been
 //! silent inside an FPDU for at least a second are ended, longest first, on every shard, until
@@ -182,10 +183,9 @@ impl Budget {
         self.of_whole.load(Ordering::Relaxed) + bytes <= self.limit / 8
     }
 
-    /// Returns whether a connection may keep the staging buffer with its partial FPDU. A peer that
-    /// sends a few thousand bytes of an FPDU can have that much memory kept, so most of the budget
-    /// remains for others.
-    /// `own` is the number of bytes that the connection keeps already.
+    /// Returns whether a connection, which keeps `own` bytes so far, may keep a staging buffer with
+    /// its partial FPDU. A few thousand bytes from a peer are enough to have a whole buffer kept, so
+    /// three quarters of the budget remain for others.
     pub(crate) fn has_room_for_staging(&self, own: usize) -> bool {
         let others = self.held.load(Ordering::Relaxed).saturating_sub(own);
         others + STAGING_LEN <= self.limit / 4
