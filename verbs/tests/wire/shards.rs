@@ -216,9 +216,58 @@ fn ended(silent: &[(End, Peer)]) -> usize {
     silent.iter().filter(|(end, _)| end.qp.state() == QpState::Err).count()
 }
 
+/// A connection keeps the buffer into which the beginning of a long FPDU was read, or a copy if there
+/// is little receive memory. Other connections receive meanwhile.
+#[test]
+fn long_fpdu_received_in_pieces() {
+    for memory in [SHORT_MEMORY, 16 << 20] {
+        let reports = ReportHooks::default();
+        let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
+        let limits = Limits::default().max_held_bytes(memory);
+        let options = DeviceConfig::default().progress(Progress::Manual).shards(1).limits(limits);
+        let device = Device::with_stack(Box::new(stack), options).unwrap();
+        let mut pairs = [(); 3].map(|()| {
+            let end = End::on(&device);
+            let peer = responder_opt(&end, &plain());
+            (end, peer)
+        });
+        let message = |n: usize| (0..60_000).map(|at| (at * (n + 3) / 7) as u8).collect::<Vec<_>>();
+        for round in 0..3 {
+            let mut fpdus = Vec::new();
+            for (n, (end, peer)) in pairs.iter_mut().enumerate() {
+                let (key, to) = (end.mr.rkey().0, end.mr.addr());
+                fpdus.push(peer.seal(&tagged(Opcode::Write, key, to, true, &message(round + n))));
+            }
+            let mut sent = 0;
+            for until in [5_000, 17_000, 40_000, fpdus[0].len()] {
+                for ((_, peer), fpdu) in pairs.iter_mut().zip(&fpdus) {
+                    let before = reports.received.load(Ordering::SeqCst);
+                    peer.raw(&fpdu[sent..until]);
+                    while reports.received.load(Ordering::SeqCst) < before + until - sent {
+                        device.pump();
+                    }
+                }
+                sent = until;
+                let held = if sent == fpdus[0].len() { 0 } else { 3 * sent };
+                assert_eq!(device.counters().total().held_bytes, held as u64);
+            }
+            for (n, (end, _)) in pairs.iter().enumerate() {
+                assert!(peek(&end.mr, 0, 60_000) == message(round + n), "{memory} {round} {n}");
+            }
+        }
+    }
+}
+
+/// With twice the memory, some of the peers have a whole staging buffer kept.
 #[test]
 fn silent_peers_ended_when_memory_short() {
-    let limits = Limits::default().max_held_bytes(SHORT_MEMORY);
+    for memory in [SHORT_MEMORY, 2 * SHORT_MEMORY] {
+        silent_peers_ended(memory);
+    }
+}
+
+fn silent_peers_ended(memory: usize) {
+    let limits = Limits::default().max_held_bytes(memory);
     let device = device(TcpStack::new().unwrap(), 2, limits);
     let silent = silent(&device);
     let end = End::on(&device);
@@ -236,7 +285,13 @@ fn silent_peers_ended_when_memory_short() {
 /// Complete FPDUs of other connections are read at once, long before a silent peer is disconnected.
 #[test]
 fn silent_peers_delay_no_others() {
-    let device = simulation::device(Limits::default().max_held_bytes(SHORT_MEMORY));
+    for memory in [SHORT_MEMORY, 2 * SHORT_MEMORY] {
+        others_not_delayed(memory);
+    }
+}
+
+fn others_not_delayed(memory: usize) {
+    let device = simulation::device(Limits::default().max_held_bytes(memory));
     let silent = silent(&device);
     let end = End::on(&device);
     let mut peer = responder_opt(&end, &plain());
