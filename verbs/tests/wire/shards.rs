@@ -11,9 +11,12 @@ use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
 use uiw_llp::{Event, Readable, Token, TransportStack, TransportStream};
-use uiw_mem::IoVecMut;
+use uiw_mem::{IoVec, IoVecMut};
 use uiw_rdmap::Opcode;
-use uiw_verbs::{CqConfig, Device, DeviceConfig, Limits, Progress, QpState, WcStatus};
+use uiw_stream::{MAX_BUFFER, USUAL_BUFFER};
+use uiw_verbs::{
+    CqConfig, Device, DeviceConfig, Limits, Progress, QpState, Remote, SendOp, StableTx, WcStatus,
+};
 
 fn device(stack: impl TransportStack + 'static, shards: usize, limits: Limits) -> Device {
     let options = DeviceConfig::default().shards(shards).limits(limits);
@@ -374,6 +377,74 @@ impl StreamHooks for ReportHooks {
     fn readable(&mut self, inner: &mut dyn TransportStream, wanted: usize) -> io::Result<Option<Readable>> {
         self.wanted.lock().unwrap().push(wanted);
         inner.readable(wanted)
+    }
+}
+
+/// Hooks that record the lengths of what is sent, and accept all of it once `accepts` is set.
+#[derive(Clone, Default)]
+struct AcceptingHooks {
+    accepts: Arc<AtomicBool>,
+    offered: Arc<Mutex<Vec<usize>>>,
+}
+
+impl StackHooks for AcceptingHooks {
+    type Stream = Self;
+
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> Self {
+        self.clone()
+    }
+}
+
+impl StreamHooks for AcceptingHooks {
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        if !self.accepts.load(Ordering::SeqCst) {
+            return inner.send(bufs);
+        }
+        let len = bufs.iter().map(IoVec::len).sum();
+        self.offered.lock().unwrap().push(len);
+        Ok(len)
+    }
+}
+
+/// A connection sends long batches if it is the only one and TCP accepts much at once, and even then
+/// its turn ends.
+#[test]
+fn lone_connection_sends_long_batches() {
+    for connections in [1, 2] {
+        let hooks = AcceptingHooks::default();
+        let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: hooks.clone() };
+        let options = DeviceConfig::default().progress(Progress::Manual).shards(1);
+        let device = Device::with_stack(Box::new(stack), options).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let pairs: Vec<_> = (0..connections)
+            .map(|_| {
+                let end = End::make(&device, &pd, Make { memory: 8 << 20, ..Make::default() });
+                let peer = responder_opt(&end, &plain().stable_tx(StableTx::On));
+                (end, peer)
+            })
+            .collect();
+        hooks.accepts.store(true, Ordering::SeqCst);
+        pairs[0].0.op(1, SendOp::Write { remote: Remote::default() }, 0, 8 << 20);
+        let mut turns = Vec::new();
+        loop {
+            device.pump();
+            let turn = std::mem::take(&mut *hooks.offered.lock().unwrap());
+            if turn.is_empty() {
+                break;
+            }
+            turns.push(turn);
+        }
+        let batches = turns.concat();
+        assert!(batches.iter().sum::<usize>() > 8 << 20, "{turns:?}");
+        let longest = *batches.iter().max().unwrap();
+        if connections == 1 {
+            assert!(batches[0] <= USUAL_BUFFER && longest > USUAL_BUFFER, "{turns:?}");
+            assert!(longest <= MAX_BUFFER, "{turns:?}");
+        } else {
+            assert!(longest <= USUAL_BUFFER, "{turns:?}");
+        }
+        let most = (2 << 20) + MAX_BUFFER;
+        assert!(turns.iter().all(|turn| turn.iter().sum::<usize>() <= most), "{turns:?}");
     }
 }
 
