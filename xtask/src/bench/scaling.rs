@@ -348,6 +348,9 @@ const BASE: &str = "02b5a5a";
 /// Path of the Rust program, both in this tree and in that of [`BASE`].
 const EXAMPLE: &str = "verbs/examples/threads.rs";
 const QP: &str = "verbs/src/qp/handle.rs";
+/// Names in the program, each with what it was called in [`BASE`].
+const RENAMED: [(&str, &str); 3] =
+    [("uiw_verbs::", "verbs::"), ("ConnConfig", "ConnOptions"), ("CqConfig", "CqOptions")];
 /// Constructors of queue pairs that the program uses and that [`BASE`] does not have.
 const CONSTRUCTORS: &str = "
 impl QpInit {
@@ -386,8 +389,10 @@ impl BaselineBuild {
                 fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
             };
             let qp = read(&tree.join(QP))?;
-            // At that commit, the library was named `verbs`.
-            let example = read(&crate::workspace::root().join(EXAMPLE))?.replace("uiw_verbs::", "verbs::");
+            let mut example = read(&crate::workspace::root().join(EXAMPLE))?;
+            for (now, then) in RENAMED {
+                example = example.replace(now, then);
+            }
             for (path, text) in
                 [(QP, qp.trim_end_matches(CONSTRUCTORS).to_owned() + CONSTRUCTORS), (EXAMPLE, example)]
             {
