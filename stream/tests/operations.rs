@@ -145,7 +145,7 @@ fn large_fpdu_buffer_has_promised_capacity() {
         })
     };
     for (len, long) in
-        [20_000, 40_000, 64_000, 100_000].into_iter().flat_map(|len| [(len, false), (len, true)])
+        [15_000, 40_000, 64_000, 100_000].into_iter().flat_map(|len| [(len, false), (len, true)])
     {
         let mut pair = Pair::open(config(), config());
         pair.ends[0].stream.set_long_batches(long);
@@ -158,6 +158,23 @@ fn large_fpdu_buffer_has_promised_capacity() {
         let buffer = pair.ends[0].stream.take_buffer().expect("nothing is queued");
         let capacity = if long && 12 * len > USUAL_BUFFER { MAX_BUFFER } else { USUAL_BUFFER };
         assert_eq!(buffer.capacity(), capacity, "Writes of {len} bytes, {long}");
+    }
+}
+
+/// A buffer that was large enough for the last batch grows for many short requests.
+#[test]
+fn buffer_of_short_requests_is_limited() {
+    for len in [100, 1_000, 1_300, 7_000] {
+        let mut pair = Pair::open(setting(0), setting(0));
+        pair.ends[0].stream.set_long_batches(true);
+        pair.ends[0].stream.give_buffer(|| Vec::with_capacity(USUAL_BUFFER));
+        for _ in 0..1_000_000 / len {
+            pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(len, 1));
+        }
+        pair.ends[0].stream.doorbell();
+        pair.run();
+        let buffer = pair.ends[0].stream.take_buffer().expect("nothing is queued");
+        assert!(buffer.capacity() <= MAX_BUFFER, "Writes of {len} bytes: {}", buffer.capacity());
     }
 }
 

@@ -41,6 +41,9 @@ const GATHER_MIN: u32 = 8 << 10;
 /// Minimum length of payloads whose CRC is computed while they are copied. For shorter ones, several
 /// copies and then several CRCs take less time.
 const ONE_PASS_MIN: u32 = 1280;
+/// Maximum number of bytes of the FPDUs of a burst in which all requests are shorter than
+/// [`ONE_PASS_MIN`].
+const BURST_BYTES: usize = BURST * (ONE_PASS_MIN as usize + 64);
 
 /// Result of asking the host for small requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -158,6 +161,11 @@ impl<M> Sender<M> {
         if shared.hold || own_first || answers_first || shared.detached {
             return Ok(BurstResult::NotSmall);
         }
+        // The shortest requests are added without a check, which would cost them much. Their buffer
+        // may double until then, but must not exceed `MAX_BUFFER`.
+        if self.queue.staging.len() + BURST_BYTES > USUAL_BUFFER {
+            self.reserve_staging(BURST_BYTES as u32);
+        }
         let offered = shared.caps.capabilities().extensions();
         let one_pass = self.copies_in_one_pass(shared, host);
         let mut built = 0;
@@ -194,7 +202,9 @@ impl<M> Sender<M> {
             }
             // Called after all reasons to stop, because it counts the message.
             let Some(header) = self.plain_header(&request.op, request.solicited) else { break };
-            self.reserve_staging(request.len);
+            if request.len >= ONE_PASS_MIN {
+                self.reserve_staging(request.len);
+            }
             let start = self.begin_fpdu(&header.segment(0, true));
             let range = 0..request.len;
             let copied = if one_pass && request.len >= ONE_PASS_MIN {

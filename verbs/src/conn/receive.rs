@@ -288,8 +288,11 @@ impl Conn {
             self.partial_since = services.now;
         }
         let is_open = self.stream.is_open();
-        let may_keep = !self.reads_whole && services.shared.budget.has_room_for_staging(self.counted.held);
-        if is_open && staged.len() >= LONG_PARTIAL && may_keep {
+        if is_open
+            && staged.len() >= LONG_PARTIAL
+            && !self.reads_whole
+            && services.shared.budget.has_room_for_staging(self.counted.held)
+        {
             services.pool.give(self.partial.keep_staged(staged));
             return self.update_held_bytes(services);
         }
@@ -298,11 +301,14 @@ impl Conn {
     }
 
     /// Drops the kept bytes, and returns their buffer to the shard.
+    #[inline]
     pub(super) fn drop_partial(&mut self, services: &mut Services) {
-        if let Some(staged) = self.partial.take_staged() {
-            services.give_staging(staged.into_buffer());
-        } else if self.partial.has_buffer() {
-            services.pool.give(self.partial.replace_buffer(Vec::new()));
+        if !self.partial.has_buffer() {
+            return;
+        }
+        match self.partial.take_staged() {
+            Some(staged) => services.give_staging(staged.into_buffer()),
+            None => services.pool.give(self.partial.replace_buffer(Vec::new())),
         }
     }
 

@@ -20,9 +20,13 @@ impl Pool {
 
     pub(crate) fn give(&mut self, mut buffer: Vec<u8>) {
         let is_long = |buffer: &Vec<u8>| buffer.capacity() > uiw_stream::USUAL_BUFFER;
-        let has_place =
-            !is_long(&buffer) || self.free.iter().filter(|free| is_long(free)).count() < KEPT_LONG;
-        if (1..=uiw_stream::MAX_BUFFER).contains(&buffer.capacity()) && self.free.len() < KEPT && has_place {
+        let is_kept = if is_long(&buffer) {
+            buffer.capacity() <= uiw_stream::MAX_BUFFER
+                && self.free.iter().filter(|free| is_long(free)).count() < KEPT_LONG
+        } else {
+            buffer.capacity() > 0
+        };
+        if is_kept && self.free.len() < KEPT {
             buffer.clear();
             self.free.push(buffer);
         }
