@@ -5,8 +5,6 @@
 mod epoll_waiter;
 #[path = "../driver/handoff.rs"]
 mod handoff;
-#[path = "../driver/mutant.rs"]
-mod mutant;
 #[path = "../driver/park.rs"]
 mod park;
 #[path = "../driver/progress/mod.rs"]
@@ -24,7 +22,6 @@ mod sync;
 #[path = "time.rs"]
 mod time;
 
-pub use mutant::Mutant;
 pub use os::set_tick;
 pub use shard::{Post, Queue, Shard};
 pub(crate) use time::begin;

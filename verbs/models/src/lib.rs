@@ -10,28 +10,12 @@
 //! can run, or after the core has been unlocked. If a wake-up is lost while a timer is running, the
 //! thread only continues later, so this error is not found.
 //!
-//! `cargo xtask models` runs the tests of this crate.
+//! `cargo xtask models` runs the tests of this crate, and shows that they notice each defect of the
+//! folder `defects`.
 
 mod driver;
 
-pub use driver::{JoinHandle, Mutant, Post, Queue, Shard, pass, set_tick};
-
-use std::process::Command;
-use std::sync::LazyLock;
-
-/// Environment variable that names the defect to be enabled in a process.
-const MUTANT: &str = "UIW_MUTANT";
-
-static SWITCHED_ON: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(MUTANT).ok());
-
-fn is_mutant(mutant: Mutant) -> bool {
-    SWITCHED_ON.is_some() && is_switched_on(&format!("{mutant:?}"))
-}
-
-/// Returns whether the defect with this name is enabled: a [`Mutant`], or one that a test defines.
-pub fn is_switched_on(name: &str) -> bool {
-    SWITCHED_ON.as_deref() == Some(name)
-}
+pub use driver::{JoinHandle, Post, Queue, Shard, pass, set_tick};
 
 /// Runs every schedule of `model` with at most `LOOM_MAX_PREEMPTIONS` preemptions. loom reads this
 /// variable; if it is unset, one preemption is used, which takes seconds. `cargo xtask models` sets
@@ -58,23 +42,4 @@ pub fn check(schedules: usize, model: impl Fn() + Sync + Send + 'static) {
         model();
     };
     shuttle::check_random(model, schedules);
-}
-
-/// Returns whether a model of this test binary, given by the name of its test, fails with the
-/// defect `mutant` enabled and at most three preemptions. It runs in a process of its own, because
-/// unwinding through a failed schedule may abort.
-pub fn finds(mutant: &str, test: &str) -> bool {
-    let this = std::env::current_exe().expect("the test program's path");
-    let output = Command::new(this)
-        .args([test, "--exact", "--nocapture"])
-        .env(MUTANT, mutant)
-        .env("LOOM_MAX_PREEMPTIONS", "3")
-        .output()
-        .expect("a test can start itself");
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    let ran = said.contains("running 1 test");
-    assert!(ran, "no test {test}: {said}");
-    !output.status.success()
-        && ["deadlock", "left == right", "without an event"].iter().any(|what| said.contains(what))
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_models::{Mutant, Post, Shard, check, finds, is_switched_on, pass, set_tick};
+use uiw_models::{Post, Shard, check, pass, set_tick};
 
 fn with_background(model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static) {
     // The tick is longer than every period in which the engine takes one call as a hint for another
@@ -84,9 +84,6 @@ fn waiter_sees_a_deadline() {
     });
 }
 
-/// Defect of a program: it arms the queue after its last poll.
-const NO_POLL_AFTER_ARM: &str = "NoPollAfterArm";
-
 /// A program polls, arms, polls again and sleeps in its own poll(2).
 #[test]
 fn armed_queue_raises_an_event() {
@@ -103,9 +100,7 @@ fn take_by_events(shard: &Arc<Shard>, count: usize) {
     let mut taken = shard.poll();
     while taken < count {
         shard.arm();
-        if !is_switched_on(NO_POLL_AFTER_ARM) {
-            taken += shard.poll();
-        }
+        taken += shard.poll();
         if taken < count {
             shard.wait_for_event();
             taken += shard.queue().pop();
@@ -180,26 +175,4 @@ fn armed_queue_raises_event_after_wait() {
         shard.arrive();
         shard.wait_for_event();
     });
-}
-
-#[test]
-fn defects_are_found() {
-    let handoff = "posts_and_commands_not_lost";
-    let arrival = "waiter_sees_an_arrival";
-    let deadline = "waiter_sees_a_deadline";
-    let found = [
-        (Mutant::PendingBeforePost, handoff),
-        (Mutant::TakenBeforePending, handoff),
-        (Mutant::UnlockOmitsRead, handoff),
-        (Mutant::NotifyOmitsWake, arrival),
-        (Mutant::NotifiedBeforeAsleep, deadline),
-        (Mutant::ReadBeforeClaim, deadline),
-        (Mutant::WorkIsNotNoted, "readable_channel_has_an_event"),
-        (Mutant::WithheldIsKept, "withheld_token_ends_the_sleep"),
-        (Mutant::ParkedStaysAsleep, "armed_queue_raises_event_after_wait"),
-    ];
-    for (mutant, model) in found {
-        assert!(finds(&format!("{mutant:?}"), model), "{mutant:?}");
-    }
-    assert!(finds(NO_POLL_AFTER_ARM, "armed_queue_raises_an_event"));
 }

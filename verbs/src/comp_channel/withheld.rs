@@ -20,10 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Number of consecutive events of posts that were polled before they were taken, after which
-/// tokens are withheld.
+/// tokens are withheld. It doubles after each delay of an event that was not polled.
 const FIRST_NEEDED: u32 = 16;
-/// Factor by which that number grows after each delay of an event that was not polled.
-const MORE_NEEDED: u32 = 8;
 
 /// Withheld token of one channel.
 pub(crate) struct WithheldToken {
@@ -108,7 +106,7 @@ impl WithheldToken {
         }
         self.polled.store(0, Ordering::Relaxed);
         if polled >= needed {
-            self.needed.store(needed.saturating_mul(MORE_NEEDED), Ordering::Relaxed);
+            self.needed.store(needed.saturating_mul(2), Ordering::Relaxed);
         }
     }
 
@@ -224,7 +222,7 @@ mod tests {
         let f = WithheldFixture::withholding();
         std::task::Waker::from(Arc::clone(&f.withheld)).wake();
         f.take(false);
-        f.polled_early(FIRST_NEEDED * MORE_NEEDED);
+        f.polled_early(2 * FIRST_NEEDED);
         assert!(!f.post(true));
     }
 }

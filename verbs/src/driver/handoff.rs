@@ -19,7 +19,6 @@
 //! AArch64, a store-release, or the release of a read-modify-write, is never passed by a later
 //! load-acquire.
 
-use super::mutant::{MODEL, Mutant, is_mutant};
 use super::sync::{AtomicBool, Mutex, TryMutex, TryMutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -28,7 +27,7 @@ use std::sync::atomic::Ordering;
 pub(super) type Command<C> = Box<dyn FnOnce(&mut C) + Send>;
 
 /// Maximum number of times that a thread serves posts of other threads after its own work.
-const SERVE_OTHERS: usize = if MODEL { 2 } else { 8 };
+const SERVE_OTHERS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 8 };
 
 /// A core `C`, and work `P` that waits for the thread that holds it.
 pub(super) struct Handoff<C, P> {
@@ -85,11 +84,6 @@ impl<C, P> Handoff<C, P> {
     /// Adds a post. The caller then tries the lock, or starts the coalesce timer so that the
     /// background thread does.
     pub(super) fn post(&self, post: P) {
-        if is_mutant(Mutant::PendingBeforePost) {
-            self.pending.store(true, Ordering::SeqCst);
-            self.posts.lock().push_back(post);
-            return;
-        }
         self.posts.lock().push_back(post);
         self.pending.store(true, Ordering::SeqCst);
     }
@@ -111,9 +105,6 @@ impl<C, P> Handoff<C, P> {
     /// the posts.
     #[inline]
     pub(super) fn take_pending(&self) -> bool {
-        if is_mutant(Mutant::TakenBeforePending) {
-            return self.is_pending();
-        }
         self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst)
     }
 
@@ -125,10 +116,6 @@ impl<C, P> Handoff<C, P> {
             std::mem::swap(&mut *posts, into);
         } else {
             into.append(&mut posts);
-        }
-        drop(posts);
-        if is_mutant(Mutant::TakenBeforePending) {
-            self.pending.store(false, Ordering::SeqCst);
         }
     }
 
@@ -147,7 +134,7 @@ impl<C, P> Handoff<C, P> {
         // Threads wait for the results of commands. Posts can be left to the background thread.
         while times < SERVE_OTHERS || self.commanded.load(Ordering::SeqCst) {
             times += 1;
-            if !self.is_pending() || is_mutant(Mutant::UnlockOmitsRead) {
+            if !self.is_pending() {
                 return PendingWork::Served;
             }
             let Some(core) = self.core.try_lock() else { return PendingWork::Served };

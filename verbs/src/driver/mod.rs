@@ -43,7 +43,6 @@ mod drive;
 mod epoll_waiter;
 mod handoff;
 mod moves;
-mod mutant;
 mod os;
 mod park;
 mod pool;

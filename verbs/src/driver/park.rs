@@ -5,7 +5,6 @@
 //! sees what the other has stored: either the sleeper stays awake, or the descriptor is written.
 
 use super::epoll_waiter::EpollWaiter;
-use super::mutant::{Mutant, is_mutant};
 use super::os::{Instant, StackFd, WakeFd};
 use super::sync::{AtomicBool, Mutex, per_thread};
 use std::cell::OnceCell;
@@ -63,9 +62,14 @@ impl Parker {
         self.notified.load(Ordering::SeqCst)
     }
 
+    /// Returns whether the thread sleeps, or is about to.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::SeqCst)
+    }
+
     pub(super) fn notify(&self) {
         self.notified.store(true, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) && !is_mutant(Mutant::NotifyOmitsWake) {
+        if self.is_asleep() {
             // Locked while the descriptor is written, so that no thread writes it after the sleeper
             // has taken this lock.
             match &*self.sleeps_in.lock() {
@@ -98,11 +102,8 @@ impl Parker {
     /// Calls `sleep`, unless this thread was notified already, and returns its result. A
     /// notification from now on wakes the thread.
     fn sleep_unless_notified(&self, sleep: impl FnOnce() -> bool) -> bool {
-        let notified_before = is_mutant(Mutant::NotifiedBeforeAsleep) && self.is_notified();
         self.asleep.store(true, Ordering::SeqCst);
-        let notified =
-            if is_mutant(Mutant::NotifiedBeforeAsleep) { notified_before } else { self.is_notified() };
-        let readable = if notified { false } else { sleep() };
+        let readable = if self.is_notified() { false } else { sleep() };
         self.asleep.store(false, Ordering::SeqCst);
         readable
     }

@@ -1,7 +1,7 @@
 //! Atomics and locks of the progress engine.
 //!
 //! `verbs/models` compiles the engine's files (this folder's `handoff`, `park`, `epoll_waiter`,
-//! `mutant` and `progress`) under `cfg(loom)` or `cfg(shuttle)`, with modules of its own in place
+//! `progress`) under `cfg(loom)` or `cfg(shuttle)`, with modules of its own in place
 //! of this one and of `os`.
 
 pub(super) use parking_lot::{Mutex, MutexGuard};

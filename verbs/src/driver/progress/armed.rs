@@ -1,10 +1,9 @@
 //! Programs that arm a completion queue and sleep in their own poll(2) (see [`Watch`]).
 
-use super::super::mutant::{Mutant, is_mutant};
 use super::super::os::ChannelSet;
 use super::super::sync::yield_now;
 use super::super::watch::Watch;
-use super::{Drive, NEVER, OWN_WAIT_HINT, State, nanos};
+use super::{Drive, NEVER, RECENT, State, nanos};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -48,7 +47,7 @@ impl State {
             return;
         }
         let own_wait = self.own_wait.load(Ordering::Relaxed);
-        if own_wait != NEVER && self.now().saturating_sub(own_wait) < nanos(OWN_WAIT_HINT) {
+        if own_wait != NEVER && self.now().saturating_sub(own_wait) < nanos(RECENT) {
             return;
         }
         self.arm_waiter(watch);
@@ -81,7 +80,7 @@ impl State {
     #[inline]
     pub(in super::super) fn note_work(&self) {
         // Read first, because the cache line is shared.
-        if !self.worked.load(Ordering::Relaxed) && !is_mutant(Mutant::WorkIsNotNoted) {
+        if !self.worked.load(Ordering::Relaxed) {
             self.worked.store(true, Ordering::Relaxed);
         }
     }

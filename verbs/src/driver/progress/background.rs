@@ -1,28 +1,21 @@
 //! Background thread: the owner while no application thread waits or polls, on standby otherwise.
 
 use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
-use super::memory_polls::{MemoryPolls, SLEEP, SLEEPS, UNSERVED};
+use super::memory_polls::MemoryPolls;
 use super::ownership::{BackgroundAction, TurnObservations, TurnProbes};
 use super::wait::keep_polling;
-use super::{COALESCE, Drive, StandbyTimer, State};
+use super::{Drive, POLL_GAP, RELATED, StandbyTimer, State};
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Initial timer of the standby. If an application has stopped polling without arming a queue, an
+/// Divisor for the timer of the standby: the timer is the time for which the standby has lasted,
+/// divided by this number. A turn takes some processor time of the poller, so turns must be rare
+/// compared with round trips. If an application has stopped polling without arming a queue, an
 /// arrival waits for at most two timers.
-const TIMER: Duration = Duration::from_micros(200);
-/// Limit up to which the timer doubles while polling continues.
-const MAX_TIMER: Duration = Duration::from_millis(1);
-/// Divisor for the timer during continuous polling: the timer is the time for which polling has
-/// continued, divided by this number. A turn takes some processor time of the poller, so turns must
-/// be rare compared with round trips.
 const TIMER_PART: u32 = 16;
-/// Maximum timer during continuous polling.
-const MAX_LONG_TIMER: Duration = Duration::from_millis(16);
-
-/// Pause of the background thread while a program that polls memory holds the core.
-const CALL: Duration = Duration::from_micros(10);
+/// Maximum timer of the standby.
+const MAX_TIMER: Duration = Duration::from_millis(16);
 
 /// Runs the background thread of the shard `drive` until the shard is dropped.
 pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
@@ -65,9 +58,8 @@ struct StandbyState {
     rounds: u32,
     /// True if rounds were made between the last two turns.
     driven: bool,
-    /// Start of the period in which every turn has seen a poll hint and rounds.
-    polled_since: Option<Instant>,
-    timer: Duration,
+    /// Start of the standby. `None` if this thread was the owner at its last turn.
+    since: Option<Instant>,
 }
 
 impl<D: Drive> BackgroundThread<'_, D> {
@@ -77,7 +69,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         // A program that polls but never finds its queue empty makes no rounds. Then the poll hint
         // does not count.
         let hinted = self.take_hint() && self.standby.driven;
-        if hinted && !self.standby.timer.is_zero() && state.is_readable() {
+        if hinted && self.standby.since.is_some() && state.is_readable() {
             // Handled like a turn of the standby.
             state.set_standby_timer(StandbyTimer::Polled);
             let unserved = self.check();
@@ -91,11 +83,11 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let (seen, driven) = (&mut self.standby.seen, self.standby.driven);
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
             BackgroundAction::Own => {
-                (self.standby.timer, self.standby.polled_since) = (Duration::ZERO, None);
+                self.standby.since = None;
                 return self.sleep_as_owner();
             }
             BackgroundAction::Parked => None,
-            BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
+            BackgroundAction::Timed => Some(self.standby.next_timer()),
         };
         self.help();
         state.set_standby_timer(match until {
@@ -116,10 +108,10 @@ impl<D: Drive> BackgroundThread<'_, D> {
         hint != 0
     }
 
-    /// Waits for [`COALESCE`], so that coalesced posts get company. Usually a poll serves them
-    /// within that time.
+    /// Waits for [`RELATED`], so that coalesced posts get company. Usually a poll serves them within
+    /// that time.
     fn flush_coalesced(&mut self) {
-        sleep_for(COALESCE);
+        sleep_for(RELATED);
         // Cleared before `pending` is read, because a later post sets it again.
         self.state.coalescing.store(false, Ordering::SeqCst);
         if self.is_pending() {
@@ -202,18 +194,24 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let state = self.state;
         let (poller, rounds) = (self.poller, self.rounds());
         let begun = thread_time(poller)?;
-        for _ in 0..SLEEPS {
-            sleep_for(SLEEP);
+        let mut before = begun;
+        loop {
+            sleep_for(RELATED);
             // A round that has begun serves the arrival.
             let served = self.rounds() != rounds || self.is_held() || !state.is_readable();
             if served || state.poll_hint.load(Ordering::SeqCst) != 0 {
                 return Some(false);
             }
-            if thread_time(poller)?.saturating_sub(begun) >= UNSERVED {
+            // Wall-clock time does not count, because the thread may have been preempted.
+            let now = thread_time(poller)?;
+            if now - begun >= POLL_GAP {
                 return Some(true);
             }
+            if now - before < RELATED / 2 {
+                return None;
+            }
+            before = now;
         }
-        None
     }
 
     /// Makes a round for a program that polls memory; the next arrival ends the next sleep. This
@@ -227,7 +225,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
             self.see_rounds();
         } else {
             // The core is held by a call of the program, which ends soon.
-            self.state.background.sleep(None, Some(Instant::now() + CALL));
+            self.state.background.sleep(None, Some(Instant::now() + RELATED));
         }
     }
 
@@ -238,7 +236,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         if !drove {
             // Another thread drives. Until its round ends, the descriptor stays readable, or the
             // deadline stays in the past. Its rounds count at the next turn.
-            state.background.sleep(None, Some(Instant::now() + TIMER));
+            state.background.sleep(None, Some(Instant::now() + POLL_GAP));
             return;
         }
         if readable {
@@ -273,18 +271,11 @@ impl<D: Drive> BackgroundThread<'_, D> {
 }
 
 impl StandbyState {
-    /// Returns the end of a standby that begins now. `owned` is true if there is an active poller.
-    fn next_timer(&mut self, owned: bool) -> Instant {
+    /// Returns the end of a timer that begins now.
+    fn next_timer(&mut self) -> Instant {
         let now = Instant::now();
-        let most = if owned {
-            self.polled_since = None;
-            MAX_TIMER
-        } else {
-            let polled_for = now - *self.polled_since.get_or_insert(now);
-            (polled_for / TIMER_PART).clamp(MAX_TIMER, MAX_LONG_TIMER)
-        };
-        self.timer = (self.timer * 2).clamp(TIMER, most);
-        now + self.timer
+        let lasted = now - *self.since.get_or_insert(now);
+        now + (lasted / TIMER_PART).clamp(POLL_GAP, MAX_TIMER)
     }
 }
 
@@ -353,6 +344,6 @@ mod tests {
         // On standby, because the polling thread has made a round meanwhile.
         background.turn();
         assert_eq!(shard.tries.load(Ordering::SeqCst), 1);
-        assert!(!background.standby.timer.is_zero());
+        assert!(background.standby.since.is_some());
     }
 }

@@ -59,7 +59,7 @@
 //! | an earlier deadline ([`State::set_timer`], then [`State::wake_owner`]) | awake, asleep | the active poller is woken, and reads the deadline after its claim |
 //! | | background, unowned | the background thread is woken, unless it is on standby with a timer |
 //! | a post, where another thread holds the core | any | the holder, after unlocking (`driver/handoff.rs`) |
-//! | a coalesced post ([`State::coalesce_timer`]) | any | the next poll within the poll hint; else the background thread, after [`COALESCE`] |
+//! | a coalesced post ([`State::coalesce_timer`]) | any | the next poll within the poll hint; else the background thread, after [`RELATED`] |
 //! | a queue is armed ([`State::arm`]) | unowned | the program itself ("armed"); without a channel's descriptor the background thread, which is woken |
 //! | the stack's descriptor becomes readable | armed, served | the program, at its next call for an event or its next poll |
 //! | an earlier deadline | armed, served | the background thread, at its next turn |
@@ -112,11 +112,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Time after a sleep in one of the engine's waits during which a thread that arms a queue is
-/// expected to sleep in such a wait again.
-const OWN_WAIT_HINT: Duration = Duration::from_millis(10);
-/// Maximum time for which coalesced posts wait.
-const COALESCE: Duration = Duration::from_micros(50);
+/// Time within which related work is expected: the next segments of a message, posts that are
+/// coalesced with earlier ones, the end of another thread's call.
+const RELATED: Duration = Duration::from_micros(20);
+/// Time within which a program that polls continuously polls again, even if it handles a request in
+/// between.
+const POLL_GAP: Duration = Duration::from_micros(200);
+/// Time for which what a program does is expected to continue: a thread that arms a queue so soon
+/// after a sleep in one of the engine's waits sleeps in such a wait again, and programs that poll
+/// memory wait for the next arrival.
+const RECENT: Duration = Duration::from_millis(10);
 
 /// Poll hint that a thread sets at the end of a wait, in which it does not poll.
 const WAIT_ENDED: u32 = u32::MAX;
@@ -243,7 +248,7 @@ impl State {
     }
 
     /// Starts the wait of posts that are coalesced with later ones. If application threads poll
-    /// steadily, it ends at the next poll, and otherwise after at most [`COALESCE`].
+    /// steadily, it ends at the next poll, and otherwise after about [`RELATED`].
     pub(super) fn coalesce_timer(&self) {
         // A thread that is woken for work that the poller is about to do would contend for the core
         // and for a processor. A poll may be the last one, so the hint counts only while the

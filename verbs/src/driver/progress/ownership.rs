@@ -1,17 +1,20 @@
 //! Owner of a shard: the states and transitions of the table in [`super`].
 
-use super::super::mutant::{MODEL, Mutant, is_mutant};
 use super::super::park::Parker;
 use super::super::sync::Mutex;
 use super::super::watch::Watch;
-use super::Nanos;
+use super::{Nanos, nanos};
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 /// Number of consecutive turns without news during which the background thread stays on standby with
 /// a timer. After more turns with the same active poller asleep, it parks. After more turns without
 /// a round or an arming, it takes over from an armed program.
-pub(super) const IDLE_TURNS: u32 = if MODEL { 0 } else { 10 };
+pub(super) const IDLE_TURNS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 10 };
+/// Pause during which no armed program becomes the owner. It begins when an armed program did not
+/// drive in time or had a spurious wake-up, or when two programs were armed.
+const ARM_PAUSE: Nanos = nanos(Duration::from_millis(100));
 
 /// Owner of a shard: the thread or program that sleeps in the stack's descriptor, or is about to.
 #[derive(Default)]
@@ -19,10 +22,7 @@ enum ShardOwner {
     #[default]
     Unowned,
     Background,
-    /// A thread or task of the application that drives or runs other code, with its waker.
-    Awake(Waker),
-    /// The active poller while it sleeps.
-    Asleep(Waker),
+    Polled(ActivePoller),
     /// A program that has armed a queue and is expected to sleep in its own poll(2), which an
     /// arrival ends.
     Armed(Arc<Watch>),
@@ -31,25 +31,27 @@ enum ShardOwner {
     Served(Arc<Watch>),
 }
 
-/// Pause during which no armed program becomes the owner. It begins when an armed program did not
-/// drive in time or had a spurious wake-up, or when two programs were armed.
-#[derive(Default)]
-struct ArmBackoff {
-    until: Nanos,
-    pause: Nanos,
+/// Thread or task of the application that sleeps in the stack's descriptor and drives.
+pub(super) enum ActivePoller {
+    /// A thread, which may run code of the application between its sleeps.
+    Thread(Arc<Parker>),
+    /// A task of a runtime, whose reactor sleeps for it.
+    Task(Waker),
 }
 
-impl ArmBackoff {
-    const MIN_PAUSE: Nanos = 10_000_000;
-    const MAX_PAUSE: Nanos = 1_000_000_000;
-
-    fn shrink(&mut self) {
-        self.pause -= self.pause / 8;
+impl ActivePoller {
+    fn is_asleep(&self) -> bool {
+        match self {
+            Self::Thread(parker) => parker.is_asleep(),
+            Self::Task(_) => true,
+        }
     }
 
-    fn grow(&mut self, now: Nanos) {
-        self.pause = (2 * self.pause).clamp(Self::MIN_PAUSE, Self::MAX_PAUSE);
-        self.until = now + self.pause;
+    fn wake(&self) {
+        match self {
+            Self::Thread(parker) => parker.notify(),
+            Self::Task(waker) => waker.wake_by_ref(),
+        }
     }
 }
 
@@ -62,7 +64,8 @@ struct OwnershipState {
     standby: Vec<Arc<Parker>>,
     /// True if the background thread is on standby without a timer.
     background_parked: bool,
-    backoff: ArmBackoff,
+    /// End of the last [`ARM_PAUSE`].
+    paused_until: Nanos,
 }
 
 pub(super) struct Ownership {
@@ -76,10 +79,7 @@ pub(super) enum BackgroundAction {
     /// Drives as the owner.
     Own,
     /// Is on standby with a timer.
-    Timed {
-        /// True if there is an active poller.
-        owned: bool,
-    },
+    Timed,
     /// Is on standby until it is woken.
     Parked,
 }
@@ -108,21 +108,21 @@ impl OwnershipState {
         matches!(&self.owner, ShardOwner::Armed(own) | ShardOwner::Served(own) if Arc::ptr_eq(own, watch))
     }
 
-    fn claim(&mut self, background: &Parker, waker: impl FnOnce() -> Waker) -> bool {
+    fn claim(&mut self, background: &Parker, poller: impl FnOnce() -> ActivePoller) -> bool {
         match &self.owner {
-            ShardOwner::Awake(_) | ShardOwner::Asleep(_) => return false,
+            ShardOwner::Polled(_) => return false,
             // For a moment, both may sleep in the stack's descriptor.
             ShardOwner::Background => background.notify(),
             ShardOwner::Armed(watch) | ShardOwner::Served(watch) => watch.take(),
             ShardOwner::Unowned => {}
         }
-        self.owner = ShardOwner::Awake(waker());
+        self.owner = ShardOwner::Polled(poller());
         self.epoch = self.epoch.wrapping_add(1);
         true
     }
 
     fn wake_parked_background(&mut self, background: &Parker) {
-        if std::mem::take(&mut self.background_parked) && !is_mutant(Mutant::ParkedStaysAsleep) {
+        if std::mem::take(&mut self.background_parked) {
             background.notify();
         }
     }
@@ -134,15 +134,15 @@ impl Ownership {
     }
 
     /// Makes the caller the active poller, unless there is one.
-    pub(super) fn claim(&self, waker: impl FnOnce() -> Waker) -> bool {
-        self.inner.lock().claim(&self.background, waker)
+    pub(super) fn claim(&self, poller: impl FnOnce() -> ActivePoller) -> bool {
+        self.inner.lock().claim(&self.background, poller)
     }
 
     /// Like [`Ownership::claim`] for the thread of `parker`, but puts the thread on standby if
     /// there is an active poller.
     pub(super) fn claim_or_stand_by(&self, parker: &Arc<Parker>) -> bool {
         let mut inner = self.inner.lock();
-        let claimed = inner.claim(&self.background, || Waker::from(Arc::clone(parker)));
+        let claimed = inner.claim(&self.background, || ActivePoller::Thread(Arc::clone(parker)));
         if !claimed {
             inner.standby.push(Arc::clone(parker));
         }
@@ -154,24 +154,11 @@ impl Ownership {
         self.inner.lock().standby.retain(|p| !Arc::ptr_eq(p, parker));
     }
 
-    /// Records that the active poller is about to sleep.
-    pub(super) fn fall_asleep(&self) {
-        let owner = &mut self.inner.lock().owner;
-        *owner = match std::mem::take(owner) {
-            ShardOwner::Awake(waker) => ShardOwner::Asleep(waker),
-            other => other,
-        };
-    }
-
-    /// Records that the active poller is about to drive, and then to run other code. Wakes the
-    /// background thread if it is parked, so that it checks the poller with a timer again.
-    pub(super) fn wake_up(&self) {
-        let mut inner = self.inner.lock();
-        inner.owner = match std::mem::take(&mut inner.owner) {
-            ShardOwner::Asleep(waker) => ShardOwner::Awake(waker),
-            other => other,
-        };
-        inner.wake_parked_background(&self.background);
+    /// Wakes the background thread if it is parked, so that it checks with a timer again whether
+    /// the active poller drives. Called by the active poller after each sleep: the background thread
+    /// parks only while the poller sleeps, but the poller may run other code now.
+    pub(super) fn end_sleep(&self) {
+        self.inner.lock().wake_parked_background(&self.background);
     }
 
     /// Ends the role of the active poller. A thread on standby takes over, or the background thread
@@ -186,15 +173,15 @@ impl Ownership {
     }
 
     /// Makes the program of `watch`, which has armed a queue, the owner, unless there is an active
-    /// poller, another armed program, or a pause (`ArmBackoff`). Returns whether it is the owner.
+    /// poller, another armed program, or a pause ([`ARM_PAUSE`]). Returns whether it is the owner.
     /// `begin` is called before the program's descriptor can become readable, unless the program
     /// was armed already.
     pub(super) fn arm(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos, begin: impl FnOnce()) -> bool {
         let mut inner = self.inner.lock();
         // Usually there is no pause, and the clock is not read.
-        let paused = inner.backoff.until > 0 && now() < inner.backoff.until;
+        let paused = inner.paused_until > 0 && now() < inner.paused_until;
         match &inner.owner {
-            ShardOwner::Awake(_) | ShardOwner::Asleep(_) => return false,
+            ShardOwner::Polled(_) => return false,
             ShardOwner::Armed(known) if Arc::ptr_eq(known, watch) => {}
             ShardOwner::Served(known) if Arc::ptr_eq(known, watch) && !paused => begin(),
             ShardOwner::Served(known) if Arc::ptr_eq(known, watch) => {
@@ -206,7 +193,7 @@ impl Ownership {
                 // Each program would be woken by the arrivals of the other one.
                 other.take();
                 inner.owner = ShardOwner::Unowned;
-                inner.backoff.grow(now());
+                inner.paused_until = now() + ARM_PAUSE;
                 return false;
             }
             ShardOwner::Background | ShardOwner::Unowned if paused => return false,
@@ -230,7 +217,6 @@ impl Ownership {
         let armed = matches!(&inner.owner, ShardOwner::Armed(armed) if Arc::ptr_eq(armed, watch));
         if armed {
             inner.owner = ShardOwner::Served(Arc::clone(watch));
-            inner.backoff.shrink();
         }
         armed
     }
@@ -262,17 +248,17 @@ impl Ownership {
 
     /// Records that the program of `watch` woke up for an arrival that completed nothing for it.
     /// Has no effect if the program is not the owner, because another thread has woken it then.
-    /// If such wake-ups were counted, a program that sleeps often would never leave the pause.
+    /// Otherwise, a program that sleeps often would never leave the pause.
     pub(super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos) {
         let mut inner = self.inner.lock();
         if inner.is_watched_by(watch) {
-            inner.backoff.grow(now());
+            inner.paused_until = now() + ARM_PAUSE;
         }
     }
 
     /// Returns whether there is an active poller.
     pub(super) fn is_owned(&self) -> bool {
-        matches!(self.inner.lock().owner, ShardOwner::Awake(_) | ShardOwner::Asleep(_))
+        matches!(self.inner.lock().owner, ShardOwner::Polled(_))
     }
 
     /// Returns whether there is an owner other than the background thread.
@@ -283,21 +269,17 @@ impl Ownership {
     /// Returns whether the thread of `parker` is the active poller already, because its wait is
     /// nested in another one, in a waker or a future.
     pub(super) fn is_owned_by(&self, parker: &Arc<Parker>) -> bool {
-        match &self.inner.lock().owner {
-            ShardOwner::Awake(waker) | ShardOwner::Asleep(waker) => {
-                waker.data() == Arc::as_ptr(parker).cast()
-            }
-            ShardOwner::Unowned | ShardOwner::Background | ShardOwner::Armed(_) | ShardOwner::Served(_) => {
-                false
-            }
-        }
+        matches!(
+            &self.inner.lock().owner,
+            ShardOwner::Polled(ActivePoller::Thread(known)) if Arc::ptr_eq(known, parker)
+        )
     }
 
     /// Wakes the active poller. If there is none, wakes the background thread if `background`
     /// returns true.
     pub(super) fn wake_owner(&self, background: impl Fn() -> bool) {
         match &self.inner.lock().owner {
-            ShardOwner::Awake(waker) | ShardOwner::Asleep(waker) => waker.wake_by_ref(),
+            ShardOwner::Polled(poller) => poller.wake(),
             _ if background() => self.background.notify(),
             _ => {}
         }
@@ -322,8 +304,7 @@ impl Ownership {
         let mut inner = self.inner.lock();
         seen.armed = false;
         let (owned, awake) = match &inner.owner {
-            ShardOwner::Awake(_) => (true, true),
-            ShardOwner::Asleep(_) => (true, false),
+            ShardOwner::Polled(poller) => (true, !poller.is_asleep()),
             ShardOwner::Armed(watch) | ShardOwner::Served(watch) => {
                 watch.age_withheld();
                 let armed_anew = std::mem::replace(&mut seen.epoch, inner.epoch) != inner.epoch;
@@ -336,11 +317,11 @@ impl Ownership {
                 if !late && !has_left {
                     seen.armed_idle = idle;
                     seen.armed = true;
-                    return BackgroundAction::Timed { owned: false };
+                    return BackgroundAction::Timed;
                 }
                 watch.take();
                 if late {
-                    inner.backoff.grow((probes.now)());
+                    inner.paused_until = (probes.now)() + ARM_PAUSE;
                 }
                 (seen.unserved, seen.armed_idle) = (false, 0);
                 inner.owner = ShardOwner::Background;
@@ -361,7 +342,7 @@ impl Ownership {
             seen.same_owner = 0;
         }
         if owned || hinted {
-            return BackgroundAction::Timed { owned };
+            return BackgroundAction::Timed;
         }
         inner.owner = ShardOwner::Background;
         BackgroundAction::Own
@@ -419,6 +400,11 @@ mod tests {
             self.ownership.arm(&watch.watch, || now, || ())
         }
 
+        /// Makes a task the active poller, which counts as asleep.
+        fn claim_asleep(&self) -> bool {
+            self.ownership.claim(|| ActivePoller::Task(Waker::noop().clone()))
+        }
+
         /// Returns whether the background thread was woken since the last call.
         fn woken(&self) -> bool {
             let woken = self.background.is_notified();
@@ -472,7 +458,7 @@ mod tests {
     #[test]
     fn background_owns_until_claim() {
         let mut f = OwnershipFixture::new();
-        assert_eq!(f.turn(true), BackgroundAction::Timed { owned: false });
+        assert_eq!(f.turn(true), BackgroundAction::Timed);
         assert_eq!(f.turn(false), BackgroundAction::Own);
         assert!(f.ownership.background_release());
         assert_eq!(f.turn(false), BackgroundAction::Own);
@@ -482,7 +468,7 @@ mod tests {
         assert!(f.woken(), "it sleeps in the descriptor");
         assert!(f.ownership.is_owned_by(&active));
         assert!(!f.ownership.background_release());
-        assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
+        assert_eq!(f.turn(false), BackgroundAction::Timed);
     }
 
     #[test]
@@ -510,26 +496,26 @@ mod tests {
     fn background_parked_while_poller_sleeps() {
         let mut f = OwnershipFixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
-        assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
-        assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
+        assert_eq!(f.turn(false), BackgroundAction::Timed);
+        assert_eq!(f.turn(false), BackgroundAction::Timed);
         assert!(f.seen.stays_awake);
-        f.ownership.fall_asleep();
-        for _ in 0..IDLE_TURNS {
-            assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
+        f.ownership.release();
+        assert!(f.claim_asleep());
+        for _ in 0..=IDLE_TURNS {
+            assert_eq!(f.turn(false), BackgroundAction::Timed);
             assert!(!f.seen.stays_awake);
         }
         assert_eq!(f.turn(false), BackgroundAction::Parked);
-        f.ownership.wake_up();
+        f.ownership.end_sleep();
         assert!(f.woken());
-        f.ownership.wake_up();
+        f.ownership.end_sleep();
         assert!(!f.woken(), "once");
     }
 
     #[test]
     fn release_wakes_a_parked_background_thread() {
         let mut f = OwnershipFixture::new();
-        assert!(f.ownership.claim_or_stand_by(&parker()));
-        f.ownership.fall_asleep();
+        assert!(f.claim_asleep());
         while f.turn(false) != BackgroundAction::Parked {}
         f.ownership.release();
         assert!(f.woken());
@@ -539,10 +525,9 @@ mod tests {
     fn another_active_poller_restarts_the_count() {
         let mut f = OwnershipFixture::new();
         for _ in 0..2 {
-            assert!(f.ownership.claim_or_stand_by(&parker()));
-            f.ownership.fall_asleep();
+            assert!(f.claim_asleep());
             for _ in 0..IDLE_TURNS {
-                assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
+                assert_eq!(f.turn(false), BackgroundAction::Timed);
             }
             f.ownership.release();
         }
@@ -591,7 +576,7 @@ mod tests {
         for (count, alive) in [(3, true), (IDLE_TURNS + 1, false)] {
             assert!(f.arm(&watched, 0));
             for _ in 0..count {
-                assert_eq!(f.turn_with(alive, false, false), BackgroundAction::Timed { owned: false });
+                assert_eq!(f.turn_with(alive, false, false), BackgroundAction::Timed);
             }
         }
         assert_eq!(f.turn(false), BackgroundAction::Own);
@@ -603,15 +588,13 @@ mod tests {
     fn background_replaces_passive_armed_program() {
         let mut f = OwnershipFixture::new();
         let watched = WatchedStack::new();
-        let mut now = 0;
-        for pause in [ArmBackoff::MIN_PAUSE, 2 * ArmBackoff::MIN_PAUSE] {
+        for now in [0, ARM_PAUSE] {
             assert!(f.arm(&watched, now));
-            assert_eq!(f.turn_with(true, false, true), BackgroundAction::Timed { owned: false });
-            assert_eq!(f.turn_with(false, false, true), BackgroundAction::Timed { owned: false });
+            assert_eq!(f.turn_with(true, false, true), BackgroundAction::Timed);
+            assert_eq!(f.turn_with(false, false, true), BackgroundAction::Timed);
             assert_eq!(f.turn_with(false, false, true), BackgroundAction::Own);
             assert!(!watched.is_on() && watched.watch.is_taken());
-            assert!(!f.arm(&watched, pause - 1), "not before the pause is over");
-            now = pause;
+            assert!(!f.arm(&watched, ARM_PAUSE - 1), "not before the pause is over");
         }
     }
 
@@ -622,9 +605,9 @@ mod tests {
         assert!(f.arm(&watched, 0));
         assert!(f.ownership.disarm(&watched.watch));
         f.ownership.note_spurious_wake_up(&watched.watch, || 0);
-        assert!(!f.arm(&watched, ArmBackoff::MIN_PAUSE - 1), "a pause");
-        f.ownership.note_spurious_wake_up(&watched.watch, || ArmBackoff::MIN_PAUSE - 1);
-        assert!(f.arm(&watched, ArmBackoff::MIN_PAUSE), "its end");
+        assert!(!f.arm(&watched, ARM_PAUSE - 1), "a pause");
+        f.ownership.note_spurious_wake_up(&watched.watch, || ARM_PAUSE - 1);
+        assert!(f.arm(&watched, ARM_PAUSE), "its end");
     }
 
     #[test]
@@ -634,7 +617,7 @@ mod tests {
         assert!(f.arm(&first, 0));
         assert!(!f.arm(&second, 0));
         assert!(first.watch.is_taken() && !first.is_on() && !second.is_on());
-        assert!(!f.arm(&first, ArmBackoff::MIN_PAUSE - 1) && f.arm(&first, ArmBackoff::MIN_PAUSE));
+        assert!(!f.arm(&first, ARM_PAUSE - 1) && f.arm(&first, ARM_PAUSE));
     }
 
     #[test]
@@ -664,7 +647,7 @@ mod tests {
         let f = OwnershipFixture::new();
         let (watched, other) = (WatchedStack::new(), WatchedStack::new());
         let withhold = || {
-            assert!(f.arm(&watched, ArmBackoff::MAX_PAUSE));
+            assert!(f.arm(&watched, ARM_PAUSE));
             assert!(!f.ownership.withhold(other.withheld()), "another channel");
             assert!(f.ownership.withhold(watched.withheld()) && !watched.released());
         };

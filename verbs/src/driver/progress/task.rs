@@ -1,6 +1,7 @@
 //! Tasks of a runtime as active pollers.
 
 use super::State;
+use super::ownership::ActivePoller;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::Waker;
@@ -13,12 +14,7 @@ pub(crate) struct ActiveTask(Arc<State>);
 impl ActiveTask {
     /// Makes the task of `waker` the active poller, unless there is one.
     pub(in super::super) fn claim(state: &Arc<State>, waker: impl FnOnce() -> Waker) -> Option<Self> {
-        if !state.ownership.claim(waker) {
-            return None;
-        }
-        // The task counts as asleep, because the reactor of the runtime sleeps for it.
-        state.ownership.fall_asleep();
-        Some(Self(Arc::clone(state)))
+        state.ownership.claim(|| ActivePoller::Task(waker())).then(|| Self(Arc::clone(state)))
     }
 
     /// Returns the descriptor to wait for.

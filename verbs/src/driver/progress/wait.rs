@@ -1,29 +1,13 @@
 //! Blocking waits: a thread drives the shard, or sleeps, until its condition is met.
 
-use super::super::mutant::{Mutant, is_mutant};
 use super::super::os::Instant;
 use super::super::park::Parker;
 use super::super::sync::yield_now;
-use super::{Drive, State};
+use super::{Drive, POLL_GAP, RELATED, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Duration;
-
-/// Time for which a driving thread keeps polling after bytes have moved. Related segments arrive
-/// within it, and a sleep with its wake-up costs as much.
-const KEEP_POLLING: Duration = Duration::from_micros(20);
-/// Maximum number of rounds before the caller checks the ownership, and whether the driver still
-/// exists.
-const KEEP_POLLING_ROUNDS: usize = 256;
-/// Pause of a thread that an event has woken while another thread drives, before it waits for the
-/// descriptor again.
-const CORE_HELD: Duration = Duration::from_micros(200);
-
-/// Pause between two rounds of a thread that has no descriptor to sleep on. The process is short of
-/// descriptors, so the processor time is better spent on its connections.
-const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
 
 /// True if the shortage of descriptors was logged. Every wait of every thread finds it again.
 static REPORTED: AtomicBool = AtomicBool::new(false);
@@ -39,7 +23,7 @@ pub(in super::super) fn block_on<D: Drive, T>(
         Ok(parker) => parker,
         Err(error) => {
             if !REPORTED.swap(true, Ordering::Relaxed) {
-                tracing::warn!(%error, "no descriptor to sleep on: the thread polls every millisecond instead");
+                tracing::warn!(%error, "no descriptor to sleep on: the thread polls with pauses instead");
             }
             return poll_on(drive, deadline, poll);
         }
@@ -102,7 +86,9 @@ fn poll_on<D: Drive, T>(
             return None;
         }
         if !moved {
-            thread::sleep(WITHOUT_DESCRIPTOR);
+            // The process is short of descriptors, so the processor time is better spent on its
+            // connections.
+            thread::sleep(POLL_GAP);
         }
     }
 }
@@ -113,58 +99,52 @@ fn sleep<'a, D: Drive>(
     drive: &'a Arc<D>,
     parker: &Arc<Parker>,
     deadline: Option<Instant>,
-    active: &mut Option<ActivePoller<'a>>,
+    active: &mut Option<PollerRole<'a>>,
 ) -> bool {
     let state = drive.progress();
     if state.manual {
         yield_now();
         return false;
     }
-    let read = || (drive.is_pending(), state.deadline());
-    let read_early = is_mutant(Mutant::ReadBeforeClaim).then(read);
     if active.is_none() && !state.ownership.is_owned_by(parker) {
         if !state.ownership.claim_or_stand_by(parker) {
             parker.sleep(None, deadline);
             state.ownership.leave_standby(parker);
             return false;
         }
-        *active = Some(ActivePoller(state));
+        *active = Some(PollerRole(state));
     }
     // Read after the claim, because a thread that changed either value before it may have found no
     // owner to wake.
-    let (pending, timer) = read_early.unwrap_or_else(read);
-    if pending {
+    if drive.is_pending() {
         return true;
     }
-    let until = match (timer, deadline) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    };
-    state.ownership.fall_asleep();
+    let until = [state.deadline(), deadline].into_iter().flatten().min();
     let readable = match &state.waiter {
         Some(waiter) => parker.sleep_in(waiter, until),
         None => parker.sleep(None, until),
     };
-    state.ownership.wake_up();
+    state.ownership.end_sleep();
     if readable && !drive.try_handle_stack_event() {
-        parker.sleep(None, Some(Instant::now() + CORE_HELD));
+        // Another thread drives. Until its round ends, the descriptor stays readable.
+        parker.sleep(None, Some(Instant::now() + POLL_GAP));
     }
     false
 }
 
-/// Makes rounds while bytes move, and for [`KEEP_POLLING`] after that, until `stop` returns true.
+/// Makes rounds while bytes move, and for [`RELATED`] after that, because a sleep with its wake-up
+/// costs as much. Ends early if `stop` returns true, and after [`POLL_GAP`], so that the caller
+/// checks its deadline and the owner.
 pub(super) fn keep_polling<D: Drive>(drive: &Arc<D>, stop: impl Fn() -> bool) {
     if drive.progress().manual {
         return;
     }
-    let mut last = Instant::now();
-    for _ in 0..KEEP_POLLING_ROUNDS {
-        if stop() {
-            return;
-        }
+    let begun = Instant::now();
+    let mut last = begun;
+    while last - begun < POLL_GAP && !stop() {
         if drive.try_pump().is_some_and(|moved| moved > 0) {
             last = Instant::now();
-        } else if last.elapsed() >= KEEP_POLLING {
+        } else if last.elapsed() >= RELATED {
             return;
         } else {
             yield_now();
@@ -182,9 +162,9 @@ impl Drop for NotifyOnDrop<'_> {
 }
 
 /// Role of the active poller, which the thread has until this is dropped.
-struct ActivePoller<'a>(&'a State);
+struct PollerRole<'a>(&'a State);
 
-impl Drop for ActivePoller<'_> {
+impl Drop for PollerRole<'_> {
     fn drop(&mut self) {
         self.0.release();
     }
