@@ -88,12 +88,11 @@ pub(super) enum BackgroundAction {
 #[derive(Default)]
 pub(super) struct TurnObservations {
     epoch: u32,
-    /// Number of turns with the same active poller asleep.
-    same_owner: u32,
+    /// Number of consecutive turns with the same owner, an active poller that sleeps or an armed
+    /// program, and without rounds.
+    idle: u32,
     /// True if an armed program was the owner at the last turn.
     pub(super) armed: bool,
-    /// Number of consecutive turns with the same armed program and without rounds.
-    armed_idle: u32,
     /// True if the stack had unserved events at the last turn with an armed program.
     unserved: bool,
     /// True if the active poller was awake at the last turn.
@@ -101,6 +100,14 @@ pub(super) struct TurnObservations {
     /// True if the active poller was awake at the last two turns, so that it may be running other
     /// code.
     pub(super) stays_awake: bool,
+}
+
+impl TurnObservations {
+    /// Counts a turn. Returns whether the owner has been idle for more than [`IDLE_TURNS`].
+    fn is_idle(&mut self, is_active: bool) -> bool {
+        self.idle = if is_active { 0 } else { self.idle + 1 };
+        self.idle > IDLE_TURNS
+    }
 }
 
 impl OwnershipState {
@@ -302,48 +309,37 @@ impl Ownership {
         probes: &TurnProbes<'_>,
     ) -> BackgroundAction {
         let mut inner = self.inner.lock();
-        seen.armed = false;
-        let (owned, awake) = match &inner.owner {
-            ShardOwner::Polled(poller) => (true, !poller.is_asleep()),
+        let is_new = std::mem::replace(&mut seen.epoch, inner.epoch) != inner.epoch;
+        let is_active = driven || is_new;
+        let (was_unserved, was_awake) = (std::mem::take(&mut seen.unserved), std::mem::take(&mut seen.awake));
+        (seen.armed, seen.stays_awake) = (false, false);
+        match &inner.owner {
+            ShardOwner::Polled(poller) => {
+                seen.awake = !poller.is_asleep();
+                seen.stays_awake = seen.awake && was_awake;
+                if !seen.is_idle(is_active || seen.awake) {
+                    return BackgroundAction::Timed;
+                }
+                inner.background_parked = true;
+                return BackgroundAction::Parked;
+            }
             ShardOwner::Armed(watch) | ShardOwner::Served(watch) => {
                 watch.age_withheld();
-                let armed_anew = std::mem::replace(&mut seen.epoch, inner.epoch) != inner.epoch;
-                let alive = driven || armed_anew;
-                let unserved = !alive && (probes.readable)();
-                let late = unserved && seen.unserved;
-                (seen.unserved, seen.awake, seen.stays_awake) = (unserved, false, false);
-                let idle = if alive { 0 } else { seen.armed_idle + 1 };
-                let has_left = idle > IDLE_TURNS;
-                if !late && !has_left {
-                    seen.armed_idle = idle;
+                seen.unserved = !is_active && (probes.readable)();
+                let is_late = seen.unserved && was_unserved;
+                if !seen.is_idle(is_active) && !is_late {
                     seen.armed = true;
                     return BackgroundAction::Timed;
                 }
                 watch.take();
-                if late {
+                if is_late {
                     inner.paused_until = (probes.now)() + ARM_PAUSE;
                 }
-                (seen.unserved, seen.armed_idle) = (false, 0);
-                inner.owner = ShardOwner::Background;
-                return BackgroundAction::Own;
             }
-            ShardOwner::Unowned | ShardOwner::Background => (false, false),
-        };
-        seen.stays_awake = awake && seen.awake;
-        seen.awake = awake;
-        if owned && !awake && seen.epoch == inner.epoch {
-            seen.same_owner += 1;
-            if seen.same_owner > IDLE_TURNS {
-                inner.background_parked = true;
-                return BackgroundAction::Parked;
-            }
-        } else {
-            seen.epoch = inner.epoch;
-            seen.same_owner = 0;
+            ShardOwner::Unowned | ShardOwner::Background if hinted => return BackgroundAction::Timed,
+            ShardOwner::Unowned | ShardOwner::Background => {}
         }
-        if owned || hinted {
-            return BackgroundAction::Timed;
-        }
+        (seen.unserved, seen.idle) = (false, 0);
         inner.owner = ShardOwner::Background;
         BackgroundAction::Own
     }
