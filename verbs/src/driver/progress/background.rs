@@ -87,7 +87,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
                 return self.sleep_as_owner();
             }
             BackgroundAction::Parked => None,
-            BackgroundAction::Timed => Some(self.standby.next_timer()),
+            BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
         };
         self.help();
         state.set_standby_timer(match until {
@@ -271,11 +271,13 @@ impl<D: Drive> BackgroundThread<'_, D> {
 }
 
 impl StandbyState {
-    /// Returns the end of a timer that begins now.
-    fn next_timer(&mut self) -> Instant {
+    /// Returns the end of a timer that begins now. It is shorter if there is an active poller,
+    /// because that may run other code at any time (`owned`).
+    fn next_timer(&mut self, owned: bool) -> Instant {
         let now = Instant::now();
         let lasted = now - *self.since.get_or_insert(now);
-        now + (lasted / TIMER_PART).clamp(POLL_GAP, MAX_TIMER)
+        let most = if owned { MAX_TIMER / TIMER_PART } else { MAX_TIMER };
+        now + (lasted / TIMER_PART).clamp(POLL_GAP, most)
     }
 }
 

@@ -79,7 +79,10 @@ pub(super) enum BackgroundAction {
     /// Drives as the owner.
     Own,
     /// Is on standby with a timer.
-    Timed,
+    Timed {
+        /// True if there is an active poller.
+        owned: bool,
+    },
     /// Is on standby until it is woken.
     Parked,
 }
@@ -318,7 +321,7 @@ impl Ownership {
                 seen.awake = !poller.is_asleep();
                 seen.stays_awake = seen.awake && was_awake;
                 if !seen.is_idle(is_active || seen.awake) {
-                    return BackgroundAction::Timed;
+                    return BackgroundAction::Timed { owned: true };
                 }
                 inner.background_parked = true;
                 return BackgroundAction::Parked;
@@ -329,14 +332,16 @@ impl Ownership {
                 let is_late = seen.unserved && was_unserved;
                 if !seen.is_idle(is_active) && !is_late {
                     seen.armed = true;
-                    return BackgroundAction::Timed;
+                    return BackgroundAction::Timed { owned: false };
                 }
                 watch.take();
                 if is_late {
                     inner.paused_until = (probes.now)() + ARM_PAUSE;
                 }
             }
-            ShardOwner::Unowned | ShardOwner::Background if hinted => return BackgroundAction::Timed,
+            ShardOwner::Unowned | ShardOwner::Background if hinted => {
+                return BackgroundAction::Timed { owned: false };
+            }
             ShardOwner::Unowned | ShardOwner::Background => {}
         }
         (seen.unserved, seen.idle) = (false, 0);
@@ -454,7 +459,7 @@ mod tests {
     #[test]
     fn background_owns_until_claim() {
         let mut f = OwnershipFixture::new();
-        assert_eq!(f.turn(true), BackgroundAction::Timed);
+        assert_eq!(f.turn(true), BackgroundAction::Timed { owned: false });
         assert_eq!(f.turn(false), BackgroundAction::Own);
         assert!(f.ownership.background_release());
         assert_eq!(f.turn(false), BackgroundAction::Own);
@@ -464,7 +469,7 @@ mod tests {
         assert!(f.woken(), "it sleeps in the descriptor");
         assert!(f.ownership.is_owned_by(&active));
         assert!(!f.ownership.background_release());
-        assert_eq!(f.turn(false), BackgroundAction::Timed);
+        assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
     }
 
     #[test]
@@ -492,13 +497,13 @@ mod tests {
     fn background_parked_while_poller_sleeps() {
         let mut f = OwnershipFixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
-        assert_eq!(f.turn(false), BackgroundAction::Timed);
-        assert_eq!(f.turn(false), BackgroundAction::Timed);
+        assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
+        assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
         assert!(f.seen.stays_awake);
         f.ownership.release();
         assert!(f.claim_asleep());
         for _ in 0..=IDLE_TURNS {
-            assert_eq!(f.turn(false), BackgroundAction::Timed);
+            assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
             assert!(!f.seen.stays_awake);
         }
         assert_eq!(f.turn(false), BackgroundAction::Parked);
@@ -523,7 +528,7 @@ mod tests {
         for _ in 0..2 {
             assert!(f.claim_asleep());
             for _ in 0..IDLE_TURNS {
-                assert_eq!(f.turn(false), BackgroundAction::Timed);
+                assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
             }
             f.ownership.release();
         }
@@ -572,7 +577,7 @@ mod tests {
         for (count, alive) in [(3, true), (IDLE_TURNS + 1, false)] {
             assert!(f.arm(&watched, 0));
             for _ in 0..count {
-                assert_eq!(f.turn_with(alive, false, false), BackgroundAction::Timed);
+                assert_eq!(f.turn_with(alive, false, false), BackgroundAction::Timed { owned: false });
             }
         }
         assert_eq!(f.turn(false), BackgroundAction::Own);
@@ -586,8 +591,8 @@ mod tests {
         let watched = WatchedStack::new();
         for now in [0, ARM_PAUSE] {
             assert!(f.arm(&watched, now));
-            assert_eq!(f.turn_with(true, false, true), BackgroundAction::Timed);
-            assert_eq!(f.turn_with(false, false, true), BackgroundAction::Timed);
+            assert_eq!(f.turn_with(true, false, true), BackgroundAction::Timed { owned: false });
+            assert_eq!(f.turn_with(false, false, true), BackgroundAction::Timed { owned: false });
             assert_eq!(f.turn_with(false, false, true), BackgroundAction::Own);
             assert!(!watched.is_on() && watched.watch.is_taken());
             assert!(!f.arm(&watched, ARM_PAUSE - 1), "not before the pause is over");
