@@ -49,22 +49,17 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
     spawned
 }
 
-/// The shortest time slice that Linux allows, in nanoseconds.
-const SLICE: u64 = 100_000;
-
-/// Amount by which [`raise_priority`] lowers a thread's nice value.
-const RAISED_BY: i32 = 10;
-
-/// Requests a shorter time slice for the calling thread. If all processors are busy, Linux 6.12 and
-/// newer let a thread that wakes up preempt one with a longer slice at once. Otherwise it waits
+/// Requests the shortest time slice for the calling thread. If all processors are busy, Linux 6.12
+/// and newer let a thread that wakes up preempt one with a longer slice at once. Otherwise it waits
 /// milliseconds for the end of that slice. A failure has no other consequence.
 fn shorten_slice() {
-    change(|attributes| attributes.sched_runtime = SLICE);
+    // The kernel raises this to the shortest slice that it allows, 100 microseconds.
+    change(|attributes| attributes.sched_runtime = 1);
 }
 
-/// Raises the priority of the calling thread, which belongs to the engine, or restores it. It needs
-/// CAP_SYS_NICE or RLIMIT_NICE. Without them, or if the thread has a real-time policy, nothing
-/// changes.
+/// Gives the calling thread, which belongs to the engine, the highest ordinary priority, or restores
+/// the one that it had. This needs CAP_SYS_NICE or RLIMIT_NICE. Without them, or if the thread has a
+/// real-time policy, nothing changes.
 ///
 /// Linux lets a thread that wakes up preempt another one only according to their shares of the
 /// processor. A thread that is woken many times in a row has used up its share sooner, and then
@@ -77,7 +72,7 @@ pub(crate) fn raise_priority(raised: bool) {
     change(|attributes| {
         if raised {
             BEFORE.set(Some(attributes.sched_nice));
-            attributes.sched_nice = (attributes.sched_nice - RAISED_BY).max(-20);
+            attributes.sched_nice = -20;
             // Threads that this one starts get the ordinary priority. The flag stays set, because
             // removing it needs a privilege.
             attributes.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
@@ -149,7 +144,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         spawn("slice", move || sender.send(slice()).unwrap()).unwrap().join().unwrap();
         // Before Linux 6.12 the slice cannot be set and is reported as 0.
-        assert_eq!(receiver.recv().unwrap(), if before == 0 { 0 } else { SLICE });
+        assert_eq!(receiver.recv().unwrap(), if before == 0 { 0 } else { 100_000 });
         assert_eq!(slice(), before);
     }
 
@@ -163,7 +158,7 @@ mod tests {
         let thread = spawn("raised", move || {
             raise_priority(true);
             let raised = nice();
-            assert!([before, (before - RAISED_BY).max(-20)].contains(&raised), "{before} to {raised}");
+            assert!([before, -20].contains(&raised), "{before} to {raised}");
             raise_priority(false);
             assert_eq!(nice(), before);
             // Nothing is restored if the priority was not raised.

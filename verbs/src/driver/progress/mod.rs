@@ -9,54 +9,54 @@
 //!
 //! # Ownership
 //!
-//! The owner is the thread or program that sleeps in the stack's descriptor, or is about to. If
-//! there is none, the shard is unowned. The owner is one value under a lock ([`ownership`]), with
-//! one method for each transition. "Background, if parked" means that the background thread is
-//! woken if it is on standby without a timer.
+//! The owner is the thread or program that sleeps in the stack's descriptor, or is about to:
 //!
-//! | transition | caller | from | to | condition | woken |
-//! |---|---|---|---|---|---|
-//! | `claim` | a thread in a wait, a driving task | unowned | awake | it has nothing to do | none |
-//! | `claim` | the same | background | awake | it has nothing to do | background: it finds that it is not the owner any more |
-//! | `claim_or_stand_by` | a thread in a wait | awake, asleep | no change, the thread is on standby | another is the active poller | none |
-//! | `fall_asleep` | the active poller | awake | asleep | nothing is pending, the deadline is read | none |
-//! | `wake_up` | the active poller | asleep | awake | its sleep ended; it drives and then runs code of the application | background, if parked |
-//! | `release` | the active poller | awake, asleep | unowned | its wait is over | one standby; background, if parked |
-//! | `background_turn` | background | unowned | background | no poll hint since its last turn | none |
-//! | `background_turn` | background | unowned | no change: standby with a timer | a poll hint since its last turn | none |
-//! | `background_turn` | background | awake | no change: standby with a timer | the active poller may run code of the application | none |
-//! | `background_turn` | background | asleep | no change: standby with a timer | the same active poller for at most [`IDLE_TURNS`](ownership::IDLE_TURNS) turns | none |
-//! | `background_turn` | background | asleep | no change: standby without a timer ("parked") | the same active poller for longer | none |
-//! | `background_release` | background | background | unowned | its sleep ended | none |
-//! | `background_release` | background | awake, asleep | no change: it does not drive | a thread has claimed meanwhile | none |
-//! | `arm` | a program that arms a queue of a channel with a descriptor | unowned, served | armed | no failure lately (`ArmBackoff`) | none |
-//! | `arm` | the same | background | armed | the same | background: it finds that it is not the owner any more |
-//! | `arm` | the same, of another channel | armed, served | unowned | each would wake up for the other one | background |
-//! | `withhold` | a post whose completion raises an event | armed | no change: the token is written later ([`comp_channel`](crate::comp_channel)) | the program polls before it sleeps | none |
-//! | `disarm` | the program takes an event | armed | served | | none |
-//! | `end_served` | the program polls, or asks for an event | served | unowned | it does not arm at once | none |
-//! | `claim` | a thread in a wait, a driving task | armed, served | awake | it has nothing to do | none |
-//! | `background_turn` | background | armed, served | no change: standby with a timer | rounds or armings since its last turn, or neither for few turns | none |
-//! | `background_turn` | background | armed, served | background | neither for more than [`IDLE_TURNS`](ownership::IDLE_TURNS) turns, or the stack had events at two of them | none |
+//! * *unowned*: nobody does;
+//! * *background*: the background thread;
+//! * *polled*: the active poller;
+//! * *armed*: a program that sleeps in a poll(2) of its own, which an arrival ends
+//!   ([`watch`](super::watch));
+//! * *served*: that program after it has taken its event. It may compute instead of sleeping.
 //!
-//! "armed": a program sleeps in a poll(2) of its own, which an arrival ends
-//! ([`watch`](super::watch)); "served": that program has taken its event. It may compute instead of
-//! sleeping, so the background thread checks it with a timer, and takes over when the stack's
-//! descriptor stays readable. It also takes over when nothing happens, so that an idle process has
-//! no timer.
+//! It is one value under a lock ([`ownership`]), with one method for each transition. The background
+//! thread is woken when it loses the role.
 //!
-//! "awake" and "asleep" are states of the active poller. Between its sleeps it may run code of the
-//! application for any time without driving. So the background thread drives when the active poller
-//! was awake at two turns and no round was made between them.
+//! | transition | caller | from | to | condition |
+//! |---|---|---|---|---|
+//! | `claim` | a thread in a wait, a driving task | all but polled | polled | it has nothing to do |
+//! | `release` | the active poller | polled | unowned | its wait is over; one thread on standby is woken, and the background thread if it is parked |
+//! | `background_turn` | background | unowned | background | no poll hint since its last turn |
+//! | `background_turn` | background | armed, served | background | neither rounds nor armings for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns, or unserved events at two turns |
+//! | `background_release` | background | background | unowned | its sleep ended |
+//! | `arm` | a program that arms a queue of a channel with a descriptor | unowned, background, served | armed | no failure lately ([`ARM_PAUSE`](ownership::ARM_PAUSE)) |
+//! | `arm` | the same, after a failure | served | unowned | |
+//! | `arm` | the same, of another channel | armed, served | unowned | each would wake up for the other one |
+//! | `disarm` | the program takes an event | armed | served | |
+//! | `end_served` | the program polls, or asks for an event | served | unowned | it does not arm at once |
+//!
+//! In all other cases the owner stays. The calls that find an owner which stays:
+//!
+//! | call | owner | effect |
+//! |---|---|---|
+//! | `claim_or_stand_by` | polled | the thread is on standby |
+//! | `background_turn` | unowned, with a poll hint; armed, served | the background thread is on standby with a timer |
+//! | `background_turn` | polled | the same, or without a timer (*parked*) if the poller has slept for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns without rounds |
+//! | `end_sleep` | polled | the background thread is woken if it is parked |
+//! | `withhold` | armed | a post's token is written later ([`comp_channel`](crate::comp_channel)) |
+//!
+//! Between its sleeps, an active poller may run code of the application for any time without
+//! driving. So the background thread drives when the poller was awake at two turns and no round was
+//! made between them. The reactor of a runtime sleeps for a task, which therefore counts as asleep.
+//! A parked background thread has no timer, so an idle process does not wake up.
 //!
 //! # Which thread serves an occasion
 //!
 //! | occasion | state | served by |
 //! |---|---|---|
-//! | the stack's descriptor becomes readable | awake, asleep | the active poller |
+//! | the stack's descriptor becomes readable | polled | the active poller |
 //! | | background | the background thread |
 //! | | unowned | the next poll; without one the background thread, which is on standby with a timer or awake |
-//! | an earlier deadline ([`State::set_timer`], then [`State::wake_owner`]) | awake, asleep | the active poller is woken, and reads the deadline after its claim |
+//! | an earlier deadline ([`State::set_timer`], then [`State::wake_owner`]) | polled | the active poller is woken, and reads the deadline after its claim |
 //! | | background, unowned | the background thread is woken, unless it is on standby with a timer |
 //! | a post, where another thread holds the core | any | the holder, after unlocking (`driver/handoff.rs`) |
 //! | a coalesced post ([`State::coalesce_timer`]) | any | the next poll within the poll hint; else the background thread, after [`RELATED`] |
