@@ -22,8 +22,15 @@ pub use driver::{JoinHandle, Post, Queue, Shard, pass, set_tick};
 /// it to three.
 #[cfg(loom)]
 pub fn check(model: impl Fn() + Sync + Send + 'static) {
+    check_at_most(usize::MAX, model);
+}
+
+/// Like [`check`], but with at most `preemptions` preemptions: with each further thread, there are
+/// many times as many schedules.
+#[cfg(loom)]
+pub fn check_at_most(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound.get_or_insert(1);
+    builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(1).min(preemptions));
     let schedules = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = std::sync::Arc::clone(&schedules);
     builder.check(move || {

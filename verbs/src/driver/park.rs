@@ -55,7 +55,9 @@ impl Parker {
 
     /// Clears an earlier wake-up.
     pub(super) fn reset(&self) {
-        self.notified.store(false, Ordering::SeqCst);
+        // A read-modify-write, like the one of `notify`: what the notifying thread did before it is
+        // visible afterwards, or the notification is kept.
+        self.notified.swap(false, Ordering::SeqCst);
     }
 
     pub(super) fn is_notified(&self) -> bool {
@@ -68,7 +70,7 @@ impl Parker {
     }
 
     pub(super) fn notify(&self) {
-        self.notified.store(true, Ordering::SeqCst);
+        self.notified.swap(true, Ordering::SeqCst);
         if self.is_asleep() {
             // Locked while the descriptor is written, so that no thread writes it after the sleeper
             // has taken this lock.
