@@ -18,8 +18,8 @@ mod driver;
 pub use driver::{JoinHandle, Post, Queue, Shard, pass, set_tick};
 
 /// Runs every schedule of `model` with at most `LOOM_MAX_PREEMPTIONS` preemptions. loom reads this
-/// variable; if it is unset, one preemption is used, which takes seconds. `cargo xtask models` sets
-/// it to three.
+/// variable; if it is unset, two preemptions are allowed, which takes seconds. `cargo xtask models`
+/// sets it to three.
 #[cfg(loom)]
 pub fn check(model: impl Fn() + Sync + Send + 'static) {
     check_at_most(usize::MAX, model);
@@ -30,7 +30,7 @@ pub fn check(model: impl Fn() + Sync + Send + 'static) {
 #[cfg(loom)]
 pub fn check_at_most(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(1).min(preemptions));
+    builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(2).min(preemptions));
     let schedules = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = std::sync::Arc::clone(&schedules);
     builder.check(move || {
