@@ -25,6 +25,7 @@ pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
         standby: StandbyState::default(),
         memory_polls: MemoryPolls::default(),
         poller: 0,
+        is_raised: false,
     };
     loop {
         // Reset before any state is read, so that a later wake-up is kept.
@@ -47,6 +48,8 @@ struct BackgroundThread<'a, D> {
     memory_polls: MemoryPolls,
     /// Poll hint that this thread has cleared last.
     poller: u32,
+    /// True if this thread has a raised priority.
+    is_raised: bool,
 }
 
 /// Observations of the background thread while it was on standby.
@@ -84,12 +87,14 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
             BackgroundAction::Own => {
                 self.standby.since = None;
+                self.raise(true);
                 return self.sleep_as_owner();
             }
             BackgroundAction::Parked => None,
             BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
         };
         self.help();
+        self.raise(false);
         state.set_standby_timer(match until {
             None => StandbyTimer::Off,
             Some(_) if hinted => StandbyTimer::Polled,
@@ -183,8 +188,16 @@ impl<D: Drive> BackgroundThread<'_, D> {
         self.memory_polls.observe(unserved);
         let is_likely = self.memory_polls.are_likely();
         if is_likely != was_likely {
-            raise_priority(is_likely);
             tracing::debug!(polls_memory = is_likely, "what the program that polls does");
+        }
+    }
+
+    /// Raises the priority of this thread while it is the owner: all other threads compute or poll
+    /// memory, and an arrival would wait until they have used up their time slices. On standby, it
+    /// must not disturb the threads that drive.
+    fn raise(&mut self, raised: bool) {
+        if std::mem::replace(&mut self.is_raised, raised) != raised {
+            raise_priority(raised);
         }
     }
 
@@ -339,6 +352,7 @@ mod tests {
             standby: StandbyState::default(),
             memory_polls: MemoryPolls::default(),
             poller: 0,
+            is_raised: false,
         };
         // The owner, because there was no poll yet.
         background.turn();
