@@ -149,6 +149,7 @@ fn options_of(input: &mut Input<'_>) -> ConnConfig {
             CapabilityExchange::On,
         ]))
         .acknowledged(bits & 16 != 0)
+        .copy_with_crc(bits & 32 == 0)
         .stable_tx(input.pick(&[StableTx::Off, StableTx::Writes, StableTx::On]))
         .no_receive_timeout(Duration::from_millis(input.pick(&[500, 0, 5000])))
 }

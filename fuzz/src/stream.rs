@@ -95,6 +95,7 @@ pub fn run(data: &[u8]) {
         rejected: false,
         peer,
     };
+    run.stream.set_long_batches(!theirs.copy_with_crc);
     run.stream.set_emss(input.pick(&[1460, 536, 9000, 100]));
     run.stream.handle_connected(now);
     run.events(&mut input);
@@ -129,6 +130,7 @@ fn config(input: &mut Input<'_>) -> RdmapConfig {
         input.pick(&[CapabilityExchange::Assume, CapabilityExchange::Off, CapabilityExchange::On]);
     config.acknowledged = bits & 16 != 0;
     config.stable_tx = input.pick(&[StableTx::Off, StableTx::Writes, StableTx::On]);
+    config.copy_with_crc = bits & 32 == 0;
     config.fallback = bits & 64 == 0;
     config.no_receive_timeout = Duration::from_millis(input.pick(&[500, 0, 5000]));
     config
