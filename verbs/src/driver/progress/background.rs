@@ -4,7 +4,7 @@ use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
 use super::memory_polls::MemoryPolls;
 use super::ownership::{BackgroundAction, TurnObservations, TurnProbes};
 use super::wait::keep_polling;
-use super::{Drive, POLL_GAP, RELATED, StandbyTimer, State};
+use super::{Drive, POLL_GAP, RECENT, RELATED, StandbyTimer, State};
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
         standby: StandbyState::default(),
         memory_polls: MemoryPolls::default(),
         poller: 0,
-        is_raised: false,
+        priority: Priority::default(),
     };
     loop {
         // Reset before any state is read, so that a later wake-up is kept.
@@ -48,8 +48,7 @@ struct BackgroundThread<'a, D> {
     memory_polls: MemoryPolls,
     /// Poll hint that this thread has cleared last.
     poller: u32,
-    /// True if this thread has a raised priority.
-    is_raised: bool,
+    priority: Priority,
 }
 
 /// Observations of the background thread while it was on standby.
@@ -87,14 +86,14 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
             BackgroundAction::Own => {
                 self.standby.since = None;
-                self.raise(true);
+                self.priority.set(true);
                 return self.sleep_as_owner();
             }
             BackgroundAction::Parked => None,
             BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
         };
         self.help();
-        self.raise(false);
+        self.priority.set(false);
         state.set_standby_timer(match until {
             None => StandbyTimer::Off,
             Some(_) if hinted => StandbyTimer::Polled,
@@ -145,7 +144,9 @@ impl<D: Drive> BackgroundThread<'_, D> {
         drop(drive);
         let end = self.memory_polls.end();
         let until = [state.deadline(), end].into_iter().flatten().min();
+        let begun = Instant::now();
         let readable = idle && state.background.sleep(state.stack.as_deref(), until);
+        self.priority.note_sleep(begun);
         let was_owner = state.ownership.background_release();
         if let Some(end) = end {
             let now = Instant::now();
@@ -189,15 +190,6 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let is_likely = self.memory_polls.are_likely();
         if is_likely != was_likely {
             tracing::debug!(polls_memory = is_likely, "what the program that polls does");
-        }
-    }
-
-    /// Raises the priority of this thread while it is the owner: all other threads compute or poll
-    /// memory, and an arrival would wait until they have used up their time slices. On standby, it
-    /// must not disturb the threads that drive.
-    fn raise(&mut self, raised: bool) {
-        if std::mem::replace(&mut self.is_raised, raised) != raised {
-            raise_priority(raised);
         }
     }
 
@@ -283,6 +275,43 @@ impl<D: Drive> BackgroundThread<'_, D> {
     }
 }
 
+/// Priority of the background thread. It is raised while the thread is the owner: all other threads
+/// compute or poll memory, and an arrival would wait until they have used up their time slices. On
+/// standby, the thread must not disturb those that drive. It must not let the peers take most of a
+/// processor from other programs either, so the priority is ordinary if the thread was awake for
+/// more than half of the last period of [`RECENT`].
+#[derive(Default)]
+struct Priority {
+    is_raised: bool,
+    is_busy: bool,
+    /// Start of the current period, and the time for which the thread has slept since.
+    period: Option<Instant>,
+    slept: Duration,
+}
+
+impl Priority {
+    fn set(&mut self, owner: bool) {
+        if !owner {
+            (self.period, self.slept) = (None, Duration::ZERO);
+        }
+        let raised = owner && !self.is_busy;
+        if std::mem::replace(&mut self.is_raised, raised) != raised {
+            raise_priority(raised);
+        }
+    }
+
+    /// Records a sleep of the owner that began at `begun` and has just ended.
+    fn note_sleep(&mut self, begun: Instant) {
+        let now = Instant::now();
+        self.slept += now - begun;
+        let period = now - *self.period.get_or_insert(begun);
+        if period >= RECENT {
+            self.is_busy = self.slept < period / 2;
+            (self.period, self.slept) = (Some(now), Duration::ZERO);
+        }
+    }
+}
+
 impl StandbyState {
     /// Returns the end of a timer that begins now. It is shorter if there is an active poller,
     /// because that may run other code at any time (`owned`).
@@ -337,6 +366,23 @@ mod tests {
     }
 
     #[test]
+    fn busy_owner_has_ordinary_priority() {
+        let mut priority = Priority::default();
+        let slept = |priority: &mut Priority, part: f64| {
+            let start = Instant::now().checked_sub(RECENT).unwrap();
+            priority.period = Some(start);
+            priority.note_sleep(start + RECENT.mul_f64(1.0 - part));
+        };
+        for (part, raised) in [(0.9, true), (0.1, false), (0.6, true)] {
+            slept(&mut priority, part);
+            priority.set(true);
+            assert_eq!(priority.is_raised, raised, "{part} asleep");
+        }
+        priority.set(false);
+        assert!(!priority.is_raised, "on standby");
+    }
+
+    #[test]
     fn background_thread_leaves_polled_shard() {
         // A pipe whose other end is closed is readable.
         let (stack, _) = std::io::pipe().unwrap();
@@ -352,7 +398,7 @@ mod tests {
             standby: StandbyState::default(),
             memory_polls: MemoryPolls::default(),
             poller: 0,
-            is_raised: false,
+            priority: Priority::default(),
         };
         // The owner, because there was no poll yet.
         background.turn();
