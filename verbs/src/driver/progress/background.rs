@@ -1,6 +1,6 @@
 //! Background thread: the owner while no application thread waits or polls, on standby otherwise.
 
-use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
+use super::super::os::{Instant, preemptions, raise_priority, sleep_for, thread_time};
 use super::memory_polls::MemoryPolls;
 use super::ownership::{BackgroundAction, TurnObservations, TurnProbes};
 use super::wait::keep_polling;
@@ -25,7 +25,7 @@ pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
         standby: StandbyState::default(),
         memory_polls: MemoryPolls::default(),
         poller: 0,
-        priority: Priority::default(),
+        processor: SharedProcessor::default(),
     };
     loop {
         // Reset before any state is read, so that a later wake-up is kept.
@@ -48,7 +48,7 @@ struct BackgroundThread<'a, D> {
     memory_polls: MemoryPolls,
     /// Poll hint that this thread has cleared last.
     poller: u32,
-    priority: Priority,
+    processor: SharedProcessor,
 }
 
 /// Observations of the background thread while it was on standby.
@@ -86,14 +86,15 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
             BackgroundAction::Own => {
                 self.standby.since = None;
-                self.priority.set(true);
+                let may_raise = self.memory_polls.are_likely() || self.processor.is_contended();
+                self.processor.set_priority(true, may_raise);
                 return self.sleep_as_owner();
             }
             BackgroundAction::Parked => None,
             BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
         };
         self.help();
-        self.priority.set(false);
+        self.processor.set_priority(false, false);
         state.set_standby_timer(match until {
             None => StandbyTimer::Off,
             Some(_) if hinted => StandbyTimer::Polled,
@@ -146,7 +147,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let until = [state.deadline(), end].into_iter().flatten().min();
         let begun = Instant::now();
         let readable = idle && state.background.sleep(state.stack.as_deref(), until);
-        self.priority.note_sleep(begun);
+        self.processor.note_sleep(begun);
         let was_owner = state.ownership.background_release();
         if let Some(end) = end {
             let now = Instant::now();
@@ -244,9 +245,10 @@ impl<D: Drive> BackgroundThread<'_, D> {
             state.background.sleep(None, Some(Instant::now() + POLL_GAP));
             return;
         }
-        if readable {
+        if readable && !self.processor.is_contended() {
             let hinted = || state.poll_hint.load(Ordering::SeqCst) != 0;
-            keep_polling(&drive, || hinted() || state.ownership.is_taken());
+            let stop = || hinted() || state.ownership.is_taken();
+            self.processor.observe(|| keep_polling(&drive, stop));
         }
         self.see_rounds();
     }
@@ -275,28 +277,49 @@ impl<D: Drive> BackgroundThread<'_, D> {
     }
 }
 
-/// Priority of the background thread. It is raised while the thread is the owner: all other threads
-/// compute or poll memory, and an arrival would wait until they have used up their time slices. On
-/// standby, the thread must not disturb those that drive. It must not let the peers take most of a
-/// processor from other programs either, so the priority is ordinary if the thread was awake for
-/// more than half of the last period of [`RECENT`].
+/// How the background thread, as the owner, shares its processor with the threads of the program,
+/// which compute or poll memory.
+///
+/// If another thread wants the same processor, yielding it costs milliseconds, until that thread has
+/// used up its time slice. Then the priority is raised, so that an arrival ends a sleep at once, and
+/// this thread does not keep polling. But the peers must not take most of a processor from other
+/// programs: the priority is ordinary if this thread was awake for more than half of the last period
+/// of [`RECENT`].
 #[derive(Default)]
-struct Priority {
+struct SharedProcessor {
     is_raised: bool,
     is_busy: bool,
-    /// Start of the current period, and the time for which the thread has slept since.
+    /// Time until which another thread is expected to want the processor.
+    contended_until: Option<Instant>,
+    /// Start of the current period, and the time for which this thread has slept since.
     period: Option<Instant>,
     slept: Duration,
 }
 
-impl Priority {
-    fn set(&mut self, owner: bool) {
+impl SharedProcessor {
+    fn is_contended(&self) -> bool {
+        self.contended_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Sets the priority. On standby, it is ordinary: this thread must not disturb those that drive.
+    fn set_priority(&mut self, owner: bool, may_raise: bool) {
         if !owner {
             (self.period, self.slept) = (None, Duration::ZERO);
         }
-        let raised = owner && !self.is_busy;
+        let raised = owner && may_raise && !self.is_busy;
         if std::mem::replace(&mut self.is_raised, raised) != raised {
             raise_priority(raised);
+        }
+    }
+
+    /// Calls `poll`, which yields the processor and takes at most [`POLL_GAP`], and records whether
+    /// another thread kept the processor for longer.
+    fn observe(&mut self, poll: impl FnOnce()) {
+        let (begun, before) = (Instant::now(), preemptions());
+        poll();
+        let now = Instant::now();
+        if now - begun >= 2 * POLL_GAP && preemptions() != before {
+            self.contended_until = Some(now + RECENT);
         }
     }
 
@@ -367,19 +390,19 @@ mod tests {
 
     #[test]
     fn busy_owner_has_ordinary_priority() {
-        let mut priority = Priority::default();
-        let slept = |priority: &mut Priority, part: f64| {
+        let mut processor = SharedProcessor::default();
+        let slept = |processor: &mut SharedProcessor, part: f64| {
             let start = Instant::now().checked_sub(RECENT).unwrap();
-            priority.period = Some(start);
-            priority.note_sleep(start + RECENT.mul_f64(1.0 - part));
+            processor.period = Some(start);
+            processor.note_sleep(start + RECENT.mul_f64(1.0 - part));
         };
         for (part, raised) in [(0.9, true), (0.1, false), (0.6, true)] {
-            slept(&mut priority, part);
-            priority.set(true);
-            assert_eq!(priority.is_raised, raised, "{part} asleep");
+            slept(&mut processor, part);
+            processor.set_priority(true, true);
+            assert_eq!(processor.is_raised, raised, "{part} asleep");
         }
-        priority.set(false);
-        assert!(!priority.is_raised, "on standby");
+        processor.set_priority(false, false);
+        assert!(!processor.is_raised, "on standby");
     }
 
     #[test]
@@ -398,7 +421,7 @@ mod tests {
             standby: StandbyState::default(),
             memory_polls: MemoryPolls::default(),
             poller: 0,
-            priority: Priority::default(),
+            processor: SharedProcessor::default(),
         };
         // The owner, because there was no poll yet.
         background.turn();
