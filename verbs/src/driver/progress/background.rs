@@ -5,8 +5,8 @@ use super::memory_polls::MemoryPolls;
 use super::ownership::{BackgroundAction, TurnObservations, TurnProbes};
 use super::wait::keep_polling;
 use super::{Drive, POLL_GAP, RECENT, RELATED, StandbyTimer, State};
-use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Divisor for the timer of the standby: the timer is the time for which the standby has lasted,
@@ -25,7 +25,7 @@ pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
         standby: StandbyState::default(),
         memory_polls: MemoryPolls::default(),
         poller: 0,
-        processor: SharedProcessor::default(),
+        contended_until: None,
     };
     loop {
         // Reset before any state is read, so that a later wake-up is kept.
@@ -48,7 +48,8 @@ struct BackgroundThread<'a, D> {
     memory_polls: MemoryPolls,
     /// Poll hint that this thread has cleared last.
     poller: u32,
-    processor: SharedProcessor,
+    /// Time until which another thread is expected to want this thread's processor.
+    contended_until: Option<Instant>,
 }
 
 /// Observations of the background thread while it was on standby.
@@ -86,15 +87,12 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
             BackgroundAction::Own => {
                 self.standby.since = None;
-                let may_raise = self.memory_polls.are_likely() || self.processor.is_contended();
-                self.processor.set_priority(true, may_raise);
                 return self.sleep_as_owner();
             }
             BackgroundAction::Parked => None,
             BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
         };
         self.help();
-        self.processor.set_priority(false, false);
         state.set_standby_timer(match until {
             None => StandbyTimer::Off,
             Some(_) if hinted => StandbyTimer::Polled,
@@ -145,9 +143,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         drop(drive);
         let end = self.memory_polls.end();
         let until = [state.deadline(), end].into_iter().flatten().min();
-        let begun = Instant::now();
         let readable = idle && state.background.sleep(state.stack.as_deref(), until);
-        self.processor.note_sleep(begun);
         let was_owner = state.ownership.background_release();
         if let Some(end) = end {
             let now = Instant::now();
@@ -190,6 +186,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         self.memory_polls.observe(unserved);
         let is_likely = self.memory_polls.are_likely();
         if is_likely != was_likely {
+            raise_priority(is_likely);
             tracing::debug!(polls_memory = is_likely, "what the program that polls does");
         }
     }
@@ -245,12 +242,24 @@ impl<D: Drive> BackgroundThread<'_, D> {
             state.background.sleep(None, Some(Instant::now() + POLL_GAP));
             return;
         }
-        if readable && !self.processor.is_contended() {
-            let hinted = || state.poll_hint.load(Ordering::SeqCst) != 0;
-            let stop = || hinted() || state.ownership.is_taken();
-            self.processor.observe(|| keep_polling(&drive, stop));
+        if readable && self.contended_until.is_none_or(|until| until <= Instant::now()) {
+            self.keep_polling(&drive);
         }
         self.see_rounds();
+    }
+
+    /// Keeps polling, and checks whether another thread wants this thread's processor. If so,
+    /// polling is given up for a while, because it yields the processor to a thread that keeps it for
+    /// milliseconds. A thread that wakes up from sleep preempts the other one.
+    fn keep_polling(&mut self, drive: &Arc<D>) {
+        let state = self.state;
+        let hinted = || state.poll_hint.load(Ordering::SeqCst) != 0;
+        let (begun, before) = (Instant::now(), preemptions());
+        keep_polling(drive, || hinted() || state.ownership.is_taken());
+        let now = Instant::now();
+        if now - begun >= 2 * POLL_GAP && preemptions() != before {
+            self.contended_until = Some(now + RECENT);
+        }
     }
 
     fn is_pending(&self) -> bool {
@@ -277,64 +286,6 @@ impl<D: Drive> BackgroundThread<'_, D> {
     }
 }
 
-/// How the background thread, as the owner, shares its processor with the threads of the program,
-/// which compute or poll memory.
-///
-/// If another thread wants the same processor, yielding it costs milliseconds, until that thread has
-/// used up its time slice. Then the priority is raised, so that an arrival ends a sleep at once, and
-/// this thread does not keep polling. But the peers must not take most of a processor from other
-/// programs: the priority is ordinary if this thread was awake for more than half of the last period
-/// of [`RECENT`].
-#[derive(Default)]
-struct SharedProcessor {
-    is_raised: bool,
-    is_busy: bool,
-    /// Time until which another thread is expected to want the processor.
-    contended_until: Option<Instant>,
-    /// Start of the current period, and the time for which this thread has slept since.
-    period: Option<Instant>,
-    slept: Duration,
-}
-
-impl SharedProcessor {
-    fn is_contended(&self) -> bool {
-        self.contended_until.is_some_and(|until| Instant::now() < until)
-    }
-
-    /// Sets the priority. On standby, it is ordinary: this thread must not disturb those that drive.
-    fn set_priority(&mut self, owner: bool, may_raise: bool) {
-        if !owner {
-            (self.period, self.slept) = (None, Duration::ZERO);
-        }
-        let raised = owner && may_raise && !self.is_busy;
-        if std::mem::replace(&mut self.is_raised, raised) != raised {
-            raise_priority(raised);
-        }
-    }
-
-    /// Calls `poll`, which yields the processor and takes at most [`POLL_GAP`], and records whether
-    /// another thread kept the processor for longer.
-    fn observe(&mut self, poll: impl FnOnce()) {
-        let (begun, before) = (Instant::now(), preemptions());
-        poll();
-        let now = Instant::now();
-        if now - begun >= 2 * POLL_GAP && preemptions() != before {
-            self.contended_until = Some(now + RECENT);
-        }
-    }
-
-    /// Records a sleep of the owner that began at `begun` and has just ended.
-    fn note_sleep(&mut self, begun: Instant) {
-        let now = Instant::now();
-        self.slept += now - begun;
-        let period = now - *self.period.get_or_insert(begun);
-        if period >= RECENT {
-            self.is_busy = self.slept < period / 2;
-            (self.period, self.slept) = (Some(now), Duration::ZERO);
-        }
-    }
-}
-
 impl StandbyState {
     /// Returns the end of a timer that begins now. It is shorter if there is an active poller,
     /// because that may run other code at any time (`owned`).
@@ -350,7 +301,6 @@ impl StandbyState {
 mod tests {
     use super::super::super::os::StackFd;
     use super::*;
-    use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
 
     /// Shard whose descriptor is always readable, and whose core another thread holds. That thread
@@ -389,23 +339,6 @@ mod tests {
     }
 
     #[test]
-    fn busy_owner_has_ordinary_priority() {
-        let mut processor = SharedProcessor::default();
-        let slept = |processor: &mut SharedProcessor, part: f64| {
-            let start = Instant::now().checked_sub(RECENT).unwrap();
-            processor.period = Some(start);
-            processor.note_sleep(start + RECENT.mul_f64(1.0 - part));
-        };
-        for (part, raised) in [(0.9, true), (0.1, false), (0.6, true)] {
-            slept(&mut processor, part);
-            processor.set_priority(true, true);
-            assert_eq!(processor.is_raised, raised, "{part} asleep");
-        }
-        processor.set_priority(false, false);
-        assert!(!processor.is_raised, "on standby");
-    }
-
-    #[test]
     fn background_thread_leaves_polled_shard() {
         // A pipe whose other end is closed is readable.
         let (stack, _) = std::io::pipe().unwrap();
@@ -421,7 +354,7 @@ mod tests {
             standby: StandbyState::default(),
             memory_polls: MemoryPolls::default(),
             poller: 0,
-            processor: SharedProcessor::default(),
+            contended_until: None,
         };
         // The owner, because there was no poll yet.
         background.turn();
