@@ -249,10 +249,6 @@ impl Sub for Instant {
 
 pub(super) fn raise_priority(_: bool) {}
 
-pub(super) fn preemptions() -> i64 {
-    0
-}
-
 pub(super) fn thread_id() -> u32 {
     1
 }

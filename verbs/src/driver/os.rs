@@ -168,18 +168,6 @@ pub(super) fn thread_time(thread: u32) -> Option<Duration> {
     (!failed).then_some(time)
 }
 
-/// Returns how many times another thread has got the processor although this one could have
-/// continued.
-pub(super) fn preemptions() -> i64 {
-    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the structure is a local variable. If the call fails it stays all zeros, which is a
-    // valid value.
-    unsafe {
-        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
-        usage.assume_init().ru_nivcsw
-    }
-}
-
 fn timespec(wait: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),

@@ -1,6 +1,6 @@
 //! Background thread: the owner while no application thread waits or polls, on standby otherwise.
 
-use super::super::os::{Instant, preemptions, raise_priority, sleep_for, thread_time};
+use super::super::os::{Instant, raise_priority, sleep_for, thread_id, thread_time};
 use super::memory_polls::MemoryPolls;
 use super::ownership::{BackgroundAction, TurnObservations, TurnProbes};
 use super::wait::keep_polling;
@@ -254,10 +254,14 @@ impl<D: Drive> BackgroundThread<'_, D> {
     fn keep_polling(&mut self, drive: &Arc<D>) {
         let state = self.state;
         let hinted = || state.poll_hint.load(Ordering::SeqCst) != 0;
-        let (begun, before) = (Instant::now(), preemptions());
+        let used = || thread_time(thread_id());
+        let (begun, before) = (Instant::now(), used());
         keep_polling(drive, || hinted() || state.ownership.is_taken());
         let now = Instant::now();
-        if now - begun >= 2 * POLL_GAP && preemptions() != before {
+        // Without another thread it would have returned after `POLL_GAP`, and been running until then.
+        if now - begun >= 2 * POLL_GAP
+            && used().zip(before).is_some_and(|(used, before)| used - before < (now - begun) / 2)
+        {
             self.contended_until = Some(now + RECENT);
         }
     }
