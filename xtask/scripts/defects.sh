@@ -16,9 +16,9 @@ cd "$copy"
 tab=$(printf '\t')
 while IFS="$tab" read -r id test what; do
     case " $* " in "  " | *" $id "*) ;; *) continue ;; esac
-    patch -s -p1 <"$folder/$id.patch"
+    git apply "$folder/$id.patch"
     # shellcheck disable=SC2086
-    if ! cargo test -q --no-run ${test%% -- *} >"$copy/log" 2>&1; then
+    if ! cargo test -q --no-run $test >"$copy/log" 2>&1; then
         echo "$id | $what | DOES NOT BUILD"
         unnoticed=1
     elif cargo test -q $test >"$copy/log" 2>&1; then
@@ -27,6 +27,6 @@ while IFS="$tab" read -r id test what; do
     else
         echo "$id | $what | noticed by ${test##* }"
     fi
-    patch -s -R -p1 <"$folder/$id.patch"
+    git apply -R "$folder/$id.patch"
 done <"$folder/table.tsv"
 exit $unnoticed

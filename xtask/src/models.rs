@@ -6,9 +6,9 @@ use std::io;
 /// Options of `cargo xtask models`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-First every schedule of three threads with at most three preemptions, and of four threads with two (loom), then random schedules of nine threads (shuttle), and at
-last copies of the sources with the defects of verbs/models/defects. Takes about six minutes on an idle machine. Exit code 1 when a schedule
-fails, or a defect is not noticed.")]
+First every schedule of three threads with at most three preemptions, and of four threads with two (loom), then random schedules of nine
+threads (shuttle), and at last copies of the sources with the defects of verbs/models/defects. Takes about six minutes on an idle machine.
+Exit code 1 when a schedule fails, or a defect is not noticed.")]
 pub(crate) struct Options {
     /// Only models whose name contains this
     #[arg(long, value_name = "SUBSTR")]

@@ -205,12 +205,13 @@ impl<D: Drive> BackgroundThread<'_, D> {
             if served || state.poll_hint.load(Ordering::SeqCst) != 0 {
                 return Some(false);
             }
-            // Wall-clock time does not count, because the thread may have been preempted.
+            // Wall-clock time does not count, because the thread may have been preempted. The clock
+            // goes back if the thread has ended and a new one has its number.
             let now = thread_time(poller)?;
-            if now - begun >= POLL_GAP {
+            if now.saturating_sub(begun) >= POLL_GAP {
                 return Some(true);
             }
-            if now - before < RELATED / 2 {
+            if now.saturating_sub(before) < RELATED / 2 {
                 return None;
             }
             before = now;
@@ -248,9 +249,9 @@ impl<D: Drive> BackgroundThread<'_, D> {
         self.see_rounds();
     }
 
-    /// Keeps polling, and checks whether another thread wants this thread's processor. If so,
-    /// polling is given up for a while, because it yields the processor to a thread that keeps it for
-    /// milliseconds. A thread that wakes up from sleep preempts the other one.
+    /// Keeps polling, which yields the processor. If another thread has kept the processor for long,
+    /// this thread does not keep polling for the next [`RECENT`], but sleeps: a thread that wakes up
+    /// preempts the other one, while one that yields waits milliseconds for its turn.
     fn keep_polling(&mut self, drive: &Arc<D>) {
         let state = self.state;
         let hinted = || state.poll_hint.load(Ordering::SeqCst) != 0;
@@ -258,9 +259,10 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let (begun, before) = (Instant::now(), used());
         keep_polling(drive, || hinted() || state.ownership.is_taken());
         let now = Instant::now();
-        // Without another thread it would have returned after `POLL_GAP`, and been running until then.
-        if now - begun >= 2 * POLL_GAP
-            && used().zip(before).is_some_and(|(used, before)| used - before < (now - begun) / 2)
+        let took = now - begun;
+        // Polling ends after `POLL_GAP`, unless another thread has the processor then.
+        if took >= 2 * POLL_GAP
+            && used().zip(before).is_some_and(|(used, before)| used.saturating_sub(before) < took / 2)
         {
             self.contended_until = Some(now + RECENT);
         }
@@ -291,8 +293,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
 }
 
 impl StandbyState {
-    /// Returns the end of a timer that begins now. It is shorter if there is an active poller,
-    /// because that may run other code at any time (`owned`).
+    /// Returns the end of a timer that begins now. `owned` is true if there is an active poller; as
+    /// it may run other code at any time, the timer is shorter then.
     fn next_timer(&mut self, owned: bool) -> Instant {
         let now = Instant::now();
         let lasted = now - *self.since.get_or_insert(now);

@@ -19,12 +19,13 @@
 //! * *served*: that program after it has taken its event. It may compute instead of sleeping.
 //!
 //! It is one value under a lock ([`ownership`]), with one method for each transition. The background
-//! thread is woken when it loses the role.
+//! thread is woken when it loses the role. `release` wakes one thread on standby, and the background
+//! thread if it is parked.
 //!
 //! | transition | caller | from | to | condition |
 //! |---|---|---|---|---|
 //! | `claim` | a thread in a wait, a driving task | all but polled | polled | it has nothing to do |
-//! | `release` | the active poller | polled | unowned | its wait is over; one thread on standby is woken, and the background thread if it is parked |
+//! | `release` | the active poller | polled | unowned | its wait is over |
 //! | `background_turn` | background | unowned | background | no poll hint since its last turn |
 //! | `background_turn` | background | armed, served | background | neither rounds nor armings for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns, or unserved events at two turns |
 //! | `background_release` | background | background | unowned | its sleep ended |
@@ -34,7 +35,7 @@
 //! | `disarm` | the program takes an event | armed | served | |
 //! | `end_served` | the program polls, or asks for an event | served | unowned | it does not arm at once |
 //!
-//! In all other cases the owner stays. The calls that find an owner which stays:
+//! Calls that do not change the owner:
 //!
 //! | call | owner | effect |
 //! |---|---|---|
@@ -116,7 +117,7 @@ use std::time::Duration;
 /// coalesced with earlier ones, the end of another thread's call.
 const RELATED: Duration = Duration::from_micros(20);
 /// Time within which a program that polls continuously polls again, even if it handles a request in
-/// between.
+/// between. Other short waits last as long: for a thread that holds the core, or while bytes move.
 const POLL_GAP: Duration = Duration::from_micros(200);
 /// Time for which what a program does is expected to continue: a thread that arms a queue so soon
 /// after a sleep in one of the engine's waits sleeps in such a wait again, and programs that poll
