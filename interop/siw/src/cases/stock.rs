@@ -280,7 +280,14 @@ impl ProgramPair {
         }
         let unusual = match self.style {
             ArgumentStyle::Rping => lines(output).find(|line| !is_usual_of_rping(line, client)),
-            ArgumentStyle::Perftest if client && !self.measured(output) => Some("no measurement"),
+            ArgumentStyle::Perftest if client && !self.measured(output) => {
+                let said: Vec<_> = lines(output).filter(|line| !line.is_empty()).collect();
+                return Some(format!(
+                    "{program}: no measurement, exit code {}: {}",
+                    output.status,
+                    said.join(" / ")
+                ));
+            }
             ArgumentStyle::Perftest | ArgumentStyle::Rdmacm => None,
         };
         match unusual {
