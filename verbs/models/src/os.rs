@@ -1,6 +1,6 @@
 //! Descriptors, sleeps on them and the clock, with the interface of `verbs/src/driver/os.rs`.
 
-use super::sync::Mutex;
+use super::sync::{Mutex, per_thread};
 use super::time::{self, Sleeper};
 use std::cell::Cell;
 use std::io::Result;
@@ -249,8 +249,10 @@ impl Sub for Instant {
 
 pub(super) fn raise_priority(_: bool) {}
 
+per_thread!(THREAD_ID: u32 = time::new_thread_id());
+
 pub(super) fn thread_id() -> u32 {
-    1
+    THREAD_ID.with(|id| *id)
 }
 
 /// Returns `None`: no thread runs long enough between two of its steps.

@@ -229,6 +229,12 @@ impl Shard {
         self.queue.pop()
     }
 
+    /// Models a poll of another completion queue, which is empty.
+    pub fn poll_other_queue(self: &Arc<Self>) {
+        self.state.hint_poll();
+        self.try_pump();
+    }
+
     /// Models `ibv_req_notify_cq`.
     pub fn arm(self: &Arc<Self>) {
         self.queue.inner.lock().armed = true;

@@ -33,6 +33,7 @@ struct ThreadStates {
     asleep: usize,
     /// Threads whose sleep has a timeout.
     timed: Vec<Arc<Sleeper>>,
+    last_id: u32,
 }
 
 thread_local! {
@@ -46,6 +47,14 @@ pub(crate) fn begin() {
 
 fn count(change: impl FnOnce(&mut ThreadStates)) {
     THREADS.with_borrow_mut(change);
+}
+
+/// Returns the id of a thread that has none yet. It is not 0.
+pub(super) fn new_thread_id() -> u32 {
+    THREADS.with_borrow_mut(|threads| {
+        threads.last_id += 1;
+        threads.last_id
+    })
 }
 
 /// Makes all timeouts expire.

@@ -75,6 +75,21 @@ fn waiter_sees_an_arrival() {
     });
 }
 
+/// Data arrives while a thread waits and another one polls, so that the waiting thread gives up its
+/// role. Then the polls end.
+#[test]
+fn waiter_leaves_arrivals_to_poller() {
+    with_background(|shard| {
+        let poller = shard.spawn(|shard| {
+            shard.poll_other_queue();
+            shard.arrive();
+            shard.arrive();
+        });
+        shard.wait(2);
+        poller.join();
+    });
+}
+
 /// Another thread sets a deadline while a thread begins to wait.
 #[test]
 fn waiter_sees_a_deadline() {

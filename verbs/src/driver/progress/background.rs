@@ -1,8 +1,8 @@
 //! Background thread: the owner while no application thread waits or polls, on standby otherwise.
 
 use super::super::os::{Instant, raise_priority, sleep_for, thread_id, thread_time};
-use super::memory_polls::MemoryPolls;
-use super::ownership::{BackgroundAction, TurnObservations, TurnProbes};
+use super::memory_polls::{ARRIVALS_PER_CHECK, MemoryPolls};
+use super::ownership::{BackgroundAction, IDLE_TURNS, TurnObservations, TurnProbes};
 use super::wait::keep_polling;
 use super::{Drive, POLL_GAP, RECENT, RELATED, StandbyTimer, State};
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// divided by this number. A turn takes some processor time of the poller, so turns must be rare
 /// compared with round trips. If an application has stopped polling without arming a queue, an
 /// arrival waits for at most two timers.
-const TIMER_PART: u32 = 16;
+const TIMER_PART: u32 = 8;
 /// Maximum timer of the standby.
 const MAX_TIMER: Duration = Duration::from_millis(16);
 
@@ -72,7 +72,11 @@ impl<D: Drive> BackgroundThread<'_, D> {
         // A program that polls but never finds its queue empty makes no rounds. Then the poll hint
         // does not count.
         let hinted = self.take_hint() && self.standby.driven;
-        if hinted && self.standby.since.is_some() && state.is_readable() {
+        if hinted
+            && self.standby.since.is_some()
+            && state.is_readable()
+            && self.memory_polls.is_to_be_checked(true, IDLE_TURNS)
+        {
             // Handled like a turn of the standby.
             state.set_standby_timer(StandbyTimer::Polled);
             let unserved = self.check();
@@ -90,7 +94,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
                 return self.sleep_as_owner();
             }
             BackgroundAction::Parked => None,
-            BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
+            BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned && !hinted)),
         };
         self.help();
         state.set_standby_timer(match until {
@@ -162,7 +166,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         // poller.
         let polled = state.poll_hint.load(Ordering::SeqCst) != 0;
         let by_poller = polled && self.has_rounds();
-        if readable && self.memory_polls.is_to_be_checked(polled && !by_poller) {
+        if readable && self.memory_polls.is_to_be_checked(polled && !by_poller, ARRIVALS_PER_CHECK) {
             self.take_hint();
             self.check();
         }
@@ -293,12 +297,12 @@ impl<D: Drive> BackgroundThread<'_, D> {
 }
 
 impl StandbyState {
-    /// Returns the end of a timer that begins now. `owned` is true if there is an active poller; as
-    /// it may run other code at any time, the timer is shorter then.
-    fn next_timer(&mut self, owned: bool) -> Instant {
+    /// Returns the end of a timer that begins now. `alone` is true if only an active poller drives;
+    /// as it may run other code at any time, the timer is shorter then.
+    fn next_timer(&mut self, alone: bool) -> Instant {
         let now = Instant::now();
         let lasted = now - *self.since.get_or_insert(now);
-        let most = if owned { MAX_TIMER / TIMER_PART } else { MAX_TIMER };
+        let most = if alone { MAX_TIMER / TIMER_PART } else { MAX_TIMER };
         now + (lasted / TIMER_PART).clamp(POLL_GAP, most)
     }
 }

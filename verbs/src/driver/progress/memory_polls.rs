@@ -16,7 +16,7 @@ use super::RECENT;
 
 /// Maximum number of arrivals of which the background thread, as the owner, checks one. A check
 /// delays its arrival, so checks become rare while they confirm the assumption.
-const ARRIVALS_PER_CHECK: u32 = 4096;
+pub(super) const ARRIVALS_PER_CHECK: u32 = 4096;
 
 /// Assumption about the programs of a shard.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -74,12 +74,13 @@ impl MemoryPolls {
 
     /// Counts an arrival for the background thread as the owner. Returns whether to check it.
     /// `polled` is true if the program has polled without making a round.
-    pub(super) fn is_to_be_checked(&mut self, polled: bool) -> bool {
+    /// At least one arrival of `most` is checked.
+    pub(super) fn is_to_be_checked(&mut self, polled: bool, most: u32) -> bool {
         if !polled && !self.are_likely() {
             return false;
         }
         self.arrivals += 1;
-        self.arrivals >= self.per_check
+        self.arrivals >= self.per_check.min(most)
     }
 }
 
@@ -104,7 +105,7 @@ mod tests {
     /// number of checks.
     fn checked(polls: &mut MemoryPolls, arrivals: u32, unserved: bool) -> usize {
         let is_checked = |_: &u32| {
-            let checked = polls.is_to_be_checked(true);
+            let checked = polls.is_to_be_checked(true, ARRIVALS_PER_CHECK);
             if checked {
                 polls.observe(unserved);
             }
@@ -116,7 +117,7 @@ mod tests {
     #[test]
     fn checks_rare_for_memory_pollers() {
         let mut polls = MemoryPolls::default();
-        assert!((0..1000).all(|_| !polls.is_to_be_checked(false)));
+        assert!((0..1000).all(|_| !polls.is_to_be_checked(false, ARRIVALS_PER_CHECK)));
         assert!(checked(&mut polls, 4 * ARRIVALS_PER_CHECK, false) <= 17);
         // After the first unserved arrival, the next one is checked at once.
         polls.observe(true);

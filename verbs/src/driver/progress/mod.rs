@@ -25,7 +25,7 @@
 //! | transition | caller | from | to | condition |
 //! |---|---|---|---|---|
 //! | `claim` | a thread in a wait, a driving task | all but polled | polled | it has nothing to do |
-//! | `release` | the active poller | polled | unowned | its wait is over |
+//! | `release` | the active poller | polled | unowned | its wait is over, or another thread polls steadily |
 //! | `background_turn` | background | unowned | background | no poll hint since its last turn |
 //! | `background_turn` | background | armed, served | background | neither rounds nor armings for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns, or unserved events at two turns |
 //! | `background_release` | background | background | unowned | its sleep ended |
@@ -44,6 +44,10 @@
 //! | `background_turn` | polled | the same, or without a timer (*parked*) if the poller has slept for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns without rounds |
 //! | `end_sleep` | polled | the background thread is woken if it is parked |
 //! | `withhold` | armed | a post's token is written later ([`comp_channel`](crate::comp_channel)) |
+//!
+//! If another thread polls steadily, each arrival would wake the active poller in vain, and take the
+//! processor from the other thread. So the active poller gives up its role for a while
+//! ([`PAUSE`](ownership::PAUSE)), during which only a completion wakes it.
 //!
 //! Between its sleeps, an active poller may run code of the application for any time without
 //! driving. So the background thread drives when the poller was awake at two turns and no round was

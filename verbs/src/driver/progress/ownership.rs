@@ -10,11 +10,15 @@ use std::time::Duration;
 
 /// Number of consecutive turns without news during which the background thread stays on standby with
 /// a timer. After more turns with the same active poller asleep, it parks. After more turns without
-/// a round or an arming, it takes over from an armed program.
+/// a round or an arming, it takes over from an armed program. Also the number of arrivals for which
+/// an active poller keeps its role although another thread polls.
 pub(super) const IDLE_TURNS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 10 };
-/// Pause during which no armed program becomes the owner. It begins when an armed program did not
+/// Time for which a thread or program is not the owner after it turned out to be a bad one. For
+/// armed programs, see [`ARM_PAUSE`]. A waiting thread begins it when another thread polls steadily.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+/// [`PAUSE`] during which no armed program becomes the owner. It begins when an armed program did not
 /// drive in time or had a spurious wake-up, or when two programs were armed.
-const ARM_PAUSE: Nanos = nanos(Duration::from_millis(100));
+const ARM_PAUSE: Nanos = nanos(PAUSE);
 
 /// Owner of a shard: the thread or program that sleeps in the stack's descriptor, or is about to.
 #[derive(Default)]
@@ -180,6 +184,11 @@ impl Ownership {
             next.notify();
         }
         inner.wake_parked_background(&self.background);
+    }
+
+    /// Returns whether a thread waits while another one is the active poller.
+    pub(super) fn has_standby(&self) -> bool {
+        !self.inner.lock().standby.is_empty()
     }
 
     /// Makes the program of `watch`, which has armed a queue, the owner, unless there is an active

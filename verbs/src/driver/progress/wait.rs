@@ -1,9 +1,10 @@
 //! Blocking waits: a thread drives the shard, or sleeps, until its condition is met.
 
-use super::super::os::Instant;
+use super::super::os::{Instant, thread_id};
 use super::super::park::Parker;
 use super::super::sync::yield_now;
-use super::{Drive, POLL_GAP, RELATED, State};
+use super::ownership::{IDLE_TURNS, PAUSE};
+use super::{Drive, POLL_GAP, RELATED, State, WAIT_ENDED};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -33,8 +34,9 @@ pub(in super::super) fn block_on<D: Drive, T>(
     // This wait may be nested in another one of the thread and clear its wake-ups. So the outer
     // wait is notified to check its condition again.
     let _outer = NotifyOnDrop(&parker);
-    // The thread stays the active poller from its first sleep until it returns. Handing over at
-    // every wake-up would wake two threads each time.
+    // The thread stays the active poller from its first sleep until it returns, or until another
+    // thread is found to poll steadily. Handing over at every wake-up would wake two threads each
+    // time.
     let mut active = None;
     loop {
         parker.reset();
@@ -112,7 +114,7 @@ fn sleep<'a, D: Drive>(
             state.ownership.leave_standby(parker);
             return false;
         }
-        *active = Some(PollerRole(state));
+        *active = Some(PollerRole { state, polled_by_others: 0 });
     }
     // Read after the claim, because a thread that changed either value before it may have found no
     // owner to wake.
@@ -128,6 +130,11 @@ fn sleep<'a, D: Drive>(
     if readable && !drive.try_handle_stack_event() {
         // Another thread drives. Until its round ends, the descriptor stays readable.
         parker.sleep(None, Some(Instant::now() + POLL_GAP));
+    }
+    if readable && active.as_mut().is_some_and(PollerRole::is_redundant) {
+        *active = None;
+        let until = Instant::now() + PAUSE;
+        parker.sleep(None, Some(deadline.map_or(until, |at| at.min(until))));
     }
     false
 }
@@ -162,10 +169,62 @@ impl Drop for NotifyOnDrop<'_> {
 }
 
 /// Role of the active poller, which the thread has until this is dropped.
-struct PollerRole<'a>(&'a State);
+struct PollerRole<'a> {
+    state: &'a State,
+    /// Number of consecutive arrivals before each of which another thread has polled.
+    polled_by_others: u32,
+}
+
+impl PollerRole<'_> {
+    /// Records an arrival. Returns whether another thread polls so steadily that this thread only
+    /// disturbs it: it has polled between all of the last [`IDLE_TURNS`] arrivals, and no thread
+    /// was on standby.
+    fn is_redundant(&mut self) -> bool {
+        let state = self.state;
+        let hint = state.poll_hint.load(Ordering::Relaxed);
+        if hint == 0 || hint == WAIT_ENDED || state.ownership.has_standby() {
+            self.polled_by_others = 0;
+            return false;
+        }
+        // The next poll sets it again.
+        state.poll_hint.store(0, Ordering::SeqCst);
+        self.polled_by_others += 1;
+        let is_steady = self.polled_by_others > IDLE_TURNS;
+        if is_steady {
+            self.polled_by_others = 0;
+        }
+        is_steady && hint != thread_id()
+    }
+}
 
 impl Drop for PollerRole<'_> {
     fn drop(&mut self) {
-        self.0.release();
+        self.state.release();
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn role_ends_if_another_thread_polls_steadily() {
+        let state = State::new(None, false).unwrap();
+        let mut role = PollerRole { state: &state, polled_by_others: 0 };
+        let mut arrivals_until_redundant = |hint: u32| {
+            (1..100).find(|_| {
+                state.poll_hint.store(hint, Ordering::SeqCst);
+                role.is_redundant()
+            })
+        };
+        let another = thread_id() + 1;
+        assert_eq!(arrivals_until_redundant(another), Some(IDLE_TURNS + 1));
+        assert_eq!(arrivals_until_redundant(thread_id()), None);
+        assert_eq!(arrivals_until_redundant(WAIT_ENDED), None);
+        assert_eq!(arrivals_until_redundant(0), None);
+        let parkers = [(); 2].map(|()| Arc::new(Parker::new().unwrap()));
+        assert!(state.ownership.claim_or_stand_by(&parkers[0]));
+        assert!(!state.ownership.claim_or_stand_by(&parkers[1]));
+        assert_eq!(arrivals_until_redundant(another), None, "a thread is on standby");
     }
 }
