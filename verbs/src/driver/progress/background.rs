@@ -94,7 +94,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
                 return self.sleep_as_owner();
             }
             BackgroundAction::Parked => None,
-            BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned && !hinted)),
+            BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
         };
         self.help();
         state.set_standby_timer(match until {
@@ -297,12 +297,12 @@ impl<D: Drive> BackgroundThread<'_, D> {
 }
 
 impl StandbyState {
-    /// Returns the end of a timer that begins now. `alone` is true if only an active poller drives;
-    /// as it may run other code at any time, the timer is shorter then.
-    fn next_timer(&mut self, alone: bool) -> Instant {
+    /// Returns the end of a timer that begins now. `owned` is true if there is an active poller; as
+    /// it may run other code at any time, the timer is shorter then.
+    fn next_timer(&mut self, owned: bool) -> Instant {
         let now = Instant::now();
         let lasted = now - *self.since.get_or_insert(now);
-        let most = if alone { MAX_TIMER / TIMER_PART } else { MAX_TIMER };
+        let most = if owned { MAX_TIMER / TIMER_PART } else { MAX_TIMER };
         now + (lasted / TIMER_PART).clamp(POLL_GAP, most)
     }
 }

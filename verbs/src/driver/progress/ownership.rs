@@ -10,8 +10,8 @@ use std::time::Duration;
 
 /// Number of consecutive turns without news during which the background thread stays on standby with
 /// a timer. After more turns with the same active poller asleep, it parks. After more turns without
-/// a round or an arming, it takes over from an armed program. Also the number of arrivals for which
-/// an active poller keeps its role although another thread polls.
+/// a round or an arming, it takes over from an armed program. An active poller keeps its role for
+/// twice as many arrivals although another thread polls.
 pub(super) const IDLE_TURNS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 10 };
 /// Time for which a thread or program is not the owner after it turned out to be a bad one. For
 /// armed programs, see [`ARM_PAUSE`]. A waiting thread begins it when another thread polls steadily.

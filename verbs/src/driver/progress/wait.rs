@@ -114,7 +114,7 @@ fn sleep<'a, D: Drive>(
             state.ownership.leave_standby(parker);
             return false;
         }
-        *active = Some(PollerRole { state, polled_by_others: 0 });
+        *active = Some(PollerRole { state, arrivals: 0 });
     }
     // Read after the claim, because a thread that changed either value before it may have found no
     // owner to wake.
@@ -171,27 +171,32 @@ impl Drop for NotifyOnDrop<'_> {
 /// Role of the active poller, which the thread has until this is dropped.
 struct PollerRole<'a> {
     state: &'a State,
-    /// Number of consecutive arrivals before each of which another thread has polled.
-    polled_by_others: u32,
+    /// Number of arrivals since the begin of the wait, or since the last one that does not count
+    /// for [`PollerRole::is_redundant`].
+    arrivals: u32,
 }
 
 impl PollerRole<'_> {
     /// Records an arrival. Returns whether another thread polls so steadily that this thread only
-    /// disturbs it: it has polled between all of the last [`IDLE_TURNS`] arrivals, and no thread
-    /// was on standby.
+    /// disturbs it: the wait is long, the other thread has polled between the last
+    /// [`IDLE_TURNS`] arrivals, and no thread was on standby.
     fn is_redundant(&mut self) -> bool {
         let state = self.state;
+        self.arrivals += 1;
+        let is_long = self.arrivals > IDLE_TURNS;
+        if !is_long {
+            return false;
+        }
         let hint = state.poll_hint.load(Ordering::Relaxed);
         if hint == 0 || hint == WAIT_ENDED || state.ownership.has_standby() {
-            self.polled_by_others = 0;
+            self.arrivals = 0;
             return false;
         }
         // The next poll sets it again.
         state.poll_hint.store(0, Ordering::SeqCst);
-        self.polled_by_others += 1;
-        let is_steady = self.polled_by_others > IDLE_TURNS;
+        let is_steady = self.arrivals > 2 * IDLE_TURNS;
         if is_steady {
-            self.polled_by_others = 0;
+            self.arrivals = 0;
         }
         is_steady && hint != thread_id()
     }
@@ -210,7 +215,7 @@ mod tests {
     #[test]
     fn role_ends_if_another_thread_polls_steadily() {
         let state = State::new(None, false).unwrap();
-        let mut role = PollerRole { state: &state, polled_by_others: 0 };
+        let mut role = PollerRole { state: &state, arrivals: 0 };
         let mut arrivals_until_redundant = |hint: u32| {
             (1..100).find(|_| {
                 state.poll_hint.store(hint, Ordering::SeqCst);
@@ -218,7 +223,7 @@ mod tests {
             })
         };
         let another = thread_id() + 1;
-        assert_eq!(arrivals_until_redundant(another), Some(IDLE_TURNS + 1));
+        assert_eq!(arrivals_until_redundant(another), Some(2 * IDLE_TURNS + 1));
         assert_eq!(arrivals_until_redundant(thread_id()), None);
         assert_eq!(arrivals_until_redundant(WAIT_ENDED), None);
         assert_eq!(arrivals_until_redundant(0), None);
