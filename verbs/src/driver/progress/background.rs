@@ -1,12 +1,12 @@
 //! Background thread: the owner while no application thread waits or polls, on standby otherwise.
 
-use super::super::os::{Instant, raise_priority, sleep_for, thread_id, thread_time};
+use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
 use super::memory_polls::{ARRIVALS_PER_CHECK, MemoryPolls};
 use super::ownership::{BackgroundAction, IDLE_TURNS, TurnObservations, TurnProbes};
 use super::wait::keep_polling;
-use super::{Drive, POLL_GAP, RECENT, RELATED, StandbyTimer, State};
+use super::{Drive, POLL_GAP, RELATED, StandbyTimer, State};
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Divisor for the timer of the standby: the timer is the time for which the standby has lasted,
@@ -25,7 +25,6 @@ pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
         standby: StandbyState::default(),
         memory_polls: MemoryPolls::default(),
         poller: 0,
-        contended_until: None,
     };
     loop {
         // Reset before any state is read, so that a later wake-up is kept.
@@ -48,8 +47,6 @@ struct BackgroundThread<'a, D> {
     memory_polls: MemoryPolls,
     /// Poll hint that this thread has cleared last.
     poller: u32,
-    /// Time until which another thread is expected to want this thread's processor.
-    contended_until: Option<Instant>,
 }
 
 /// Observations of the background thread while it was on standby.
@@ -247,29 +244,11 @@ impl<D: Drive> BackgroundThread<'_, D> {
             state.background.sleep(None, Some(Instant::now() + POLL_GAP));
             return;
         }
-        if readable && self.contended_until.is_none_or(|until| until <= Instant::now()) {
-            self.keep_polling(&drive);
+        if readable {
+            let hinted = || state.poll_hint.load(Ordering::SeqCst) != 0;
+            keep_polling(&drive, || hinted() || state.ownership.is_taken());
         }
         self.see_rounds();
-    }
-
-    /// Keeps polling, which yields the processor. If another thread has kept the processor for long,
-    /// this thread does not keep polling for the next [`RECENT`], but sleeps: a thread that wakes up
-    /// preempts the other one, while one that yields waits milliseconds for its turn.
-    fn keep_polling(&mut self, drive: &Arc<D>) {
-        let state = self.state;
-        let hinted = || state.poll_hint.load(Ordering::SeqCst) != 0;
-        let used = || thread_time(thread_id());
-        let (begun, before) = (Instant::now(), used());
-        keep_polling(drive, || hinted() || state.ownership.is_taken());
-        let now = Instant::now();
-        let took = now - begun;
-        // Polling ends after `POLL_GAP`, unless another thread has the processor then.
-        if took >= 2 * POLL_GAP
-            && used().zip(before).is_some_and(|(used, before)| used.saturating_sub(before) < took / 2)
-        {
-            self.contended_until = Some(now + RECENT);
-        }
     }
 
     fn is_pending(&self) -> bool {
@@ -311,6 +290,7 @@ impl StandbyState {
 mod tests {
     use super::super::super::os::StackFd;
     use super::*;
+    use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
 
     /// Shard whose descriptor is always readable, and whose core another thread holds. That thread
@@ -364,7 +344,6 @@ mod tests {
             standby: StandbyState::default(),
             memory_polls: MemoryPolls::default(),
             poller: 0,
-            contended_until: None,
         };
         // The owner, because there was no poll yet.
         background.turn();

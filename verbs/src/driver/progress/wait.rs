@@ -2,9 +2,10 @@
 
 use super::super::os::{Instant, thread_id};
 use super::super::park::Parker;
-use super::super::sync::yield_now;
+use super::super::sync::{per_thread, yield_now};
 use super::ownership::{IDLE_TURNS, PAUSE};
 use super::{Drive, POLL_GAP, RELATED, State, WAIT_ENDED};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -67,7 +68,11 @@ pub(in super::super) fn block_on<D: Drive, T>(
         let pending = sleep(drive, &parker, deadline, &mut active);
         if pending && pumped.is_none() {
             // The thread that holds the core serves the work.
-            yield_now();
+            if is_contended() {
+                parker.sleep(None, Some(Instant::now() + RELATED));
+            } else {
+                yield_processor();
+            }
         }
     }
 }
@@ -139,11 +144,31 @@ fn sleep<'a, D: Drive>(
     false
 }
 
+// Time until which another thread is expected to want the processor of this thread.
+per_thread!(CONTENDED_UNTIL: Cell<Option<Instant>> = Cell::new(None));
+
+/// Returns whether another thread has recently kept the processor for long when this thread had
+/// yielded it. Then it is better to sleep: a thread that wakes up preempts the other one, while one
+/// that yields waits milliseconds for its turn.
+fn is_contended() -> bool {
+    CONTENDED_UNTIL.with(Cell::get).is_some_and(|until| Instant::now() < until)
+}
+
+/// Yields the processor to any other thread. Updates [`is_contended`].
+fn yield_processor() {
+    let begun = Instant::now();
+    yield_now();
+    let now = Instant::now();
+    if now - begun >= POLL_GAP {
+        CONTENDED_UNTIL.with(|until| until.set(Some(now + PAUSE)));
+    }
+}
+
 /// Makes rounds while bytes move, and for [`RELATED`] after that, because a sleep with its wake-up
-/// costs as much. Ends early if `stop` returns true, and after [`POLL_GAP`], so that the caller
-/// checks its deadline and the owner.
+/// costs as much. Ends early if `stop` returns true, if the processor is contended, and after
+/// [`POLL_GAP`], so that the caller checks its deadline and the owner.
 pub(super) fn keep_polling<D: Drive>(drive: &Arc<D>, stop: impl Fn() -> bool) {
-    if drive.progress().manual {
+    if drive.progress().manual || is_contended() {
         return;
     }
     let begun = Instant::now();
@@ -154,7 +179,7 @@ pub(super) fn keep_polling<D: Drive>(drive: &Arc<D>, stop: impl Fn() -> bool) {
         } else if last.elapsed() >= RELATED {
             return;
         } else {
-            yield_now();
+            yield_processor();
         }
     }
 }
