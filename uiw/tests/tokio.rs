@@ -165,6 +165,10 @@ async fn reader_keeps_wake_up_of_writer() {
         AsyncWriteExt::write_all(&mut peer, &[byte]).await.unwrap();
     }
     AsyncWriteExt::flush(&mut peer).await.unwrap();
+    // Each end has also sent a message with its credits.
+    while device.counters().total().traffic.send.received.messages < 20 + 2 {
+        tokio::task::yield_now().await;
+    }
     let mut read = [0; 4];
     for byte in 0..4u8 {
         AsyncReadExt::read_exact(&mut stream, &mut read[..1]).await.unwrap();

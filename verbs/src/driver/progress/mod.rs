@@ -29,7 +29,7 @@
 //! | `background_turn` | background | unowned | background | no poll hint since its last turn |
 //! | `background_turn` | background | armed, served | background | neither rounds nor armings for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns, or unserved events at two turns |
 //! | `background_release` | background | background | unowned | its sleep ended |
-//! | `arm` | a program that arms a queue of a channel with a descriptor | unowned, background, served | armed | no failure lately (`ARM_PAUSE`) |
+//! | `arm` | a program that arms a queue of a channel with a descriptor | unowned, background, served | armed | no failure lately ([`PAUSE`](ownership::PAUSE)) |
 //! | `arm` | the same, after a failure | served | unowned | |
 //! | `arm` | the same, of another channel | armed, served | unowned | each would wake up for the other one |
 //! | `disarm` | the program takes an event | armed | served | |

@@ -13,12 +13,10 @@ use std::time::Duration;
 /// a round or an arming, it takes over from an armed program. An active poller keeps its role for
 /// twice as many arrivals although another thread polls.
 pub(super) const IDLE_TURNS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 10 };
-/// Time for which a thread or program is not the owner after it turned out to be a bad one. For
-/// armed programs, see [`ARM_PAUSE`]. A waiting thread begins it when another thread polls steadily.
-pub(super) const PAUSE: Duration = Duration::from_millis(100);
-/// [`PAUSE`] during which no armed program becomes the owner. It begins when an armed program did not
-/// drive in time or had a spurious wake-up, or when two programs were armed.
-const ARM_PAUSE: Nanos = nanos(PAUSE);
+/// Pause of a thread or program that is not suitable as the owner. For armed programs, it begins
+/// when one did not drive in time or had a spurious wake-up, or when two were armed; for a waiting
+/// thread when another thread polls steadily, or keeps the processor.
+pub(super) const PAUSE: Nanos = nanos(Duration::from_millis(100));
 
 /// Owner of a shard: the thread or program that sleeps in the stack's descriptor, or is about to.
 #[derive(Default)]
@@ -68,7 +66,7 @@ struct OwnershipState {
     standby: Vec<Arc<Parker>>,
     /// True if the background thread is on standby without a timer.
     background_parked: bool,
-    /// End of the last [`ARM_PAUSE`].
+    /// End of the last [`PAUSE`].
     paused_until: Nanos,
 }
 
@@ -192,7 +190,7 @@ impl Ownership {
     }
 
     /// Makes the program of `watch`, which has armed a queue, the owner, unless there is an active
-    /// poller, another armed program, or a pause ([`ARM_PAUSE`]). Returns whether it is the owner.
+    /// poller, another armed program, or a pause ([`PAUSE`]). Returns whether it is the owner.
     /// `begin` is called before the program's descriptor can become readable, unless the program
     /// was armed already.
     pub(super) fn arm(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos, begin: impl FnOnce()) -> bool {
@@ -212,7 +210,7 @@ impl Ownership {
                 // Each program would be woken by the arrivals of the other one.
                 other.take();
                 inner.owner = ShardOwner::Unowned;
-                inner.paused_until = now() + ARM_PAUSE;
+                inner.paused_until = now() + PAUSE;
                 return false;
             }
             ShardOwner::Background | ShardOwner::Unowned if paused => return false,
@@ -271,7 +269,7 @@ impl Ownership {
     pub(super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos) {
         let mut inner = self.inner.lock();
         if inner.is_watched_by(watch) {
-            inner.paused_until = now() + ARM_PAUSE;
+            inner.paused_until = now() + PAUSE;
         }
     }
 
@@ -345,7 +343,7 @@ impl Ownership {
                 }
                 watch.take();
                 if is_late {
-                    inner.paused_until = (probes.now)() + ARM_PAUSE;
+                    inner.paused_until = (probes.now)() + PAUSE;
                 }
             }
             ShardOwner::Unowned | ShardOwner::Background if hinted => {
@@ -598,13 +596,13 @@ mod tests {
     fn background_replaces_passive_armed_program() {
         let mut f = OwnershipFixture::new();
         let watched = WatchedStack::new();
-        for now in [0, ARM_PAUSE] {
+        for now in [0, PAUSE] {
             assert!(f.arm(&watched, now));
             assert_eq!(f.turn_with(true, false, true), BackgroundAction::Timed { owned: false });
             assert_eq!(f.turn_with(false, false, true), BackgroundAction::Timed { owned: false });
             assert_eq!(f.turn_with(false, false, true), BackgroundAction::Own);
             assert!(!watched.is_on() && watched.watch.is_taken());
-            assert!(!f.arm(&watched, ARM_PAUSE - 1), "not before the pause is over");
+            assert!(!f.arm(&watched, PAUSE - 1), "not before the pause is over");
         }
     }
 
@@ -615,9 +613,9 @@ mod tests {
         assert!(f.arm(&watched, 0));
         assert!(f.ownership.disarm(&watched.watch));
         f.ownership.note_spurious_wake_up(&watched.watch, || 0);
-        assert!(!f.arm(&watched, ARM_PAUSE - 1), "a pause");
-        f.ownership.note_spurious_wake_up(&watched.watch, || ARM_PAUSE - 1);
-        assert!(f.arm(&watched, ARM_PAUSE), "its end");
+        assert!(!f.arm(&watched, PAUSE - 1), "a pause");
+        f.ownership.note_spurious_wake_up(&watched.watch, || PAUSE - 1);
+        assert!(f.arm(&watched, PAUSE), "its end");
     }
 
     #[test]
@@ -627,7 +625,7 @@ mod tests {
         assert!(f.arm(&first, 0));
         assert!(!f.arm(&second, 0));
         assert!(first.watch.is_taken() && !first.is_on() && !second.is_on());
-        assert!(!f.arm(&first, ARM_PAUSE - 1) && f.arm(&first, ARM_PAUSE));
+        assert!(!f.arm(&first, PAUSE - 1) && f.arm(&first, PAUSE));
     }
 
     #[test]
@@ -657,7 +655,7 @@ mod tests {
         let f = OwnershipFixture::new();
         let (watched, other) = (WatchedStack::new(), WatchedStack::new());
         let withhold = || {
-            assert!(f.arm(&watched, ARM_PAUSE));
+            assert!(f.arm(&watched, PAUSE));
             assert!(!f.ownership.withhold(other.withheld()), "another channel");
             assert!(f.ownership.withhold(watched.withheld()) && !watched.released());
         };

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
+use std::time::Duration;
 
 /// True if the shortage of descriptors was logged. Every wait of every thread finds it again.
 static REPORTED: AtomicBool = AtomicBool::new(false);
@@ -138,7 +139,7 @@ fn sleep<'a, D: Drive>(
     }
     if readable && active.as_mut().is_some_and(PollerRole::is_redundant) {
         *active = None;
-        let until = Instant::now() + PAUSE;
+        let until = Instant::now() + Duration::from_nanos(PAUSE);
         parker.sleep(None, Some(deadline.map_or(until, |at| at.min(until))));
     }
     false
@@ -160,7 +161,7 @@ fn yield_processor() {
     yield_now();
     let now = Instant::now();
     if now - begun >= POLL_GAP {
-        CONTENDED_UNTIL.with(|until| until.set(Some(now + PAUSE)));
+        CONTENDED_UNTIL.with(|until| until.set(Some(now + Duration::from_nanos(PAUSE))));
     }
 }
 
