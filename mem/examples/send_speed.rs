@@ -15,27 +15,29 @@ use uiw_crc32c::Crc32c;
 use uiw_mem::{Access, Limits, Memory, PdId, PinnedSpan, Right, StreamId, Table};
 
 const HEADER: [u8; 20] = [0; 20];
-/// Bytes in one call, and before an FPDU is sent again.
+/// Bytes of payload in one call of the kernel, like in a batch of a stream.
 const BATCH: usize = 64 << 10;
-/// Bytes of the payload of one figure.
+/// Bytes of payload that are sent for one measurement.
 const WORK: usize = 256 << 20;
-/// Number of figures, of which the smallest counts.
+/// Number of measurements, of which the fastest one is printed.
 const ROUNDS: usize = 5;
 const PAGE: usize = 4096;
 
-/// Memory from which payload is sent.
+/// Payload of the FPDUs of one call.
 struct Source<'a> {
-    /// For copies.
+    /// Registered memory, from which payload is copied.
     span: &'a PinnedSpan<'a>,
-    /// The same memory, for the kernel.
+    /// Other memory at the same page offset, which the kernel gathers: the registered memory belongs
+    /// to the table.
     bytes: &'a [u8],
 }
 
-/// Sends `count` FPDUs with `len` bytes of payload each, from consecutive parts of the memory.
-type Send = fn(&Source<'_>, len: usize, count: usize, staging: &mut Vec<u8>, to: &mut TcpStream);
+/// Function that sends `count` FPDUs with `len` bytes of payload each.
+type SendFpdus = fn(&Source<'_>, len: usize, count: usize, staging: &mut Vec<u8>, to: &mut TcpStream);
 
 fn main() {
-    let ways: [(&str, Send); 3] = [("two passes", two_passes), ("one pass", one_pass), ("gather", gather)];
+    let ways: [(&str, SendFpdus); 3] =
+        [("two passes", two_passes), ("one pass", one_pass), ("gather", gather)];
     println!("{}; one pass: {}", processor(), uiw_mem::recover::copies_with_crc());
     let mut socket = discarding_socket();
     for offset in [0, 16] {
@@ -47,7 +49,6 @@ fn main() {
             let count = (BATCH / len).max(1);
             let memory = vec![1; PAGE + offset + len * count];
             let first = memory.as_ptr().align_offset(PAGE) + offset;
-            // The kernel reads a copy at the same page offset, as the table owns the memory.
             let copy = vec![1; memory.len()];
             let first_of_copy = copy.as_ptr().align_offset(PAGE) + offset;
             let table = Table::new(Limits::default());
@@ -135,7 +136,7 @@ fn thread_time() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// Returns the features of the processor that the choice depends on.
+/// Returns the processor features on which the choice depends.
 fn processor() -> String {
     #[cfg(target_arch = "x86_64")]
     {

@@ -5,7 +5,7 @@
 //! an arrival then waits for the timer of the standby, because the program makes no call until the
 //! bytes are in its memory.
 //!
-//! At the ends of its timers, and as the owner if the program polls without making a round, the
+//! At the ends of some of its timers, and as the owner if the program polls without making a round, the
 //! background thread checks whether an arrival stays unserved although the thread that polled last
 //! is running. If so, it becomes the owner despite the poll hint, with a higher priority if it is
 //! allowed to have one. It stays the owner until a check, or a time without arrivals, shows that
@@ -72,9 +72,9 @@ impl MemoryPolls {
         }
     }
 
-    /// Counts an arrival for the background thread as the owner. Returns whether to check it.
-    /// `polled` is true if the program has polled without making a round.
-    /// At least one arrival of `most` is checked.
+    /// Counts an arrival that the background thread has found, as the owner or at the end of a timer.
+    /// Returns whether to check it; at least one of `most` arrivals is checked. `polled` is true if
+    /// the program may poll memory: it has polled without making a round, or polls between arrivals.
     pub(super) fn is_to_be_checked(&mut self, polled: bool, most: u32) -> bool {
         if !polled && !self.are_likely() {
             return false;
@@ -99,6 +99,13 @@ mod tests {
         assert!(polls.are_likely());
         polls.observe(false);
         assert!(!polls.are_likely());
+    }
+
+    #[test]
+    fn confirmed_checks_stay_within_limit() {
+        let mut polls = MemoryPolls::default();
+        (0..100).for_each(|_| polls.observe(false));
+        assert_eq!((1..100).find(|_| polls.is_to_be_checked(true, 10)), Some(10));
     }
 
     /// Simulates `arrivals`, each with the result `unserved` if it is checked, and returns the

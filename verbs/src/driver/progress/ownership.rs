@@ -10,12 +10,18 @@ use std::time::Duration;
 
 /// Number of consecutive turns without news during which the background thread stays on standby with
 /// a timer. After more turns with the same active poller asleep, it parks. After more turns without
-/// a round or an arming, it takes over from an armed program. An active poller keeps its role for
-/// twice as many arrivals although another thread polls.
+/// a round or an arming, it takes over from an armed program.
+///
+/// Also the number of arrivals after which a long wait gives up the role of the active poller to a
+/// thread that polls, and the maximum number of turns of the standby at which the background thread
+/// checks for programs that poll memory only once.
 pub(super) const IDLE_TURNS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 10 };
-/// Pause of a thread or program that is not suitable as the owner. For armed programs, it begins
-/// when one did not drive in time or had a spurious wake-up, or when two were armed; for a waiting
-/// thread when another thread polls steadily, or keeps the processor.
+/// Time for which a behavior of the application is expected to last after it was observed.
+///
+/// * No armed program becomes the owner after one did not drive in time or had a spurious wake-up,
+///   or after two were armed.
+/// * A waiting thread does not claim the role that it has given up to a thread that polls.
+/// * A thread does not yield the processor after another thread has kept it.
 pub(super) const PAUSE: Nanos = nanos(Duration::from_millis(100));
 
 /// Owner of a shard: the thread or program that sleeps in the stack's descriptor, or is about to.

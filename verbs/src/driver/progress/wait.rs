@@ -138,6 +138,7 @@ fn sleep<'a, D: Drive>(
         parker.sleep(None, Some(Instant::now() + POLL_GAP));
     }
     if readable && active.as_mut().is_some_and(PollerRole::is_redundant) {
+        // The other thread serves the arrivals. If it stops, the background thread does.
         *active = None;
         let until = Instant::now() + Duration::from_nanos(PAUSE);
         parker.sleep(None, Some(deadline.map_or(until, |at| at.min(until))));
@@ -148,9 +149,11 @@ fn sleep<'a, D: Drive>(
 // Time until which another thread is expected to want the processor of this thread.
 per_thread!(CONTENDED_UNTIL: Cell<Option<Instant>> = Cell::new(None));
 
-/// Returns whether another thread has recently kept the processor for long when this thread had
-/// yielded it. Then it is better to sleep: a thread that wakes up preempts the other one, while one
-/// that yields waits milliseconds for its turn.
+/// Returns whether, during the last [`PAUSE`], another thread has kept the processor for
+/// [`POLL_GAP`] or longer after this thread had yielded it.
+///
+/// If so, the caller should sleep instead of yielding again: a thread that wakes up preempts the
+/// other one, while a thread that yields waits milliseconds for its turn.
 fn is_contended() -> bool {
     CONTENDED_UNTIL.with(Cell::get).is_some_and(|until| Instant::now() < until)
 }
@@ -197,15 +200,16 @@ impl Drop for NotifyOnDrop<'_> {
 /// Role of the active poller, which the thread has until this is dropped.
 struct PollerRole<'a> {
     state: &'a State,
-    /// Number of arrivals since the begin of the wait, or since the last one that does not count
-    /// for [`PollerRole::is_redundant`].
+    /// Number of arrivals in this wait. [`PollerRole::is_redundant`] restarts it at an arrival
+    /// before which no other thread has polled.
     arrivals: u32,
 }
 
 impl PollerRole<'_> {
     /// Records an arrival. Returns whether another thread polls so steadily that this thread only
-    /// disturbs it: the wait is long, the other thread has polled between the last
-    /// [`IDLE_TURNS`] arrivals, and no thread was on standby.
+    /// disturbs it. This is assumed if that thread has polled before each of [`IDLE_TURNS`]
+    /// consecutive arrivals while no thread was on standby. The first [`IDLE_TURNS`] arrivals of a
+    /// wait are not examined, because most waits are shorter.
     fn is_redundant(&mut self) -> bool {
         let state = self.state;
         self.arrivals += 1;
@@ -218,7 +222,7 @@ impl PollerRole<'_> {
             self.arrivals = 0;
             return false;
         }
-        // The next poll sets it again.
+        // The next poll sets the hint again.
         state.poll_hint.store(0, Ordering::SeqCst);
         let is_steady = self.arrivals > 2 * IDLE_TURNS;
         if is_steady {
