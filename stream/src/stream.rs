@@ -455,12 +455,18 @@ impl<M> RdmapStream<M> {
         self.sender.set_emss(emss);
     }
 
-    /// Sets whether the next batch may be as long as [`MAX_BUFFER`](crate::MAX_BUFFER) instead of
+    /// Sets whether the next batches may be as long as [`MAX_BUFFER`](crate::MAX_BUFFER) instead of
     /// [`USUAL_BUFFER`](crate::USUAL_BUFFER). TCP sends long batches faster, but the first byte of a
     /// batch is sent when all of it has been built.
     #[inline]
     pub fn set_long_batches(&mut self, long: bool) {
         self.sender.set_long_batches(long);
+    }
+
+    /// Returns whether Read or Atomic Responses are due that the stream has not begun to send.
+    #[inline]
+    pub fn has_responses(&self) -> bool {
+        !self.shared.reads.inbound.is_empty()
     }
 
     /// Provides a buffer in which FPDUs are built.

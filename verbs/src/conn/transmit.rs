@@ -13,6 +13,10 @@ const MAX_PIECES: usize = 1024;
 /// Minimum number of bytes that TCP has accepted at once before a long batch is built for it.
 const LONG_AFTER: usize = 128 << 10;
 
+/// Minimum EMSS, in bytes, with which the first batch of a turn may be long. Only segments within a
+/// host are so long. On a network, the line would be idle until the first batch has been built.
+const LOCAL_EMSS: usize = 16 << 10;
+
 /// `EFAULT` of Linux, which has the same value on every architecture.
 const EFAULT: i32 = 14;
 
@@ -59,9 +63,11 @@ impl Conn {
         }
         let mut wants_write = false;
         let rounds = if self.lost_sending.is_some() { 0 } else { services.turn };
-        let mut long = false;
+        // The first of several Read Responses wakes the requester, so it is sent early.
+        if rounds <= 1 || self.socket.emss() < LOCAL_EMSS || self.stream.has_responses() {
+            self.stream.set_long_batches(false);
+        }
         for round in 1..=rounds {
-            self.stream.set_long_batches(long);
             match self.transmit_batch(services) {
                 TransmitStep::Idle => break,
                 TransmitStep::Fin => {
@@ -71,11 +77,14 @@ impl Conn {
                     }
                 }
                 TransmitStep::Sent { outcome: SendOutcome::Sent { full: true, .. }, .. } => {
+                    self.stream.set_long_batches(false);
                     wants_write = true;
                     break;
                 }
                 TransmitStep::Sent { outcome: SendOutcome::Sent { bytes, .. }, more } => {
-                    long = bytes >= LONG_AFTER;
+                    if bytes >= LONG_AFTER {
+                        self.stream.set_long_batches(true);
+                    }
                     if !more && !self.stream.is_ending() {
                         break;
                     }

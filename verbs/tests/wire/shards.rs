@@ -2,12 +2,12 @@
 //! thread makes progress, and the destruction of a device.
 
 use crate::common::{End, Make, pair_of, peek, plain, responder_opt};
-use crate::peer::{Peer, TIMEOUT, tagged};
+use crate::peer::{Peer, TIMEOUT, read_request, tagged};
 use crate::simulation;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
 use uiw_llp::{Event, Readable, Token, TransportStack, TransportStream};
@@ -15,7 +15,7 @@ use uiw_mem::{IoVec, IoVecMut};
 use uiw_rdmap::Opcode;
 use uiw_stream::{MAX_BUFFER, USUAL_BUFFER};
 use uiw_verbs::{
-    CqConfig, Device, DeviceConfig, Limits, Progress, QpState, Remote, SendOp, StableTx, WcStatus,
+    ConnConfig, CqConfig, Device, DeviceConfig, Limits, Progress, QpState, Remote, SendOp, StableTx, WcStatus,
 };
 
 fn device(stack: impl TransportStack + 'static, shards: usize, limits: Limits) -> Device {
@@ -406,40 +406,61 @@ impl StreamHooks for AcceptingHooks {
     }
 }
 
+/// Returns the lengths of the batches of each turn in which `connections` connections send 8 MiB,
+/// with Read Responses if `reads`.
+fn batches_of_turns(connections: usize, options: &ConnConfig, reads: bool) -> Vec<Vec<usize>> {
+    let hooks = AcceptingHooks::default();
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: hooks.clone() };
+    let device_options = DeviceConfig::default().progress(Progress::Manual).shards(1);
+    let device = Device::with_stack(Box::new(stack), device_options).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut pairs: Vec<_> = (0..connections)
+        .map(|_| {
+            let end = End::make(&device, &pd, Make { memory: 8 << 20, ..Make::default() });
+            let peer = responder_opt(&end, options);
+            (end, peer)
+        })
+        .collect();
+    hooks.accepts.store(true, Ordering::SeqCst);
+    let (end, peer) = &mut pairs[0];
+    if reads {
+        for msn in 1..=2 {
+            peer.fpdu(&read_request(msn, end.mr.rkey().0, end.mr.addr(), 4 << 20));
+        }
+    } else {
+        end.op(1, SendOp::Write { remote: Remote::default() }, 0, 8 << 20);
+    }
+    let mut turns: Vec<Vec<usize>> = Vec::new();
+    let until = Instant::now() + TIMEOUT;
+    while turns.iter().flatten().sum::<usize>() < 8 << 20 {
+        assert!(Instant::now() < until, "{turns:?}");
+        device.pump();
+        turns.push(std::mem::take(&mut *hooks.offered.lock().unwrap()));
+    }
+    turns.retain(|turn| !turn.is_empty());
+    turns
+}
+
 /// A connection sends long batches if it is the only one and TCP accepts much at once, and even then
-/// its turn ends.
+/// its turn ends. The first batch of a turn is long if TCP's segments are those of a host's own
+/// interface, unless another Read Response is due.
 #[test]
 fn lone_connection_sends_long_batches() {
-    for connections in [1, 2] {
-        let hooks = AcceptingHooks::default();
-        let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: hooks.clone() };
-        let options = DeviceConfig::default().progress(Progress::Manual).shards(1);
-        let device = Device::with_stack(Box::new(stack), options).unwrap();
-        let pd = device.alloc_pd().unwrap();
-        let pairs: Vec<_> = (0..connections)
-            .map(|_| {
-                let end = End::make(&device, &pd, Make { memory: 8 << 20, ..Make::default() });
-                let peer = responder_opt(&end, &plain().stable_tx(StableTx::On));
-                (end, peer)
-            })
-            .collect();
-        hooks.accepts.store(true, Ordering::SeqCst);
-        pairs[0].0.op(1, SendOp::Write { remote: Remote::default() }, 0, 8 << 20);
-        let mut turns = Vec::new();
-        loop {
-            device.pump();
-            let turn = std::mem::take(&mut *hooks.offered.lock().unwrap());
-            if turn.is_empty() {
-                break;
-            }
-            turns.push(turn);
-        }
-        let batches = turns.concat();
-        assert!(batches.iter().sum::<usize>() > 8 << 20, "{turns:?}");
-        let longest = *batches.iter().max().unwrap();
+    let local = plain().stable_tx(StableTx::On);
+    let mut network = local.clone();
+    network.stream.max_segment = Some(1448);
+    for (connections, options, reads, starts_long) in [
+        (1, &local, false, true),
+        (2, &local, false, false),
+        (1, &network, false, false),
+        (1, &local, true, false),
+    ] {
+        let turns = batches_of_turns(connections, options, reads);
+        let longest = *turns.iter().flatten().max().unwrap();
         if connections == 1 {
-            assert!(batches[0] <= USUAL_BUFFER && longest > USUAL_BUFFER, "{turns:?}");
+            assert!(turns[0][0] <= USUAL_BUFFER && longest > USUAL_BUFFER, "{turns:?}");
             assert!(longest <= MAX_BUFFER, "{turns:?}");
+            assert_eq!(turns[1][0] > USUAL_BUFFER, starts_long, "{turns:?}");
         } else {
             assert!(longest <= USUAL_BUFFER, "{turns:?}");
         }
