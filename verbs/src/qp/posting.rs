@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use uiw_llp::Token;
 
 /// Number of posted bytes that are worth a system call of their own.
-const BATCH: u64 = 256 << 10;
+const BATCH: u64 = 512 << 10;
 
 /// Second step of a post, after the requests were added to the queue. It may run wakers, so no lock
 /// may be held.

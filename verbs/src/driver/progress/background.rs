@@ -60,6 +60,8 @@ struct StandbyState {
     driven: bool,
     /// Start of the standby. `None` if this thread was the owner at its last turn.
     since: Option<Instant>,
+    /// Start of the time for which this thread has been the owner while the program has polled.
+    polled_since: Option<Instant>,
 }
 
 impl<D: Drive> BackgroundThread<'_, D> {
@@ -68,7 +70,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
         self.standby.driven = self.see_rounds();
         // A program that polls but never finds its queue empty makes no rounds. Then the poll hint
         // does not count.
-        let hinted = self.take_hint() && self.standby.driven;
+        let polled = self.take_hint();
+        let hinted = polled && self.standby.driven;
         if hinted
             && self.standby.since.is_some()
             && state.is_readable()
@@ -88,10 +91,11 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
             BackgroundAction::Own => {
                 self.standby.since = None;
-                return self.sleep_as_owner();
+                return self.sleep_as_owner(polled);
             }
             BackgroundAction::Parked => None,
-            BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
+            // An active poller may run other code.
+            BackgroundAction::Timed { owned } => Some(next_timer(&mut self.standby.since, owned)),
         };
         self.help();
         state.set_standby_timer(match until {
@@ -136,15 +140,26 @@ impl<D: Drive> BackgroundThread<'_, D> {
     }
 
     /// Sleeps as the owner. Then drives, if this thread is still the owner.
-    fn sleep_as_owner(&mut self) {
+    ///
+    /// If the program has `polled`, it is expected to serve its coalesced posts itself. So they do
+    /// not wake this thread, whose sleep has a timer instead.
+    fn sleep_as_owner(&mut self, polled: bool) {
         let state = self.state;
         let Some(drive) = self.drive.upgrade() else { return };
         let idle = !drive.is_pending() && !state.coalescing.load(Ordering::SeqCst);
         // The thread must not keep the shard alive while it sleeps.
         drop(drive);
         let end = self.memory_polls.end();
-        let until = [state.deadline(), end].into_iter().flatten().min();
+        let timer = if polled && !self.memory_polls.are_likely() {
+            state.set_standby_timer(StandbyTimer::Polled);
+            Some(next_timer(&mut self.standby.polled_since, true))
+        } else {
+            self.standby.polled_since = None;
+            None
+        };
+        let until = [state.deadline(), end, timer].into_iter().flatten().min();
         let readable = idle && state.background.sleep(state.stack.as_deref(), until);
+        state.set_standby_timer(StandbyTimer::Off);
         let was_owner = state.ownership.background_release();
         if let Some(end) = end {
             let now = Instant::now();
@@ -275,15 +290,13 @@ impl<D: Drive> BackgroundThread<'_, D> {
     }
 }
 
-impl StandbyState {
-    /// Returns the end of a timer that begins now. `owned` is true if there is an active poller; as
-    /// it may run other code at any time, the timer is shorter then.
-    fn next_timer(&mut self, owned: bool) -> Instant {
-        let now = Instant::now();
-        let lasted = now - *self.since.get_or_insert(now);
-        let most = if owned { MAX_TIMER / TIMER_PART } else { MAX_TIMER };
-        now + (lasted / TIMER_PART).clamp(POLL_GAP, most)
-    }
+/// Returns the end of a timer that begins now, in a state that has lasted since `since`. A `short`
+/// timer is for states in which other threads may stop serving the shard at any time.
+fn next_timer(since: &mut Option<Instant>, short: bool) -> Instant {
+    let now = Instant::now();
+    let lasted = now - *since.get_or_insert(now);
+    let most = if short { MAX_TIMER / TIMER_PART } else { MAX_TIMER };
+    now + (lasted / TIMER_PART).clamp(POLL_GAP, most)
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -291,7 +304,7 @@ mod tests {
     use super::super::super::os::StackFd;
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicBool, AtomicU32};
 
     /// Shard whose descriptor is always readable, and whose core another thread holds. That thread
     /// polls and makes a round whenever the background thread tries to make one.
@@ -328,6 +341,72 @@ mod tests {
         }
     }
 
+    /// Shard without events, on which only the background thread makes rounds.
+    struct IdleShard(State);
+
+    impl Drive for IdleShard {
+        fn progress(&self) -> &State {
+            &self.0
+        }
+        fn is_pending(&self) -> bool {
+            false
+        }
+        fn is_held(&self) -> bool {
+            false
+        }
+        fn rounds(&self) -> u32 {
+            0
+        }
+        fn try_pump(self: &Arc<Self>) -> Option<usize> {
+            Some(0)
+        }
+        fn try_poll_stack(self: &Arc<Self>) -> Option<usize> {
+            Some(0)
+        }
+        fn try_handle_stack_event(self: &Arc<Self>) -> bool {
+            true
+        }
+    }
+
+    fn background_thread<'a, D: Drive>(state: &'a State, drive: &'a Weak<D>) -> BackgroundThread<'a, D> {
+        BackgroundThread {
+            state,
+            drive,
+            standby: StandbyState::default(),
+            memory_polls: MemoryPolls::default(),
+            poller: 0,
+        }
+    }
+
+    #[test]
+    fn posts_of_polling_program_do_not_wake_owner() {
+        const TIMEOUT: Duration = Duration::from_secs(20);
+        let shard = Arc::new(IdleShard(State::new(None, false).unwrap()));
+        let (state, drive) = (&shard.0, Arc::downgrade(&shard));
+        let ended = AtomicBool::new(false);
+        let coalesced = std::thread::scope(|scope| {
+            let program = scope.spawn(|| {
+                let until = Instant::now() + TIMEOUT;
+                while state.standby_timer() == StandbyTimer::Off as u32 && Instant::now() < until {
+                    std::thread::yield_now();
+                }
+                state.coalesce_timer();
+                ended.store(true, Ordering::SeqCst);
+                // Ends a sleep without a timer.
+                state.background.notify();
+                !state.coalescing.load(Ordering::SeqCst)
+            });
+            let mut background = background_thread(state, &drive);
+            while !ended.load(Ordering::SeqCst) {
+                state.hint_poll();
+                background.turn();
+                assert!(background.standby.since.is_none(), "it is the owner");
+            }
+            program.join().unwrap()
+        });
+        assert!(coalesced);
+    }
+
     #[test]
     fn background_thread_leaves_polled_shard() {
         // A pipe whose other end is closed is readable.
@@ -338,13 +417,8 @@ mod tests {
             rounds: AtomicU32::new(0),
             tries: AtomicU32::new(0),
         });
-        let mut background = BackgroundThread {
-            state: &shard.state,
-            drive: &Arc::downgrade(&shard),
-            standby: StandbyState::default(),
-            memory_polls: MemoryPolls::default(),
-            poller: 0,
-        };
+        let drive = Arc::downgrade(&shard);
+        let mut background = background_thread(&shard.state, &drive);
         // The owner, because there was no poll yet.
         background.turn();
         assert_eq!(shard.tries.load(Ordering::SeqCst), 1);

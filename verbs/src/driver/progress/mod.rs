@@ -62,7 +62,7 @@
 //! | | background | the background thread |
 //! | | unowned | the next poll; without one the background thread, which is on standby with a timer or awake |
 //! | an earlier deadline ([`State::set_timer`], then [`State::wake_owner`]) | polled | the active poller is woken, and reads the deadline after its claim |
-//! | | background, unowned | the background thread is woken, unless it is on standby with a timer |
+//! | | background, unowned | the background thread is woken, unless it has a timer |
 //! | a post, where another thread holds the core | any | the holder, after unlocking (`driver/handoff.rs`) |
 //! | a coalesced post ([`State::coalesce_timer`]) | any | the next poll within the poll hint; else the background thread, after [`RELATED`] |
 //! | a queue is armed ([`State::arm`]) | unowned | the program itself ("armed"); without a channel's descriptor the background thread, which is woken |
@@ -75,9 +75,10 @@
 //! A poll stores the id of its thread and no time, because it does not read the clock. While the
 //! hint is set again and rounds are made between two turns of the background thread, that thread stays
 //! on standby with a timer ([`background`] has its length). A program that polls but never finds
-//! its queue empty makes no rounds; then the background thread becomes the owner despite the hint.
-//! It also does so for a program that polls its own memory until the peer has written to it, and
-//! its queue only between two Writes ([`memory_polls`]).
+//! its queue empty makes no rounds; then the background thread becomes the owner despite the hint,
+//! but sleeps with a timer, so that the program's coalesced posts need not wake it.
+//! It also becomes the owner for a program that polls its own memory until the peer has written to
+//! it, and its queue only between two Writes ([`memory_polls`]).
 //!
 //! # Required orders
 //!
@@ -131,16 +132,16 @@ const RECENT: Duration = Duration::from_millis(10);
 /// Poll hint that a thread sets at the end of a wait, in which it does not poll.
 const WAIT_ENDED: u32 = u32::MAX;
 
-/// Timer of the background thread while it is on standby.
+/// Timer of the background thread while it is on standby, or sleeps as the owner.
 #[derive(Clone, Copy)]
 enum StandbyTimer {
-    /// It is not on standby, or has no timer.
+    /// It is awake, or has no timer.
     Off,
     /// It checks for posts when its timer ends.
     On,
     /// Like [`StandbyTimer::On`], and it has found a poll hint at its last turn. This does not
-    /// include hints without rounds, and those of programs that are assumed to poll memory
-    /// ([`memory_polls`]).
+    /// include hints of programs that are assumed to poll memory ([`memory_polls`]), and, on
+    /// standby, hints without rounds.
     Polled,
 }
 
@@ -236,8 +237,8 @@ impl State {
     }
 
     /// Wakes the owner, because a deadline is earlier than the one that it has read. Does not wake
-    /// the background thread while it is on standby with a timer, because an early turn would find
-    /// no poll since the last one, and take the ownership from the pollers.
+    /// the background thread while it has a timer, because an early turn would find no poll since
+    /// the last one, and take the ownership from the pollers.
     pub(super) fn wake_owner(&self) {
         self.ownership.wake_owner(|| self.standby_timer() == StandbyTimer::Off as u32);
     }
