@@ -13,8 +13,8 @@ const MAX_PIECES: usize = 1024;
 /// Minimum number of bytes that TCP has accepted at once before a long batch is built for it.
 const LONG_AFTER: usize = 128 << 10;
 
-/// Minimum EMSS, in bytes, with which the first batch of a turn may be long. Only segments within a
-/// host are so long. On a network, the line would be idle until the first batch has been built.
+/// Minimum EMSS, in bytes, with which the first batch of a turn may be long. Segments of this
+/// length exist only within a host. On a network, the line would be idle while the batch is built.
 const LOCAL_EMSS: usize = 16 << 10;
 
 /// `EFAULT` of Linux, which has the same value on every architecture.
@@ -63,7 +63,8 @@ impl Conn {
         }
         let mut wants_write = false;
         let rounds = if self.lost_sending.is_some() { 0 } else { services.turn };
-        // The first of several Read Responses wakes the requester, so it is sent early.
+        // The batch is short if other connections wait for their turn, and if Read Responses are
+        // due, because the first bytes wake the requester.
         if rounds <= 1 || self.socket.emss() < LOCAL_EMSS || self.stream.has_responses() {
             self.stream.set_long_batches(false);
         }

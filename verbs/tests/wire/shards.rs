@@ -442,8 +442,8 @@ fn batches_of_turns(connections: usize, options: &ConnConfig, reads: bool) -> Ve
 }
 
 /// A connection sends long batches if it is the only one and TCP accepts much at once, and even then
-/// its turn ends. The first batch of a turn is long if TCP's segments are those of a host's own
-/// interface, unless another Read Response is due.
+/// its turn ends. The first batch of a later turn is long if TCP's segments are as long as those
+/// within a host, and no Read Response is due.
 #[test]
 fn lone_connection_sends_long_batches() {
     let local = plain().stable_tx(StableTx::On);
