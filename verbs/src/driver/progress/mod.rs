@@ -253,6 +253,12 @@ impl State {
         }
     }
 
+    /// Clears the poll hint. Returns whether another thread has set it by a poll.
+    fn take_hint_of_another(&self) -> bool {
+        let hint = self.poll_hint.swap(0, Ordering::SeqCst);
+        hint != 0 && hint != WAIT_ENDED && hint != thread_id()
+    }
+
     /// Starts the wait of posts that are coalesced with later ones. If application threads poll
     /// steadily, it ends at the next poll, and otherwise after about [`RELATED`].
     pub(super) fn coalesce_timer(&self) {

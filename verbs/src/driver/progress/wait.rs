@@ -1,10 +1,10 @@
 //! Blocking waits: a thread drives the shard, or sleeps, until its condition is met.
 
-use super::super::os::{Instant, thread_id};
+use super::super::os::Instant;
 use super::super::park::Parker;
 use super::super::sync::{per_thread, yield_now};
 use super::ownership::{IDLE_TURNS, PAUSE};
-use super::{Drive, POLL_GAP, RELATED, State, WAIT_ENDED};
+use super::{Drive, POLL_GAP, RELATED, State};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,6 +40,7 @@ pub(in super::super) fn block_on<D: Drive, T>(
     // thread is found to poll steadily. Handing over at every wake-up would wake two threads each
     // time.
     let mut active = None;
+    let mut other = OtherPoller::default();
     loop {
         parker.reset();
         if let Poll::Ready(value) = poll(&mut cx) {
@@ -66,7 +67,7 @@ pub(in super::super) fn block_on<D: Drive, T>(
             keep_polling(drive, || parker.is_notified());
             continue;
         }
-        let pending = sleep(drive, &parker, deadline, &mut active);
+        let pending = sleep(drive, &parker, deadline, &mut active, &mut other);
         if pending && pumped.is_none() {
             // The thread that holds the core serves the work.
             if is_contended() {
@@ -108,6 +109,7 @@ fn sleep<'a, D: Drive>(
     parker: &Arc<Parker>,
     deadline: Option<Instant>,
     active: &mut Option<PollerRole<'a>>,
+    other: &mut OtherPoller,
 ) -> bool {
     let state = drive.progress();
     if state.manual {
@@ -120,7 +122,7 @@ fn sleep<'a, D: Drive>(
             state.ownership.leave_standby(parker);
             return false;
         }
-        *active = Some(PollerRole { state, arrivals: 0 });
+        *active = Some(PollerRole(state));
     }
     // Read after the claim, because a thread that changed either value before it may have found no
     // owner to wake.
@@ -137,7 +139,7 @@ fn sleep<'a, D: Drive>(
         // Another thread drives. Until its round ends, the descriptor stays readable.
         parker.sleep(None, Some(Instant::now() + POLL_GAP));
     }
-    if readable && active.as_mut().is_some_and(PollerRole::is_redundant) {
+    if readable && active.is_some() && other.serves(state) {
         // The other thread serves the arrivals. If it stops, the background thread does.
         *active = None;
         let until = Instant::now() + Duration::from_nanos(PAUSE);
@@ -198,68 +200,69 @@ impl Drop for NotifyOnDrop<'_> {
 }
 
 /// Role of the active poller, which the thread has until this is dropped.
-struct PollerRole<'a> {
-    state: &'a State,
-    /// Number of arrivals in this wait. [`PollerRole::is_redundant`] restarts it at an arrival
-    /// before which no other thread has polled.
-    arrivals: u32,
-}
-
-impl PollerRole<'_> {
-    /// Records an arrival. Returns whether another thread polls so steadily that this thread only
-    /// disturbs it. This is assumed if that thread has polled before each of [`IDLE_TURNS`]
-    /// consecutive arrivals while no thread was on standby. The first [`IDLE_TURNS`] arrivals of a
-    /// wait are not examined, because most waits are shorter.
-    fn is_redundant(&mut self) -> bool {
-        let state = self.state;
-        self.arrivals += 1;
-        let is_long = self.arrivals > IDLE_TURNS;
-        if !is_long {
-            return false;
-        }
-        let hint = state.poll_hint.load(Ordering::Relaxed);
-        if hint == 0 || hint == WAIT_ENDED || state.ownership.has_standby() {
-            self.arrivals = 0;
-            return false;
-        }
-        // The next poll sets the hint again.
-        state.poll_hint.store(0, Ordering::SeqCst);
-        let is_steady = self.arrivals > 2 * IDLE_TURNS;
-        if is_steady {
-            self.arrivals = 0;
-        }
-        is_steady && hint != thread_id()
-    }
-}
+struct PollerRole<'a>(&'a State);
 
 impl Drop for PollerRole<'_> {
     fn drop(&mut self) {
-        self.state.release();
+        self.0.release();
+    }
+}
+
+/// Evidence that another thread serves the arrivals: the number of arrivals before which it has
+/// polled, less the number of the others. The first [`IDLE_TURNS`] arrivals of a wait count in any
+/// case, because most waits are shorter.
+#[derive(Default)]
+struct OtherPoller(u32);
+
+impl OtherPoller {
+    /// Number of arrivals that are examined after the thread has given up its role and claimed it
+    /// again. The other thread is expected to poll still.
+    const AFTER_PAUSE: u32 = 2;
+
+    /// Records an arrival. Returns whether another thread polls so steadily that this thread only
+    /// disturbs it.
+    fn serves(&mut self, state: &State) -> bool {
+        let is_long = self.0 >= IDLE_TURNS;
+        if is_long && (!state.take_hint_of_another() || state.ownership.has_standby()) {
+            // Not reset, because the background thread may have taken the hint.
+            self.0 = self.0.saturating_sub(1);
+            return false;
+        }
+        self.0 += 1;
+        let is_steady = self.0 > 2 * IDLE_TURNS;
+        if is_steady {
+            self.0 = self.0.saturating_sub(Self::AFTER_PAUSE);
+        }
+        is_steady
     }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use super::super::super::os::thread_id;
+    use super::super::WAIT_ENDED;
     use super::*;
 
     #[test]
     fn role_ends_if_another_thread_polls_steadily() {
         let state = State::new(None, false).unwrap();
-        let mut role = PollerRole { state: &state, arrivals: 0 };
-        let mut arrivals_until_redundant = |hint: u32| {
-            (1..100).find(|_| {
-                state.poll_hint.store(hint, Ordering::SeqCst);
-                role.is_redundant()
+        let mut other = OtherPoller::default();
+        let mut arrivals_until_served = |hints: [u32; 2]| {
+            (1..100).find(|n| {
+                state.poll_hint.store(hints[n % 2], Ordering::SeqCst);
+                other.serves(&state)
             })
         };
         let another = thread_id() + 1;
-        assert_eq!(arrivals_until_redundant(another), Some(2 * IDLE_TURNS + 1));
-        assert_eq!(arrivals_until_redundant(thread_id()), None);
-        assert_eq!(arrivals_until_redundant(WAIT_ENDED), None);
-        assert_eq!(arrivals_until_redundant(0), None);
+        for none in [0, thread_id(), WAIT_ENDED] {
+            assert_eq!(arrivals_until_served([none, another]), None);
+        }
+        let longest = 2 * IDLE_TURNS as usize + 1;
+        assert!(arrivals_until_served([another; 2]).is_some_and(|n| n <= longest));
+        assert_eq!(arrivals_until_served([another; 2]), Some(OtherPoller::AFTER_PAUSE as usize));
         let parkers = [(); 2].map(|()| Arc::new(Parker::new().unwrap()));
         assert!(state.ownership.claim_or_stand_by(&parkers[0]));
         assert!(!state.ownership.claim_or_stand_by(&parkers[1]));
-        assert_eq!(arrivals_until_redundant(another), None, "a thread is on standby");
+        assert_eq!(arrivals_until_served([another; 2]), None, "a thread is on standby");
     }
 }
