@@ -14,8 +14,8 @@ use uiw_mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrK
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_stream::{
-    CapabilityExchange, Event, FpduSize, Op, Piece, RdmapConfig, RdmapStream, Remote, StableTx, Time,
-    Transmit,
+    BatchLength, CapabilityExchange, Event, FpduSize, Op, Piece, RdmapConfig, RdmapStream, Remote, StableTx,
+    Time, Transmit,
 };
 
 use crate::input::Input;
@@ -95,7 +95,7 @@ pub fn run(data: &[u8]) {
         rejected: false,
         peer,
     };
-    run.stream.set_long_batches(!theirs.copy_with_crc);
+    run.stream.set_batch_length(if theirs.copy_with_crc { BatchLength::Usual } else { BatchLength::Long });
     run.stream.set_emss(input.pick(&[1460, 536, 9000, 100]));
     run.stream.handle_connected(now);
     run.events(&mut input);

@@ -66,6 +66,6 @@ pub use host::{
 };
 pub use reads::QuotedSegment;
 pub use request::{Op, Remote, Request};
-pub use sender::{Batch, MAX_BUFFER, Piece, USUAL_BUFFER};
+pub use sender::{Batch, BatchLength, MAX_BUFFER, Piece, USUAL_BUFFER};
 pub use stream::{RdmapStream, Transmit};
 pub use time::Time;

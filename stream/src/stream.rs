@@ -7,7 +7,7 @@ use crate::host::StreamHost;
 use crate::placement::PlacementAcks;
 use crate::reads::Reads;
 use crate::receiver::Receiver;
-use crate::sender::{Batch, Sender};
+use crate::sender::{Batch, BatchLength, Sender};
 use crate::shared::{Fin, Shared};
 use crate::timers::{Timer, Timers};
 use crate::{PeerKind, RdmapConfig, Time};
@@ -455,12 +455,17 @@ impl<M> RdmapStream<M> {
         self.sender.set_emss(emss);
     }
 
-    /// Sets whether the next batches may be as long as [`MAX_BUFFER`](crate::MAX_BUFFER) instead of
-    /// [`USUAL_BUFFER`](crate::USUAL_BUFFER). TCP sends long batches faster, but the first byte of a
-    /// batch is sent when all of it has been built.
+    /// Sets the maximum length of the next batches.
     #[inline]
-    pub fn set_long_batches(&mut self, long: bool) {
-        self.sender.set_long_batches(long);
+    pub fn set_batch_length(&mut self, length: BatchLength) {
+        self.sender.batch_length = length;
+    }
+
+    /// Returns the maximum length of the next batch.
+    #[inline]
+    #[must_use]
+    pub fn batch_length(&self) -> BatchLength {
+        self.sender.batch_length
     }
 
     /// Returns whether Read or Atomic Responses are due that the stream has not begun to send.

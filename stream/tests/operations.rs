@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_stream::{
-    CapabilityExchange, FpduSize, MAX_BUFFER, Op, PeerKind, RdmapConfig, ReceivedKind, ReceivedMessage,
-    StableTx, USUAL_BUFFER,
+    BatchLength, CapabilityExchange, FpduSize, MAX_BUFFER, Op, PeerKind, RdmapConfig, ReceivedKind,
+    ReceivedMessage, StableTx, USUAL_BUFFER,
 };
 
 /// Offset of the bytes written by the peer, in the memory of each end.
@@ -144,11 +144,12 @@ fn large_fpdu_buffer_has_promised_capacity() {
             config.fpdu = FpduSize::Large;
         })
     };
-    for (len, long) in
-        [15_000, 40_000, 64_000, 100_000].into_iter().flat_map(|len| [(len, false), (len, true)])
+    let lengths = [BatchLength::Usual, BatchLength::Medium, BatchLength::Long];
+    for (len, length) in
+        [15_000, 40_000, 64_000, 100_000].into_iter().flat_map(|len| lengths.map(|length| (len, length)))
     {
         let mut pair = Pair::open(config(), config());
-        pair.ends[0].stream.set_long_batches(long);
+        pair.ends[0].stream.set_batch_length(length);
         for _ in 0..12 {
             pair.ends[0].post(Op::Write { remote: at(WRITTEN) }, &pattern(len, 1));
         }
@@ -156,8 +157,9 @@ fn large_fpdu_buffer_has_promised_capacity() {
         pair.run();
         pair.ends[0].host.assert_all_completed();
         let buffer = pair.ends[0].stream.take_buffer().expect("nothing is queued");
-        let capacity = if long && 12 * len > USUAL_BUFFER { MAX_BUFFER } else { USUAL_BUFFER };
-        assert_eq!(buffer.capacity(), capacity, "Writes of {len} bytes, {long}");
+        let is_usual = length == BatchLength::Usual || 12 * len <= USUAL_BUFFER;
+        let capacity = if is_usual { USUAL_BUFFER } else { MAX_BUFFER };
+        assert_eq!(buffer.capacity(), capacity, "Writes of {len} bytes, {length:?}");
     }
 }
 
@@ -166,7 +168,7 @@ fn large_fpdu_buffer_has_promised_capacity() {
 fn buffer_of_short_requests_is_limited() {
     for len in [100, 1_000, 1_300, 7_000] {
         let mut pair = Pair::open(setting(0), setting(0));
-        pair.ends[0].stream.set_long_batches(true);
+        pair.ends[0].stream.set_batch_length(BatchLength::Long);
         pair.ends[0].stream.give_buffer(|| Vec::with_capacity(USUAL_BUFFER));
         for _ in 0..1_000_000 / len {
             pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(len, 1));

@@ -10,10 +10,30 @@ use crate::shared::Shared;
 use alloc::vec::Vec;
 use uiw_ddp::Header;
 
-/// Number of staged bytes from which on a batch takes no further FPDU.
-const STAGING: usize = 192 << 10;
-/// The same for a long batch, for which the kernel's TCP needs fewer system calls.
-const LONG_STAGING: usize = 960 << 10;
+/// Maximum length of a batch. TCP sends long batches faster, but the first byte of a batch is sent
+/// when all of it has been built, and other connections wait meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BatchLength {
+    /// [`USUAL_BUFFER`].
+    #[default]
+    Usual,
+    /// 578 KiB.
+    Medium,
+    /// [`MAX_BUFFER`].
+    Long,
+}
+
+impl BatchLength {
+    /// Returns the number of staged bytes from which on a batch takes no further FPDU.
+    const fn staging(self) -> usize {
+        match self {
+            Self::Usual => 192 << 10,
+            Self::Medium => 512 << 10,
+            Self::Long => 960 << 10,
+        }
+    }
+}
+
 /// Number of bytes by which a batch may exceed these limits: its last FPDU, with the longest ULPDU
 /// and a Marker in every 512 bytes.
 const LAST_FPDU: usize = 66 << 10;
@@ -22,9 +42,9 @@ const LAST_FPDU: usize = 66 << 10;
 const BATCH_PIECES: usize = 1000;
 /// Maximum capacity, in bytes, of a buffer that
 /// [`RdmapStream::take_buffer`](crate::RdmapStream::take_buffer) returns.
-pub const MAX_BUFFER: usize = LONG_STAGING + LAST_FPDU;
-/// Capacity, in bytes, that is enough for batches that are not long.
-pub const USUAL_BUFFER: usize = STAGING + LAST_FPDU;
+pub const MAX_BUFFER: usize = BatchLength::Long.staging() + LAST_FPDU;
+/// Capacity, in bytes, that is enough for batches of [`BatchLength::Usual`].
+pub const USUAL_BUFFER: usize = BatchLength::Usual.staging() + LAST_FPDU;
 /// Length from which on staging grows to [`USUAL_BUFFER`] at once, and from there to
 /// [`MAX_BUFFER`]. Doubling it would copy the FPDUs of each batch again, and end with a buffer that
 /// is twice as large as a batch.
@@ -130,13 +150,10 @@ impl<M> Sender<M> {
     /// Returns whether the batch has room for more.
     fn has_room(&self) -> bool {
         // Gathered payload is not in staging.
-        self.queue.waiting() < (self.staging_limit() + LAST_FPDU) as u64
+        let limit = self.batch_length.staging();
+        self.queue.waiting() < (limit + LAST_FPDU) as u64
             && self.queue.pieces() < BATCH_PIECES
-            && self.queue.staging.len() < self.staging_limit()
-    }
-
-    fn staging_limit(&self) -> usize {
-        if self.long_batches { LONG_STAGING } else { STAGING }
+            && self.queue.staging.len() < limit
     }
 
     /// Builds requests that fit into one small FPDU each.
@@ -172,7 +189,9 @@ impl<M> Sender<M> {
         let one_pass = self.copies_in_one_pass(shared, host);
         let mut built = 0;
         let mut drained = false;
-        while built < BURST && self.queue.staging.len() < self.staging_limit() && !shared.reads.acks.is_due()
+        while built < BURST
+            && self.queue.staging.len() < self.batch_length.staging()
+            && !shared.reads.acks.is_due()
         {
             let Some(request) = host.next_request() else {
                 drained = true;

@@ -13,7 +13,7 @@ mod next_message;
 mod pending_crc;
 mod transmit_queue;
 
-pub use build::{MAX_BUFFER, USUAL_BUFFER};
+pub use build::{BatchLength, MAX_BUFFER, USUAL_BUFFER};
 pub use transmit_queue::Piece;
 
 use crate::config::FpduSize;
@@ -41,8 +41,8 @@ pub(crate) struct Sender<M> {
     emss: usize,
     /// Length of the largest ULPDU.
     mulpdu: usize,
-    /// True if the next batch may be long.
-    long_batches: bool,
+    /// Maximum length of the next batch.
+    pub(crate) batch_length: BatchLength,
     /// Next MSN of queues 0 to 3.
     msn: [u32; 4],
     /// Message that is being segmented.
@@ -75,7 +75,7 @@ impl<M> Sender<M> {
             base: 0,
             emss: uiw_mpa::MIN_MULPDU,
             mulpdu: uiw_mpa::MIN_MULPDU,
-            long_batches: false,
+            batch_length: BatchLength::default(),
             // RFC 5041 section 5.1: the first message on each queue has MSN 1.
             msn: [1; 4],
             message: None,
@@ -115,11 +115,6 @@ impl<M> Sender<M> {
     #[inline]
     pub(crate) fn set_emss(&mut self, emss: usize) {
         self.emss = emss;
-    }
-
-    #[inline]
-    pub(crate) fn set_long_batches(&mut self, long: bool) {
-        self.long_batches = long;
     }
 
     /// Chooses the length of the largest ULPDU. An FPDU should fit into one TCP segment (RFC 5044

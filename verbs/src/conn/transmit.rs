@@ -5,7 +5,7 @@ use crate::driver::{ROUND_BYTES, Services};
 use std::io;
 use std::ops::Range;
 use uiw_mem::{IoVec, PinnedSpan, Span};
-use uiw_stream::{Batch, Piece, Transmit};
+use uiw_stream::{Batch, BatchLength, Piece, Transmit};
 
 /// Maximum number of buffers passed to one system call (Linux's `UIO_MAXIOV`).
 const MAX_PIECES: usize = 1024;
@@ -63,11 +63,11 @@ impl Conn {
         }
         let mut wants_write = false;
         let rounds = if self.lost_sending.is_some() { 0 } else { services.turn };
-        // The batch is short if other connections wait for their turn, and if Read Responses are
-        // due, because the first bytes wake the requester.
-        if rounds <= 1 || self.socket.emss() < LOCAL_EMSS || self.stream.has_responses() {
-            self.stream.set_long_batches(false);
-        }
+        // Read Responses begin with a short batch, because its bytes wake the requester.
+        let starts_short = self.socket.emss() < LOCAL_EMSS || self.stream.has_responses();
+        let longest = services.longest_batch;
+        let length = if starts_short { BatchLength::Usual } else { longest.min(self.stream.batch_length()) };
+        self.stream.set_batch_length(length);
         for round in 1..=rounds {
             match self.transmit_batch(services) {
                 TransmitStep::Idle => break,
@@ -78,13 +78,13 @@ impl Conn {
                     }
                 }
                 TransmitStep::Sent { outcome: SendOutcome::Sent { full: true, .. }, .. } => {
-                    self.stream.set_long_batches(false);
+                    self.stream.set_batch_length(BatchLength::Usual);
                     wants_write = true;
                     break;
                 }
                 TransmitStep::Sent { outcome: SendOutcome::Sent { bytes, .. }, more } => {
                     if bytes >= LONG_AFTER {
-                        self.stream.set_long_batches(true);
+                        self.stream.set_batch_length(longest);
                     }
                     if !more && !self.stream.is_ending() {
                         break;

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use uiw_llp::{Event, Token, TransportStack};
-use uiw_stream::Time;
+use uiw_stream::{BatchLength, Time};
 
 /// Maximum number of connections and datagram sockets that a round reads directly. With more of
 /// them it polls the stack for the ready ones.
@@ -26,6 +26,8 @@ const POLL_STACK_EVERY: u32 = 32;
 const TURN_ALONE: usize = 4;
 /// Number of reads, and of send batches, that each connection gets per round if there are several.
 const TURN: usize = 1;
+/// Maximum number of connections that may send batches of medium length.
+const MEDIUM_BATCHES: usize = 8;
 /// Approximate number of bytes after which a round ends, so that the application can run.
 pub(crate) const ROUND_BYTES: usize = 2 << 20;
 
@@ -120,6 +122,7 @@ impl Core {
             counters: shared.counters.shard(index),
             staging: vec![vec![0; STAGING_LEN]],
             turn: TURN_ALONE,
+            longest_batch: BatchLength::Long,
             moved: 0,
             datagrams: None,
             is_short: false,
@@ -483,7 +486,11 @@ impl Core {
             self.read_clock();
         }
         self.services.moved = 0;
-        self.services.turn = if self.established.len() <= 1 { TURN_ALONE } else { TURN };
+        (self.services.turn, self.services.longest_batch) = match self.established.len() {
+            0 | 1 => (TURN_ALONE, BatchLength::Long),
+            2..=MEDIUM_BATCHES => (TURN, BatchLength::Medium),
+            _ => (TURN, BatchLength::Usual),
+        };
         let mut work = self.serve_ready(shard);
         self.rounds = self.rounds.wrapping_add(1);
         let readable = self.established.len() + self.datagram_sockets.len();

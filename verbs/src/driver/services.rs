@@ -6,7 +6,7 @@ use crate::notify::Wakes;
 use crate::ud::Staging;
 use std::sync::{Arc, Weak};
 use uiw_counters::ShardCounters;
-use uiw_stream::Time;
+use uiw_stream::{BatchLength, Time};
 
 /// Maximum number of bytes of one read.
 pub(crate) const RX_STAGING: usize = 256 << 10;
@@ -34,6 +34,8 @@ pub(crate) struct Services {
     pub(crate) staging: Vec<Vec<u8>>,
     /// Number of reads, and of batches to send, of one connection before the next one is served.
     pub(crate) turn: usize,
+    /// Maximum length of a batch of a connection to which TCP sends as fast as it can be filled.
+    pub(crate) longest_batch: BatchLength,
     /// Number of bytes that connections have moved in this round.
     pub(crate) moved: usize,
     /// Buffers in which datagrams are built and received. Allocated when first used, and taken out

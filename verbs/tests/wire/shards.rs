@@ -441,29 +441,30 @@ fn batches_of_turns(connections: usize, options: &ConnConfig, reads: bool) -> Ve
     turns
 }
 
-/// A connection sends long batches if it is the only one and TCP accepts much at once, and even then
-/// its turn ends. The first batch of a later turn is long if TCP's segments are as long as those
-/// within a host, and no Read Response is due.
+/// One connection sends long batches if TCP accepts much at once, a few send medium ones, and even
+/// then their turns end. The first batch of a later turn is longer than usual if TCP's segments are
+/// as long as those within a host, and no Read Response is due.
 #[test]
-fn lone_connection_sends_long_batches() {
+fn batches_are_longer_with_few_connections() {
+    const MEDIUM: usize = 578 << 10;
     let local = plain().stable_tx(StableTx::On);
     let mut network = local.clone();
     network.stream.max_segment = Some(1448);
-    for (connections, options, reads, starts_long) in [
-        (1, &local, false, true),
-        (2, &local, false, false),
-        (1, &network, false, false),
-        (1, &local, true, false),
+    for (connections, options, reads, expected, starts_long) in [
+        (1, &local, false, MEDIUM..MAX_BUFFER, true),
+        (2, &local, false, USUAL_BUFFER..MEDIUM, true),
+        (8, &local, false, USUAL_BUFFER..MEDIUM, true),
+        (9, &local, false, 0..USUAL_BUFFER, false),
+        (1, &network, false, MEDIUM..MAX_BUFFER, false),
+        (2, &network, false, 0..USUAL_BUFFER, false),
+        (1, &local, true, MEDIUM..MAX_BUFFER, false),
+        (2, &local, true, USUAL_BUFFER..MEDIUM, false),
     ] {
         let turns = batches_of_turns(connections, options, reads);
+        assert!(turns[0][0] <= USUAL_BUFFER, "{turns:?}");
         let longest = *turns.iter().flatten().max().unwrap();
-        if connections == 1 {
-            assert!(turns[0][0] <= USUAL_BUFFER && longest > USUAL_BUFFER, "{turns:?}");
-            assert!(longest <= MAX_BUFFER, "{turns:?}");
-            assert_eq!(turns[1][0] > USUAL_BUFFER, starts_long, "{turns:?}");
-        } else {
-            assert!(longest <= USUAL_BUFFER, "{turns:?}");
-        }
+        assert!(longest > expected.start && longest <= expected.end, "{expected:?}: {turns:?}");
+        assert_eq!(turns[1][0] > USUAL_BUFFER, starts_long, "{turns:?}");
         // A turn ends with the batch that reaches 2 MiB.
         let before_last = |turn: &Vec<usize>| turn[..turn.len() - 1].iter().sum::<usize>();
         assert!(turns.iter().all(|turn| before_last(turn) < 2 << 20), "{turns:?}");

@@ -222,13 +222,13 @@ impl OtherPoller {
     /// Records an arrival. Returns whether another thread polls so steadily that this thread only
     /// disturbs it.
     fn serves(&mut self, state: &State) -> bool {
-        let is_long = self.0 >= IDLE_TURNS;
+        self.0 += 1;
+        let is_long = self.0 > IDLE_TURNS;
         if is_long && (!state.take_hint_of_another() || state.ownership.has_standby()) {
             // Not reset, because the background thread may have taken the hint.
-            self.0 = self.0.saturating_sub(1);
+            self.0 = self.0.saturating_sub(2);
             return false;
         }
-        self.0 += 1;
         let is_steady = self.0 > 2 * IDLE_TURNS;
         if is_steady {
             self.0 = self.0.saturating_sub(Self::AFTER_PAUSE);
