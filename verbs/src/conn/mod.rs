@@ -65,8 +65,7 @@ pub(crate) struct Conn {
     state: HostState,
     /// Received bytes that the stream has not taken yet.
     partial: PartialFpdu,
-    /// Page offset at which the kernel is expected to hold the next byte of the stream. After a
-    /// read that emptied the socket it is 0, because the kernel then starts a new page.
+    /// Page offset to which the next read copies (see [`next_page_offset`](partial::next_page_offset)).
     page_offset: usize,
     /// Bytes of this connection that are counted against the receive memory budget.
     counted: HeldBytes,

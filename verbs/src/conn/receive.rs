@@ -4,9 +4,9 @@
 //! connection that has a long partial FPDU keeps the staging buffer until the rest has arrived, so
 //! that the bytes need not be copied.
 
-use super::partial::{LONG_PARTIAL, StagedBytes};
+use super::partial::{LONG_PARTIAL, StagedBytes, next_page_offset};
 use super::{Conn, QpHost};
-use crate::driver::{HeldBytes, PAGE, RX_STAGING, Services};
+use crate::driver::{HeldBytes, RX_STAGING, Services};
 use std::io;
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -254,8 +254,7 @@ impl Conn {
                     let used = self.handle_bytes(staged.bytes_mut(), services);
                     taken |= used > 0;
                     staged.consume(used);
-                    self.page_offset =
-                        if staged.len() == 0 && got < room { 0 } else { (self.page_offset + got) % PAGE };
+                    self.page_offset = next_page_offset(self.page_offset);
                     if got < room || !self.takes_bytes() {
                         break;
                     }

@@ -10,8 +10,7 @@ use uiw_stream::{BatchLength, Time};
 
 /// Maximum number of bytes of one read.
 pub(crate) const RX_STAGING: usize = 256 << 10;
-/// Page size. On processors with FSRM, the kernel copies slowly to a destination whose page offset
-/// is up to 31 bytes above that of the source.
+/// Page size.
 pub(crate) const PAGE: usize = 4096;
 /// Length of the staging buffer: the bytes of one read, at any page offset.
 pub(crate) const STAGING_LEN: usize = RX_STAGING + 2 * PAGE;

@@ -189,6 +189,7 @@ impl Shard {
     /// does it.
     pub(crate) fn serve(self: &Arc<Self>, token: Token) {
         if let Some(mut busy) = self.try_lock() {
+            busy.core().services.moved = 0;
             busy.core().serve(token);
             busy.is_post = true;
         } else {
@@ -307,6 +308,7 @@ impl<'a> Busy<'a> {
 
     fn flush(&mut self) {
         let shard = self.shard;
+        self.core().services.moved = 0;
         self.core().serve_ready(shard);
     }
 
