@@ -29,7 +29,7 @@ impl BatchLength {
         match self {
             Self::Usual => 192 << 10,
             Self::Medium => 512 << 10,
-            Self::Long => 960 << 10,
+            Self::Long => 1 << 20,
         }
     }
 }
