@@ -63,11 +63,13 @@ impl Conn {
         }
         let mut wants_write = false;
         let rounds = if self.lost_sending.is_some() { 0 } else { services.turn };
-        // Read Responses begin with a short batch, because its bytes wake the requester.
-        let starts_short = self.socket.emss() < LOCAL_EMSS || self.stream.has_responses();
         let longest = services.longest_batch;
-        let length = if starts_short { BatchLength::Usual } else { longest.min(self.stream.batch_length()) };
-        self.stream.set_batch_length(length);
+        if self.stream.batch_length() > BatchLength::Usual {
+            // Read Responses begin with a short batch, because its bytes wake the requester.
+            let is_short = self.socket.emss() < LOCAL_EMSS || self.stream.has_responses();
+            let length = if is_short { BatchLength::Usual } else { longest.min(self.stream.batch_length()) };
+            self.stream.set_batch_length(length);
+        }
         for round in 1..=rounds {
             match self.transmit_batch(services) {
                 TransmitStep::Idle => break,
