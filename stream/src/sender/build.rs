@@ -14,12 +14,12 @@ use uiw_ddp::Header;
 /// when all of it has been built, and other connections wait meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BatchLength {
-    /// [`USUAL_BUFFER`].
+    /// At most [`USUAL_BUFFER`] bytes.
     #[default]
     Usual,
-    /// 578 KiB.
+    /// At most 578 KiB.
     Medium,
-    /// [`MAX_BUFFER`].
+    /// At most [`MAX_BUFFER`] bytes.
     Long,
 }
 

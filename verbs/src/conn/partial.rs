@@ -73,8 +73,9 @@ impl StagedBytes {
 /// Returns the page offset to which a connection reads after it has read to the page offset `last`.
 ///
 /// On processors with FSRM, the kernel copies several times more slowly to a page offset that is up
-/// to 31 bytes above that of the source, which is not known here. A connection whose reads are slow
-/// has always more to read, so with a constant offset it would stay slow.
+/// to 31 bytes above that of the source, which is not known here. The offset changes with each
+/// read, because a connection with slow reads never empties its socket and would stay slow. It goes
+/// through all multiples of 64 bytes within a page.
 #[inline]
 pub(crate) fn next_page_offset(last: usize) -> usize {
     (last + 13 * 64) % PAGE

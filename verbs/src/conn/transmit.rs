@@ -10,7 +10,7 @@ use uiw_stream::{Batch, BatchLength, Piece, Transmit};
 /// Maximum number of buffers passed to one system call (Linux's `UIO_MAXIOV`).
 const MAX_PIECES: usize = 1024;
 
-/// Minimum number of bytes that TCP has accepted at once before a long batch is built for it.
+/// Minimum number of bytes that TCP has accepted at once before a longer batch is built for it.
 const LONG_AFTER: usize = 128 << 10;
 
 /// Minimum EMSS, in bytes, with which the first batch of a turn may be long. Segments of this

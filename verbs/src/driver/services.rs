@@ -33,9 +33,9 @@ pub(crate) struct Services {
     pub(crate) staging: Vec<Vec<u8>>,
     /// Number of reads, and of batches to send, of one connection before the next one is served.
     pub(crate) turn: usize,
-    /// Maximum length of a batch of a connection to which TCP sends as fast as it can be filled.
+    /// Maximum length of a batch of a connection whose socket has accepted its whole last batch.
     pub(crate) longest_batch: BatchLength,
-    /// Number of bytes that connections have moved in this round.
+    /// Number of bytes that connections have moved in this round, or since the last post began.
     pub(crate) moved: usize,
     /// Buffers in which datagrams are built and received. Allocated when first used, and taken out
     /// while they are used.

@@ -189,6 +189,7 @@ impl Shard {
     /// does it.
     pub(crate) fn serve(self: &Arc<Self>, token: Token) {
         if let Some(mut busy) = self.try_lock() {
+            // Bytes of earlier posts do not count against the limit of this one.
             busy.core().services.moved = 0;
             busy.core().serve(token);
             busy.is_post = true;

@@ -208,9 +208,9 @@ impl Drop for PollerRole<'_> {
     }
 }
 
-/// Evidence that another thread serves the arrivals: the number of arrivals before which it has
-/// polled, less the number of the others. The first [`IDLE_TURNS`] arrivals of a wait count in any
-/// case, because most waits are shorter.
+/// Count of arrivals that another thread serves. An arrival counts up if another thread has polled
+/// before it, and down otherwise. The first [`IDLE_TURNS`] arrivals of a wait count up without being
+/// examined, because most waits are shorter.
 #[derive(Default)]
 struct OtherPoller(u32);
 
@@ -225,7 +225,7 @@ impl OtherPoller {
         self.0 += 1;
         let is_long = self.0 > IDLE_TURNS;
         if is_long && (!state.take_hint_of_another() || state.ownership.has_standby()) {
-            // Not reset, because the background thread may have taken the hint.
+            // The count is not reset, because the background thread may have cleared the hint.
             self.0 = self.0.saturating_sub(2);
             return false;
         }
