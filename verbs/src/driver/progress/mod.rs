@@ -40,14 +40,16 @@
 //! | call | owner | effect |
 //! |---|---|---|
 //! | `claim_or_stand_by` | polled | the thread is on standby |
+//! | | any | the thread sleeps until its own wake-up, or until the pause below ends |
 //! | `background_turn` | unowned, with a poll hint; armed, served | the background thread is on standby with a timer |
 //! | `background_turn` | polled | the same, or without a timer (*parked*) if the poller has slept for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns without rounds |
 //! | `end_sleep` | polled | the background thread is woken if it is parked |
 //! | `withhold` | armed | a post's token is written later ([`comp_channel`](crate::comp_channel)) |
 //!
 //! If another thread polls steadily, each arrival would wake the active poller in vain, and take the
-//! processor from the other thread. So the active poller gives up its role for a while
-//! ([`PAUSE`](ownership::PAUSE)), during which only a completion wakes it.
+//! processor from the other thread. So the active poller gives up its role, and for a while
+//! ([`PAUSE`](ownership::PAUSE)) no waiting thread claims it: only completions wake these threads.
+//! The pause ends early when the background thread becomes the owner, because nobody polls then.
 //!
 //! Between its sleeps, an active poller may run code of the application for any time without
 //! driving. So the background thread drives when the poller was awake at two turns and no round was

@@ -12,15 +12,15 @@ use std::time::Duration;
 /// a timer. After more turns with the same active poller asleep, it parks. After more turns without
 /// a round or an arming, it takes over from an armed program.
 ///
-/// Also the number of arrivals after which a long wait gives up the role of the active poller to a
-/// thread that polls, and the maximum number of turns of the standby at which the background thread
-/// checks for programs that poll memory only once.
+/// Also the maximum number of turns of the standby at which the background thread checks for
+/// programs that poll memory only once.
 pub(super) const IDLE_TURNS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 10 };
 /// Time for which a behavior of the application is expected to last after it was observed.
 ///
 /// * No armed program becomes the owner after one did not drive in time or had a spurious wake-up,
 ///   or after two were armed.
-/// * A waiting thread does not claim the role that it has given up to a thread that polls.
+/// * No waiting thread claims the role of the active poller after one has given it up to a thread
+///   that polls.
 /// * A thread does not yield the processor after another thread has kept it.
 pub(super) const PAUSE: Nanos = nanos(Duration::from_millis(100));
 
@@ -72,13 +72,29 @@ struct OwnershipState {
     standby: Vec<Arc<Parker>>,
     /// True if the background thread is on standby without a timer.
     background_parked: bool,
-    /// End of the last [`PAUSE`].
+    /// End of the last [`PAUSE`] of armed programs.
     paused_until: Nanos,
+    /// End of the last [`PAUSE`] of waiting threads, or 0.
+    left_until: Nanos,
 }
 
 pub(super) struct Ownership {
     inner: Mutex<OwnershipState>,
     background: Arc<Parker>,
+}
+
+/// Role of a thread that is about to sleep in a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaitRole {
+    /// The active poller.
+    Poller {
+        /// True if a waiting thread has given up this role during the last two [`PAUSE`]s.
+        was_left: bool,
+    },
+    /// On standby, because there is an active poller.
+    Standby,
+    /// None until this time, because another thread polls steadily.
+    LeftUntil(Nanos),
 }
 
 /// Action of the background thread in a turn.
@@ -157,14 +173,31 @@ impl Ownership {
     }
 
     /// Like [`Ownership::claim`] for the thread of `parker`, but puts the thread on standby if
-    /// there is an active poller.
-    pub(super) fn claim_or_stand_by(&self, parker: &Arc<Parker>) -> bool {
+    /// there is an active poller, and does nothing if a thread has left the shard to another one
+    /// that polls ([`Ownership::leave`]).
+    pub(super) fn claim_or_stand_by(&self, parker: &Arc<Parker>, now: impl Fn() -> Nanos) -> WaitRole {
         let mut inner = self.inner.lock();
-        let claimed = inner.claim(&self.background, || ActivePoller::Thread(Arc::clone(parker)));
-        if !claimed {
-            inner.standby.push(Arc::clone(parker));
+        // Usually no thread has left the shard, and the clock is not read.
+        if inner.left_until > 0 {
+            let now = now();
+            if now < inner.left_until {
+                return WaitRole::LeftUntil(inner.left_until);
+            }
+            if now >= inner.left_until + PAUSE {
+                inner.left_until = 0;
+            }
         }
-        claimed
+        if inner.claim(&self.background, || ActivePoller::Thread(Arc::clone(parker))) {
+            return WaitRole::Poller { was_left: inner.left_until > 0 };
+        }
+        inner.standby.push(Arc::clone(parker));
+        WaitRole::Standby
+    }
+
+    /// Makes waiting threads leave the shard until this time, because another thread polls it
+    /// steadily. Ends early if the background thread becomes the owner.
+    pub(super) fn leave(&self, until: Nanos) {
+        self.inner.lock().left_until = until;
     }
 
     /// Ends the standby of the thread of `parker`.
@@ -188,11 +221,6 @@ impl Ownership {
             next.notify();
         }
         inner.wake_parked_background(&self.background);
-    }
-
-    /// Returns whether a thread waits while another one is the active poller.
-    pub(super) fn has_standby(&self) -> bool {
-        !self.inner.lock().standby.is_empty()
     }
 
     /// Makes the program of `watch`, which has armed a queue, the owner, unless there is an active
@@ -359,6 +387,8 @@ impl Ownership {
         }
         (seen.unserved, seen.idle) = (false, 0);
         inner.owner = ShardOwner::Background;
+        // No thread polls any more.
+        inner.left_until = 0;
         BackgroundAction::Own
     }
 
@@ -412,6 +442,11 @@ mod tests {
 
         fn arm(&self, watch: &WatchedStack, now: Nanos) -> bool {
             self.ownership.arm(&watch.watch, || now, || ())
+        }
+
+        /// Makes a thread the active poller or puts it on standby. Returns whether it is the poller.
+        fn claim(&self, parker: &Arc<Parker>) -> bool {
+            self.ownership.claim_or_stand_by(parker, || 0) == WaitRole::Poller { was_left: false }
         }
 
         /// Makes a task the active poller, which counts as asleep.
@@ -478,7 +513,7 @@ mod tests {
         assert_eq!(f.turn(false), BackgroundAction::Own);
         assert!(!f.woken());
         let active = parker();
-        assert!(f.ownership.claim_or_stand_by(&active));
+        assert!(f.claim(&active));
         assert!(f.woken(), "it sleeps in the descriptor");
         assert!(f.ownership.is_owned_by(&active));
         assert!(!f.ownership.background_release());
@@ -488,7 +523,7 @@ mod tests {
     #[test]
     fn claim_of_unowned_shard_wakes_nobody() {
         let f = OwnershipFixture::new();
-        assert!(f.ownership.claim_or_stand_by(&parker()));
+        assert!(f.claim(&parker()));
         assert!(!f.woken());
     }
 
@@ -496,9 +531,9 @@ mod tests {
     fn release_wakes_one_standby() {
         let f = OwnershipFixture::new();
         let (active, second, third) = (parker(), parker(), parker());
-        assert!(f.ownership.claim_or_stand_by(&active));
-        assert!(!f.ownership.claim_or_stand_by(&second));
-        assert!(!f.ownership.claim_or_stand_by(&third));
+        assert!(f.claim(&active));
+        assert!(!f.claim(&second));
+        assert!(!f.claim(&third));
         f.ownership.leave_standby(&third);
         f.ownership.release();
         assert!(second.is_notified() && !third.is_notified());
@@ -507,9 +542,30 @@ mod tests {
     }
 
     #[test]
+    fn waiting_threads_leave_polled_shard() {
+        const BEGIN: Nanos = 1000;
+        let mut f = OwnershipFixture::new();
+        let role_at = |f: &OwnershipFixture, now| f.ownership.claim_or_stand_by(&parker(), || now);
+        assert!(f.claim(&parker()));
+        assert_eq!(role_at(&f, BEGIN), WaitRole::Standby);
+        f.ownership.leave(BEGIN + PAUSE);
+        f.ownership.release();
+        for now in [BEGIN, BEGIN + PAUSE - 1] {
+            assert_eq!(role_at(&f, now), WaitRole::LeftUntil(BEGIN + PAUSE));
+        }
+        for (now, was_left) in [(PAUSE, true), (2 * PAUSE - 1, true), (2 * PAUSE, false), (PAUSE, false)] {
+            assert_eq!(role_at(&f, BEGIN + now), WaitRole::Poller { was_left }, "after {now} ns");
+            f.ownership.release();
+        }
+        f.ownership.leave(BEGIN + PAUSE);
+        assert_eq!(f.turn(false), BackgroundAction::Own, "no thread polls");
+        assert_eq!(role_at(&f, BEGIN), WaitRole::Poller { was_left: false });
+    }
+
+    #[test]
     fn background_parked_while_poller_sleeps() {
         let mut f = OwnershipFixture::new();
-        assert!(f.ownership.claim_or_stand_by(&parker()));
+        assert!(f.claim(&parker()));
         assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
         assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
         assert!(f.seen.stays_awake);
@@ -555,7 +611,7 @@ mod tests {
         f.ownership.wake_owner(|| true);
         assert!(f.woken());
         let active = parker();
-        assert!(f.ownership.claim_or_stand_by(&active));
+        assert!(f.claim(&active));
         f.ownership.wake_owner(|| true);
         assert!(active.is_notified() && !f.woken());
         f.ownership.wake_background_if_unowned();
@@ -673,7 +729,7 @@ mod tests {
         assert!(!f.arm(&other, 0));
         assert!(watched.released());
         withhold();
-        assert!(f.ownership.claim_or_stand_by(&parker()));
+        assert!(f.claim(&parker()));
         assert!(watched.released());
     }
 
@@ -682,7 +738,7 @@ mod tests {
         let f = OwnershipFixture::new();
         let watched = WatchedStack::new();
         assert!(f.arm(&watched, 0));
-        assert!(f.ownership.claim_or_stand_by(&parker()));
+        assert!(f.claim(&parker()));
         assert!(!watched.is_on() && watched.watch.is_taken());
         assert!(!f.arm(&watched, 0), "there is an active poller");
     }

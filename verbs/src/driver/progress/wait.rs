@@ -3,7 +3,7 @@
 use super::super::os::Instant;
 use super::super::park::Parker;
 use super::super::sync::{per_thread, yield_now};
-use super::ownership::{IDLE_TURNS, PAUSE};
+use super::ownership::{PAUSE, WaitRole};
 use super::{Drive, POLL_GAP, RELATED, State};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -117,12 +117,25 @@ fn sleep<'a, D: Drive>(
         return false;
     }
     if active.is_none() && !state.ownership.is_owned_by(parker) {
-        if !state.ownership.claim_or_stand_by(parker) {
-            parker.sleep(None, deadline);
-            state.ownership.leave_standby(parker);
-            return false;
+        match state.ownership.claim_or_stand_by(parker, || state.now()) {
+            WaitRole::Poller { was_left } => {
+                *active = Some(PollerRole(state));
+                if was_left {
+                    other.expect();
+                }
+            }
+            WaitRole::Standby => {
+                parker.sleep(None, deadline);
+                state.ownership.leave_standby(parker);
+                return false;
+            }
+            WaitRole::LeftUntil(until) => {
+                // The other thread serves the arrivals. If it stops, the background thread does.
+                let until = state.base + Duration::from_nanos(until);
+                parker.sleep(None, Some(deadline.map_or(until, |at| at.min(until))));
+                return false;
+            }
         }
-        *active = Some(PollerRole(state));
     }
     // Read after the claim, because a thread that changed either value before it may have found no
     // owner to wake.
@@ -140,10 +153,8 @@ fn sleep<'a, D: Drive>(
         parker.sleep(None, Some(Instant::now() + POLL_GAP));
     }
     if readable && active.is_some() && other.serves(state) {
-        // The other thread serves the arrivals. If it stops, the background thread does.
+        state.ownership.leave(state.now() + PAUSE);
         *active = None;
-        let until = Instant::now() + Duration::from_nanos(PAUSE);
-        parker.sleep(None, Some(deadline.map_or(until, |at| at.min(until))));
     }
     false
 }
@@ -209,31 +220,35 @@ impl Drop for PollerRole<'_> {
 }
 
 /// Count of arrivals that another thread serves. An arrival counts up if another thread has polled
-/// before it, and down otherwise. The first [`IDLE_TURNS`] arrivals of a wait count up without being
-/// examined, because most waits are shorter.
+/// before it, and down otherwise. The first arrivals of a wait count up without being examined,
+/// because most waits are shorter.
+///
+/// Only arrivals that end the sleep are counted. The kernel wakes the thread several times as often,
+/// but lets it sleep on if the other thread has served the arrival by then.
 #[derive(Default)]
 struct OtherPoller(u32);
 
 impl OtherPoller {
-    /// Number of arrivals that are examined after the thread has given up its role and claimed it
-    /// again. The other thread is expected to poll still.
-    const AFTER_PAUSE: u32 = 2;
+    /// Number of arrivals of a wait that are not examined, and number of arrivals in excess of it
+    /// after which the other thread is assumed to poll steadily.
+    const ARRIVALS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
+
+    /// Records that another thread has polled steadily a short time ago. It is expected to poll
+    /// still, so that the next arrival decides.
+    fn expect(&mut self) {
+        self.0 = 2 * Self::ARRIVALS;
+    }
 
     /// Records an arrival. Returns whether another thread polls so steadily that this thread only
     /// disturbs it.
     fn serves(&mut self, state: &State) -> bool {
         self.0 += 1;
-        let is_long = self.0 > IDLE_TURNS;
-        if is_long && (!state.take_hint_of_another() || state.ownership.has_standby()) {
+        if self.0 > Self::ARRIVALS && !state.take_hint_of_another() {
             // The count is not reset, because the background thread may have cleared the hint.
             self.0 = self.0.saturating_sub(2);
             return false;
         }
-        let is_steady = self.0 > 2 * IDLE_TURNS;
-        if is_steady {
-            self.0 = self.0.saturating_sub(Self::AFTER_PAUSE);
-        }
-        is_steady
+        self.0 > 2 * Self::ARRIVALS
     }
 }
 
@@ -246,23 +261,21 @@ mod tests {
     #[test]
     fn role_ends_if_another_thread_polls_steadily() {
         let state = State::new(None, false).unwrap();
-        let mut other = OtherPoller::default();
-        let mut arrivals_until_served = |hints: [u32; 2]| {
+        let arrivals_until_served = |other: &mut OtherPoller, hints: [u32; 2]| {
             (1..100).find(|n| {
                 state.poll_hint.store(hints[n % 2], Ordering::SeqCst);
                 other.serves(&state)
             })
         };
         let another = thread_id() + 1;
+        let mut other = OtherPoller::default();
         for none in [0, thread_id(), WAIT_ENDED] {
-            assert_eq!(arrivals_until_served([none, another]), None);
+            assert_eq!(arrivals_until_served(&mut other, [none, another]), None);
         }
-        let longest = 2 * IDLE_TURNS as usize + 1;
-        assert!(arrivals_until_served([another; 2]).is_some_and(|n| n <= longest));
-        assert_eq!(arrivals_until_served([another; 2]), Some(OtherPoller::AFTER_PAUSE as usize));
-        let parkers = [(); 2].map(|()| Arc::new(Parker::new().unwrap()));
-        assert!(state.ownership.claim_or_stand_by(&parkers[0]));
-        assert!(!state.ownership.claim_or_stand_by(&parkers[1]));
-        assert_eq!(arrivals_until_served([another; 2]), None, "a thread is on standby");
+        let longest = 2 * OtherPoller::ARRIVALS as usize + 1;
+        assert!(arrivals_until_served(&mut other, [another; 2]).is_some_and(|n| n <= longest));
+        let mut other = OtherPoller::default();
+        other.expect();
+        assert_eq!(arrivals_until_served(&mut other, [another; 2]), Some(1));
     }
 }
