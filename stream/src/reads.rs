@@ -119,12 +119,12 @@ impl QuotedSegment {
 #[derive(Debug)]
 pub(crate) struct Reads {
     pub(crate) outstanding: VecDeque<Outstanding>,
+    /// Reads and atomics of the peer, including the one that is being answered. A Read counts
+    /// against the IRD until the last segment of its response is built (RFC 5040 section 6.1),
+    /// because the peer cannot use the credit before it has the response.
     pub(crate) inbound: VecDeque<InboundRead>,
     pub(crate) ord: u16,
     pub(crate) ird: u16,
-    /// True while a Read Response is being sent. It counts against the IRD until its last segment
-    /// is built (RFC 5040 section 6.1).
-    pub(crate) responding: bool,
     /// STag that the Reads of this end name as sink. It refers to no memory: a response is matched
     /// with its request instead, so that the peer never learns a key or an address from a Read.
     pub(crate) sink: STag,
@@ -142,7 +142,6 @@ impl Reads {
             inbound: VecDeque::new(),
             ord: 0,
             ird: 0,
-            responding: false,
             sink,
             acks: Acks::default(),
             lacks_credit: false,
@@ -159,7 +158,7 @@ impl Reads {
 
     /// Returns whether IRD allows another Read or atomic of the peer.
     pub(crate) fn has_inbound_room(&self) -> bool {
-        self.inbound.len() + usize::from(self.responding) < usize::from(self.ird)
+        self.inbound.len() < usize::from(self.ird)
     }
 
     pub(crate) fn add(
@@ -177,9 +176,15 @@ impl Reads {
         pop(&mut self.outstanding)
     }
 
-    /// Removes the oldest Read or atomic of the peer, to answer it.
-    pub(crate) fn pop_inbound(&mut self) -> Option<InboundRead> {
-        pop(&mut self.inbound)
+    /// Removes the oldest Read or atomic of the peer, whose response is built.
+    pub(crate) fn end_inbound(&mut self) {
+        pop(&mut self.inbound);
+    }
+
+    /// Returns the request of the oldest Read or atomic of the peer, for a Terminate.
+    #[cold]
+    pub(crate) fn oldest_segment(&self) -> Option<QuotedSegment> {
+        self.inbound.front().map(|oldest| oldest.segment.clone())
     }
 
     /// Returns whether an RTR Read waits for its response.
@@ -227,7 +232,8 @@ mod tests {
             // The capacity starts at four entries and doubles when the queue is full.
             assert!(capacities(&reads).iter().all(|places| *places <= (2 * count).max(4)), "{count}");
             for _ in 0..count {
-                assert!(reads.pop_outstanding().is_some() && reads.pop_inbound().is_some());
+                assert!(reads.pop_outstanding().is_some());
+                reads.end_inbound();
             }
             assert!(capacities(&reads).iter().all(|places| *places <= KEPT), "{count}");
         }

@@ -471,7 +471,7 @@ impl<M> RdmapStream<M> {
     /// Returns whether Read or Atomic Responses are due that the stream has not begun to send.
     #[inline]
     pub fn has_responses(&self) -> bool {
-        !self.shared.reads.inbound.is_empty()
+        self.shared.reads.inbound.len() > usize::from(self.sender.is_inside_response())
     }
 
     /// Provides a buffer in which FPDUs are built.

@@ -49,8 +49,8 @@ pub const USUAL_BUFFER: usize = BatchLength::Usual.staging() + LAST_FPDU;
 /// [`MAX_BUFFER`]. Doubling it would copy the FPDUs of each batch again, and end with a buffer that
 /// is twice as large as a batch.
 const SMALL_STAGING: usize = 64 << 10;
-/// Maximum number of small requests that are built in one burst. Between two bursts their CRCs are
-/// computed, responses get their turn, and the host releases its locks.
+/// Maximum number of small requests that are built in one burst. Between two bursts responses get
+/// their turn, and the host releases its locks.
 const BURST: usize = 32;
 /// Minimum length of payloads that are gathered. For shorter ones, separate pieces for the header,
 /// the payload and the trailer cost more than a copy.
@@ -91,6 +91,7 @@ impl<M> Sender<M> {
         self.queue_placement_ack(shared);
         let built = self.build_messages(shared, host);
         host.release();
+        self.pending_crc.finalize(&self.fpdu, &mut self.queue.staging);
         built
     }
 
@@ -102,8 +103,9 @@ impl<M> Sender<M> {
     ) -> Result<bool, ConnError> {
         let mut messages = 0usize;
         while self.has_room() {
-            if self.message.is_none() {
-                match self.burst(shared, host)? {
+            let next = match self.message.take() {
+                Some(message) => Some(message),
+                None => match self.burst(shared, host)? {
                     BurstResult::Built => {
                         // Posting threads do not wait for the whole batch.
                         host.release();
@@ -112,11 +114,10 @@ impl<M> Sender<M> {
                     BurstResult::Drained if self.is_idle(shared) && shared.reads.inbound.is_empty() => {
                         return Ok(true);
                     }
-                    BurstResult::Drained | BurstResult::NotSmall => {}
-                }
-                self.message = self.next_message(shared, host)?;
-            }
-            let Some(mut message) = self.message.take() else { return Ok(true) };
+                    BurstResult::Drained | BurstResult::NotSmall => self.next_message(shared, host)?,
+                },
+            };
+            let Some(mut message) = next else { return Ok(true) };
             let last = match self.build_run(&mut message, shared, host)? {
                 true => message.left() == 0,
                 false => self.build_fpdu(&mut message, shared, host)?,
@@ -126,7 +127,7 @@ impl<M> Sender<M> {
                 continue;
             }
             if let Source::Inbound { .. } = message.source {
-                shared.reads.responding = false;
+                shared.reads.end_inbound();
             }
             match message.end {
                 MessageEnd::Nothing => {}
@@ -165,7 +166,6 @@ impl<M> Sender<M> {
         let mut counts = BurstCounts::default();
         let built = self.build_burst(shared, host, &mut counts);
         counts.give(host);
-        self.pending_crc.finalize(&self.fpdu, &mut self.queue.staging);
         built
     }
 
@@ -179,6 +179,9 @@ impl<M> Sender<M> {
         let own_first = shared.caps.due.is_some() || self.rtr.is_some() || shared.reads.acks.is_due();
         if shared.hold || own_first || answers_first || shared.detached {
             return Ok(BurstResult::NotSmall);
+        }
+        if self.drained {
+            return Ok(BurstResult::Drained);
         }
         // The shortest requests are added without a check, which would cost them much. Their buffer
         // may double until then, but must not exceed `MAX_BUFFER`.
@@ -298,7 +301,7 @@ impl<M> Sender<M> {
             Source::Request { id } => host
                 .request_payload(*id, message.offset, left)
                 .map_err(|error| ConnError::of_request(*id, error))?,
-            Source::Inbound { request, .. } => {
+            Source::Inbound { request } => {
                 let to = request.source_to.wrapping_add(u64::from(message.offset));
                 // An error for a part of it is detected and reported with the segment that contains
                 // the part.
@@ -333,7 +336,7 @@ impl<M> Sender<M> {
                 added.map(|()| self.queue_small(start))
             };
             if added.is_err() {
-                return Err(source_gone(&message.source, message.offset, len));
+                return Err(source_gone(&message.source, message.offset, len, shared));
             }
             message.offset += len;
             done = end;
@@ -342,7 +345,6 @@ impl<M> Sender<M> {
         if let Some((traffic, bytes)) = message.counted(done as u32) {
             count(host, traffic, bytes, message.left() == 0);
         }
-        self.pending_crc.finalize(&self.fpdu, &mut self.queue.staging);
         Ok(done > 0)
     }
 
@@ -361,11 +363,13 @@ impl<M> Sender<M> {
         if has_memory && one_pass && len >= ONE_PASS_MIN {
             self.reserve_staging(len);
             let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
-            each_payload(&message.source, from, host, |payload| fpdu.copy(payload, 0..payload.len()))?;
+            each_payload(&message.source, from, shared, host, |payload| {
+                fpdu.copy(payload, 0..payload.len())
+            })?;
             fpdu.end();
         } else if has_memory && self.may_gather(message, len, shared, one_pass) {
             let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
-            each_payload(&message.source, from, host, |payload| fpdu.payload(payload))?;
+            each_payload(&message.source, from, shared, host, |payload| fpdu.payload(payload))?;
             fpdu.end();
         } else {
             self.reserve_staging(len);
@@ -379,7 +383,9 @@ impl<M> Sender<M> {
                     .copy_request(*id, from, staging)
                     .map_err(|error| ConnError::of_request(*id, error))?,
                 source @ (Source::Request { .. } | Source::Inbound { .. }) => {
-                    each_payload(source, from, host, |payload| payload.append_to(0..payload.len(), staging))?;
+                    each_payload(source, from, shared, host, |payload| {
+                        payload.append_to(0..payload.len(), staging)
+                    })?;
                 }
             }
             self.fpdu.seal(&mut self.queue.staging, start);
@@ -460,6 +466,7 @@ fn count<H: StreamHost>(host: &mut H, traffic: Traffic, len: u32, last: bool) {
 fn each_payload<H: StreamHost>(
     source: &Source,
     from: core::ops::Range<u32>,
+    shared: &Shared,
     host: &mut H,
     mut each: impl FnMut(&H::Payload<'_>) -> Result<(), SourceGone>,
 ) -> Result<(), ConnError> {
@@ -470,16 +477,17 @@ fn each_payload<H: StreamHost>(
             Source::Request { id } => {
                 host.request_payload(*id, at, left).map_err(|error| ConnError::of_request(*id, error))?
             }
-            Source::Inbound { request, segment } => {
+            Source::Inbound { request } => {
                 let (stag, to) = (request.source_stag, request.source_to.wrapping_add(u64::from(at)));
-                host.read_source(stag, to, left)
-                    .map_err(|error| ConnError::fault(error.of_read(stag, to, left), Some(segment.clone())))?
+                host.read_source(stag, to, left).map_err(|error| {
+                    ConnError::fault(error.of_read(stag, to, left), shared.reads.oldest_segment())
+                })?
             }
             Source::Empty | Source::Inline { .. } | Source::Fields { .. } => return Ok(()),
         };
         let len = payload.len() as u32;
         if each(&payload).is_err() {
-            return Err(source_gone(source, at, len));
+            return Err(source_gone(source, at, len, shared));
         }
         at += len;
     }
@@ -489,11 +497,11 @@ fn each_payload<H: StreamHost>(
 /// Returns the error if the memory for `len` bytes at `offset` of a message was valid when it was
 /// looked up, and no longer is.
 #[cold]
-fn source_gone(source: &Source, offset: u32, len: u32) -> ConnError {
+fn source_gone(source: &Source, offset: u32, len: u32, shared: &Shared) -> ConnError {
     match source {
-        Source::Inbound { request, segment } => {
+        Source::Inbound { request } => {
             let (stag, to) = (request.source_stag, request.source_to.wrapping_add(u64::from(offset)));
-            ConnError::fault(AccessError::InvalidStag.of_read(stag, to, len), Some(segment.clone()))
+            ConnError::fault(AccessError::InvalidStag.of_read(stag, to, len), shared.reads.oldest_segment())
         }
         Source::Request { id } | Source::Inline { id } => ConnError::of_request(*id, LocalError::Protection),
         // These have no memory of the host.

@@ -1,7 +1,6 @@
 //! Messages that are being sent: the headers of their segments, and the source of their bytes.
 
 use crate::host::Traffic;
-use crate::reads::QuotedSegment;
 use crate::request::{Op, Remote, Request};
 use uiw_ddp::Header;
 use uiw_ddp::STag;
@@ -52,11 +51,9 @@ pub(super) enum Source {
     Fields {
         bytes: [u8; Message::FIELDS],
     },
-    /// Memory that a Read of the peer requests, which is checked for every segment. A Terminate
-    /// quotes the segment of the request.
+    /// Memory that the oldest inbound Read requests, which is checked for every segment.
     Inbound {
         request: ReadRequest,
-        segment: QuotedSegment,
     },
 }
 

@@ -24,7 +24,7 @@ use crate::reads::{Outstanding, ReadOrigin};
 use crate::shared::Shared;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use message::Message;
+use message::{Message, Source};
 use pending_crc::PendingCrc;
 use transmit_queue::TransmitQueue;
 use uiw_ddp::Header;
@@ -176,7 +176,6 @@ impl<M> Sender<M> {
         self.fpdu.rewind(self.queue.queued().saturating_sub(self.base));
         self.message = None;
         shared.reads.acks.clear();
-        shared.reads.responding = false;
         self.drain_read = false;
         self.watermarks.clear();
         shared.caps.due = None;
@@ -206,6 +205,11 @@ impl<M> Sender<M> {
     #[inline]
     pub(crate) fn is_drained(&self) -> bool {
         self.drained
+    }
+
+    /// Returns whether a Read Response is partly built.
+    pub(crate) fn is_inside_response(&self) -> bool {
+        self.message.as_ref().is_some_and(|message| matches!(message.source, Source::Inbound { .. }))
     }
 
     /// Returns whether a request is partly built.

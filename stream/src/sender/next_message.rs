@@ -6,7 +6,7 @@ use super::message::{Message, MessageEnd, MessageHeader, Source, missing_extensi
 use crate::capabilities::ZeroWrite;
 use crate::error::ConnError;
 use crate::host::{StreamHost, Wait};
-use crate::reads::{InboundKind, InboundRead, OutstandingKind, PLACEHOLDER, ReadOrigin};
+use crate::reads::{InboundKind, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::request::{Op, Remote, Request};
 use crate::shared::Shared;
 use crate::unreliable::AnnouncedWrite;
@@ -124,23 +124,21 @@ impl<M> Sender<M> {
         header
     }
 
-    /// Returns the response for which the peer has waited longest. Its credit is free once its last
-    /// segment is built, because the peer cannot use the credit before it has the response.
+    /// Returns the response for which the peer has waited longest.
     fn next_answer<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
         host: &mut H,
     ) -> Result<Option<Message>, ConnError> {
-        let Some(InboundRead { kind, segment }) = shared.reads.pop_inbound() else { return Ok(None) };
-        match kind {
+        let Some(oldest) = shared.reads.inbound.front() else { return Ok(None) };
+        match oldest.kind {
             InboundKind::Read(request) => {
-                shared.reads.responding = true;
                 let (stag, to) = (request.sink_stag, request.sink_to);
                 Ok(Some(Message {
                     header: MessageHeader::Tagged { opcode: Opcode::ReadResponse, stag, to },
                     total: request.len,
                     offset: 0,
-                    source: Source::Inbound { request, segment },
+                    source: Source::Inbound { request },
                     end: MessageEnd::Nothing,
                 }))
             }
@@ -148,8 +146,9 @@ impl<M> Sender<M> {
                 // Responses are sent in the order of the requests, after earlier Reads (RFC 7306
                 // section 5.4).
                 let original = host.atomic(&request).map_err(|error| {
-                    ConnError::fault(error.fault(request.stag, request.to), Some(segment))
+                    ConnError::fault(error.fault(request.stag, request.to), shared.reads.oldest_segment())
                 })?;
+                shared.reads.end_inbound();
                 let response = AtomicResponse { request_id: request.request_id, original };
                 let header = self.untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 0);
                 Ok(Some(Message::fields(header, &response.emit(), MessageEnd::Nothing)))
@@ -163,7 +162,7 @@ impl<M> Sender<M> {
         shared: &mut Shared,
         host: &mut H,
     ) -> Result<Option<Message>, ConnError> {
-        if shared.detached {
+        if shared.detached || self.drained {
             return Ok(None);
         }
         while let Some(request) = host.next_request() {
