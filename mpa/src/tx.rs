@@ -72,6 +72,7 @@ impl FpduTx {
     ///
     /// # Panics
     /// Panics under the same conditions as [`seal`](Self::seal).
+    #[inline]
     pub fn frame(&mut self, buf: &mut Vec<u8>, start: usize) {
         let len = buf.len().saturating_sub(start);
         assert!(len >= LENGTH_LEN, "two bytes are due in front of the ULPDU");
@@ -82,10 +83,13 @@ impl FpduTx {
             let layout = MarkerLayout::new(self.position, fpdu_len(ulpdu_len));
             buf.resize(start + layout.wire_len() - CRC_LEN, 0);
             insert_markers(&mut buf[start..], &layout, len + pad_len(ulpdu_len));
+            buf.extend_from_slice(&[0; CRC_LEN]);
         } else {
-            buf.extend_from_slice(&[0; 3][..pad_len(ulpdu_len)]);
+            // A copy of constant length takes less time.
+            let end = buf.len() + pad_len(ulpdu_len) + CRC_LEN;
+            buf.extend_from_slice(&[0; Trailer::MAX_LEN]);
+            buf.truncate(end);
         }
-        buf.extend_from_slice(&[0; CRC_LEN]);
         self.position += (buf.len() - start) as u64;
     }
 

@@ -95,9 +95,12 @@ impl QuotedSegment {
     const LEN: usize = 46;
 
     pub(crate) fn new(ulpdu: &[u8], header_len: usize) -> Self {
-        let mut bytes = [0; Self::LEN];
         let kept = ulpdu.len().min(Self::LEN);
-        bytes[..kept].copy_from_slice(&ulpdu[..kept]);
+        let bytes = ulpdu.first_chunk().copied().unwrap_or_else(|| {
+            let mut bytes = [0; Self::LEN];
+            bytes[..kept].copy_from_slice(ulpdu);
+            bytes
+        });
         Self {
             bytes,
             kept: kept as u8,

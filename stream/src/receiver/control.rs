@@ -25,10 +25,18 @@ impl Receiver {
         let queue = &mut self.queues[qn];
         let place = queue.check(header, len, Some(CONTROL_LEN as u32)).map_err(|e| segment.fault(e))?;
         let place = place.offset as usize;
-        self.control[qn][place..place + payload.len()].copy_from_slice(&payload);
+        let is_whole = place == 0 && header.last;
+        if !is_whole {
+            self.control[qn][place..place + payload.len()].copy_from_slice(&payload);
+        }
         let Some(message) = queue.placed(header, len) else { return Ok(()) };
-        let bytes = self.control[qn];
-        let bytes = &bytes[..message.len as usize];
+        let assembled;
+        let bytes = if is_whole {
+            &payload[..]
+        } else {
+            assembled = self.control[qn];
+            &assembled[..message.len as usize]
+        };
         let malformed = || segment.fault(OperationError::Unspecified);
         // An unreliable connection supports only Sends and Writes. Empty Reads are used to set it
         // up and to end it.

@@ -126,7 +126,7 @@ impl<M> Sender<M> {
                 self.message = Some(message);
                 continue;
             }
-            if let Source::Inbound { .. } = message.source {
+            if let Source::Inbound(_) = message.source {
                 shared.reads.end_inbound();
             }
             match message.end {
@@ -213,7 +213,7 @@ impl<M> Sender<M> {
                 let read = request;
                 let message = self.start(&read, shared, host);
                 let start = self.begin_fpdu(&message.segment_header(message.total));
-                self.queue.staging.extend_from_slice(message.own_bytes());
+                self.queue.staging.extend_from_slice(&self.fields[..message.total as usize]);
                 self.queue_small(start);
                 host.built(id, message.header.msn());
                 built += 1;
@@ -301,16 +301,16 @@ impl<M> Sender<M> {
             Source::Request { id } => host
                 .request_payload(*id, message.offset, left)
                 .map_err(|error| ConnError::of_request(*id, error))?,
-            Source::Inbound { request } => {
-                let to = request.source_to.wrapping_add(u64::from(message.offset));
+            Source::Inbound(source) => {
+                let to = source.to.wrapping_add(u64::from(message.offset));
                 // An error for a part of it is detected and reported with the segment that contains
                 // the part.
-                match host.read_source(request.source_stag, to, left) {
+                match host.read_source(source.stag, to, left) {
                     Ok(payload) => payload,
                     Err(_) => return Ok(false),
                 }
             }
-            Source::Empty | Source::Inline { .. } | Source::Fields { .. } => return Ok(false),
+            Source::Empty | Source::Inline { .. } | Source::Fields => return Ok(false),
         };
         let gathers = gathers && payload.is_stable();
         let mut memory = None;
@@ -358,7 +358,7 @@ impl<M> Sender<M> {
         let len = self.room(message).min(message.left());
         let start = self.begin_fpdu(&message.segment_header(len));
         let from = message.offset..message.offset + len;
-        let has_memory = matches!(message.source, Source::Request { .. } | Source::Inbound { .. });
+        let has_memory = matches!(message.source, Source::Request { .. } | Source::Inbound(_));
         let one_pass = self.copies_in_one_pass(shared, host);
         if has_memory && one_pass && len >= ONE_PASS_MIN {
             self.reserve_staging(len);
@@ -376,13 +376,13 @@ impl<M> Sender<M> {
             let staging = &mut self.queue.staging;
             match &message.source {
                 Source::Empty => {}
-                Source::Fields { bytes } => {
-                    staging.extend_from_slice(&bytes[from.start as usize..from.end as usize]);
+                Source::Fields => {
+                    staging.extend_from_slice(&self.fields[from.start as usize..from.end as usize]);
                 }
                 Source::Inline { id } => host
                     .copy_request(*id, from, staging)
                     .map_err(|error| ConnError::of_request(*id, error))?,
-                source @ (Source::Request { .. } | Source::Inbound { .. }) => {
+                source @ (Source::Request { .. } | Source::Inbound(_)) => {
                     each_payload(source, from, shared, host, |payload| {
                         payload.append_to(0..payload.len(), staging)
                     })?;
@@ -419,7 +419,9 @@ impl<M> Sender<M> {
         let start = staging.len();
         let mut front = [0; 2 + uiw_ddp::Untagged::LEN];
         let len = header.emit(&mut front[2..]);
-        staging.extend_from_slice(&front[..2 + len]);
+        // A copy of constant length takes less time.
+        staging.extend_from_slice(&front);
+        staging.truncate(start + 2 + len);
         start
     }
 }
@@ -477,13 +479,13 @@ fn each_payload<H: StreamHost>(
             Source::Request { id } => {
                 host.request_payload(*id, at, left).map_err(|error| ConnError::of_request(*id, error))?
             }
-            Source::Inbound { request } => {
-                let (stag, to) = (request.source_stag, request.source_to.wrapping_add(u64::from(at)));
+            Source::Inbound(source) => {
+                let (stag, to) = (source.stag, source.to.wrapping_add(u64::from(at)));
                 host.read_source(stag, to, left).map_err(|error| {
                     ConnError::fault(error.of_read(stag, to, left), shared.reads.oldest_segment())
                 })?
             }
-            Source::Empty | Source::Inline { .. } | Source::Fields { .. } => return Ok(()),
+            Source::Empty | Source::Inline { .. } | Source::Fields => return Ok(()),
         };
         let len = payload.len() as u32;
         if each(&payload).is_err() {
@@ -499,13 +501,13 @@ fn each_payload<H: StreamHost>(
 #[cold]
 fn source_gone(source: &Source, offset: u32, len: u32, shared: &Shared) -> ConnError {
     match source {
-        Source::Inbound { request } => {
-            let (stag, to) = (request.source_stag, request.source_to.wrapping_add(u64::from(offset)));
+        Source::Inbound(source) => {
+            let (stag, to) = (source.stag, source.to.wrapping_add(u64::from(offset)));
             ConnError::fault(AccessError::InvalidStag.of_read(stag, to, len), shared.reads.oldest_segment())
         }
         Source::Request { id } | Source::Inline { id } => ConnError::of_request(*id, LocalError::Protection),
         // These have no memory of the host.
-        Source::Empty | Source::Fields { .. } => {
+        Source::Empty | Source::Fields => {
             ConnError::Local { request: None, error: LocalError::Protection }
         }
     }

@@ -4,7 +4,7 @@ use crate::host::Traffic;
 use crate::request::{Op, Remote, Request};
 use uiw_ddp::Header;
 use uiw_ddp::STag;
-use uiw_rdmap::{Opcode, ReadRequest};
+use uiw_rdmap::Opcode;
 
 /// Message that is being sent.
 #[derive(Debug)]
@@ -47,26 +47,13 @@ pub(super) enum Source {
     Inline {
         id: u32,
     },
-    /// Message that consists of a few fixed fields.
-    Fields {
-        bytes: [u8; Message::FIELDS],
-    },
+    /// [`Sender::fields`](super::Sender), for a message that consists of a few fixed fields.
+    Fields,
     /// Memory that the oldest inbound Read requests, which is checked for every segment.
-    Inbound {
-        request: ReadRequest,
-    },
+    Inbound(Remote),
 }
 
 impl Message {
-    /// Length of an Atomic Request, the longest message of fixed fields.
-    const FIELDS: usize = 52;
-
-    pub(super) fn fields(header: MessageHeader, fields: &[u8], end: MessageEnd) -> Self {
-        let mut bytes = [0; Self::FIELDS];
-        bytes[..fields.len()].copy_from_slice(fields);
-        Self { header, total: fields.len() as u32, offset: 0, source: Source::Fields { bytes }, end }
-    }
-
     pub(super) fn empty(header: MessageHeader) -> Self {
         Self { header, total: 0, offset: 0, source: Source::Empty, end: MessageEnd::Nothing }
     }
@@ -75,14 +62,6 @@ impl Message {
         let id = request.id;
         let source = if request.inline { Source::Inline { id } } else { Source::Request { id } };
         Self { header, total: request.len, offset: 0, source, end }
-    }
-
-    /// Returns the bytes of a message of fixed fields.
-    pub(super) fn own_bytes(&self) -> &[u8] {
-        match &self.source {
-            Source::Fields { bytes } => &bytes[..self.total as usize],
-            Source::Empty | Source::Request { .. } | Source::Inline { .. } | Source::Inbound { .. } => &[],
-        }
     }
 
     /// Returns the DDP header of the next segment, with `len` bytes of payload.
@@ -96,15 +75,15 @@ impl Message {
     /// [`StreamHost::count`]: crate::StreamHost::count
     pub(super) fn counted(&self, len: u32) -> Option<(Traffic, u32)> {
         match (&self.source, &self.header) {
-            (Source::Request { .. } | Source::Inline { .. } | Source::Inbound { .. }, header) => {
+            (Source::Request { .. } | Source::Inline { .. } | Source::Inbound(_), header) => {
                 Some((header.traffic(), len))
             }
-            (Source::Fields { .. }, MessageHeader::Untagged { opcode, .. }) => match opcode {
+            (Source::Fields, MessageHeader::Untagged { opcode, .. }) => match opcode {
                 Opcode::AtomicResponse => Some((Traffic::AtomicSent, crate::host::ATOMIC_BYTES)),
                 Opcode::Immediate | Opcode::ImmediateSe => Some((Traffic::SendSent, 0)),
                 _ => None,
             },
-            (Source::Empty | Source::Fields { .. }, _) => None,
+            (Source::Empty | Source::Fields, _) => None,
         }
     }
 

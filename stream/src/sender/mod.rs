@@ -31,6 +31,9 @@ use uiw_ddp::Header;
 use uiw_mpa::startup::{Negotiated, Rtr};
 use uiw_mpa::tx::FpduTx;
 
+/// Length of an Atomic Request, the longest message of fixed fields.
+const MAX_FIELDS: usize = 52;
+
 /// State of the sending half between two FPDUs. `M` is [`StreamHost::Memory`].
 #[derive(Debug)]
 pub(crate) struct Sender<M> {
@@ -47,6 +50,8 @@ pub(crate) struct Sender<M> {
     msn: [u32; 4],
     /// Message that is being segmented.
     message: Option<Message>,
+    /// Bytes of the message that was begun last, if it consists of fixed fields.
+    fields: [u8; MAX_FIELDS],
     /// Completion watermarks: the requests whose last bytes are at these positions complete when
     /// TCP has accepted the bytes, or when the peer has acknowledged their placement.
     watermarks: VecDeque<(u64, u32)>,
@@ -79,6 +84,7 @@ impl<M> Sender<M> {
             // RFC 5041 section 5.1: the first message on each queue has MSN 1.
             msn: [1; 4],
             message: None,
+            fields: [0; MAX_FIELDS],
             watermarks: VecDeque::new(),
             rtr: None,
             responses_were_first: false,
@@ -209,7 +215,7 @@ impl<M> Sender<M> {
 
     /// Returns whether a Read Response is partly built.
     pub(crate) fn is_inside_response(&self) -> bool {
-        self.message.as_ref().is_some_and(|message| matches!(message.source, Source::Inbound { .. }))
+        self.message.as_ref().is_some_and(|message| matches!(message.source, Source::Inbound(_)))
     }
 
     /// Returns whether a request is partly built.

@@ -29,7 +29,7 @@ impl<M> Sender<M> {
         let mut bytes = [0; 8];
         bytes[..4].copy_from_slice(&imm.to_be_bytes());
         host.begun(id, header.msn());
-        Message::fields(header, &bytes, MessageEnd::Sent(id))
+        self.fields_message(header, &bytes, MessageEnd::Sent(id))
     }
 
     /// Returns the next message: a drain Read, the RTR message and the capability exchange first,
@@ -101,13 +101,13 @@ impl<M> Sender<M> {
     ) -> Message {
         let sink = Remote { stag: shared.reads.sink, to: shared.reads.next_sink_to() };
         let header = self.read_header(ReadOrigin::Request(id), sink.to, len, invalidate, shared);
-        Message::fields(header, &read_request(sink, remote, len).emit(), MessageEnd::Answered(id))
+        self.fields_message(header, &read_request(sink, remote, len).emit(), MessageEnd::Answered(id))
     }
 
     /// Returns a zero-length Read of the stream itself.
     fn own_read(&mut self, origin: ReadOrigin, shared: &mut Shared) -> Message {
         let header = self.read_header(origin, PLACEHOLDER.to, 0, None, shared);
-        Message::fields(header, &read_request(PLACEHOLDER, PLACEHOLDER, 0).emit(), MessageEnd::Nothing)
+        self.fields_message(header, &read_request(PLACEHOLDER, PLACEHOLDER, 0).emit(), MessageEnd::Nothing)
     }
 
     fn read_header(
@@ -138,7 +138,7 @@ impl<M> Sender<M> {
                     header: MessageHeader::Tagged { opcode: Opcode::ReadResponse, stag, to },
                     total: request.len,
                     offset: 0,
-                    source: Source::Inbound { request },
+                    source: Source::Inbound(Remote { stag: request.source_stag, to: request.source_to }),
                     end: MessageEnd::Nothing,
                 }))
             }
@@ -151,7 +151,7 @@ impl<M> Sender<M> {
                 shared.reads.end_inbound();
                 let response = AtomicResponse { request_id: request.request_id, original };
                 let header = self.untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 0);
-                Ok(Some(Message::fields(header, &response.emit(), MessageEnd::Nothing)))
+                Ok(Some(self.fields_message(header, &response.emit(), MessageEnd::Nothing)))
             }
         }
     }
@@ -258,7 +258,7 @@ impl<M> Sender<M> {
         let (stag, to) = (remote.stag, remote.to);
         let request = AtomicRequest { op, request_id, stag, to, data, mask, compare, compare_mask };
         shared.reads.add(ReadOrigin::Request(id), header.msn(), OutstandingKind::Atomic { request_id }, None);
-        Message::fields(header, &request.emit(), MessageEnd::Answered(id))
+        self.fields_message(header, &request.emit(), MessageEnd::Answered(id))
     }
 
     /// Returns the header for an operation that is a single message of the host's bytes and needs
@@ -277,6 +277,12 @@ impl<M> Sender<M> {
             }
             _ => return None,
         })
+    }
+
+    /// Begins a message that consists of `fields`.
+    fn fields_message(&mut self, header: MessageHeader, fields: &[u8], end: MessageEnd) -> Message {
+        self.fields[..fields.len()].copy_from_slice(fields);
+        Message { header, total: fields.len() as u32, offset: 0, source: Source::Fields, end }
     }
 
     fn untagged(&mut self, opcode: Opcode, qn: u32, ulp32: u32) -> MessageHeader {
