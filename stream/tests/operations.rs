@@ -424,6 +424,30 @@ fn host_released_within_batch() {
     }
 }
 
+/// The requester handles a batch of responses while the next one is built.
+#[test]
+fn responses_sent_in_several_batches() {
+    /// Length of an FPDU with a tagged header and 8 bytes of payload.
+    const RESPONSE: usize = 2 + 14 + 8 + 4;
+    let config = config_with(|config| (config.startup.ird, config.startup.ord) = (400, 400));
+    let mut pair = Pair::open(config.clone(), config);
+    for _ in 0..100 {
+        pair.ends[0].host.post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
+    }
+    pair.ends[0].stream.doorbell();
+    let (requests, _) = pair.ends[0].transmit(usize::MAX, pair.now);
+    pair.ends[1].incoming.extend(requests);
+    pair.receive(1, usize::MAX);
+    let batches = [(); 4].map(|()| {
+        let (batch, _) = pair.ends[1].transmit(usize::MAX, pair.now);
+        pair.ends[0].incoming.extend(&batch);
+        batch.len() / RESPONSE
+    });
+    assert_eq!(batches, [48, 48, 4, 0]);
+    pair.run();
+    pair.ends[0].host.assert_all_completed();
+}
+
 #[test]
 fn read_sink_names_no_memory() {
     let mut pair = pair(0);

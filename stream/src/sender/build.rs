@@ -52,6 +52,10 @@ const SMALL_STAGING: usize = 64 << 10;
 /// Maximum number of small requests that are built in one burst. Between two bursts responses get
 /// their turn, and the host releases its locks.
 const BURST: usize = 32;
+/// Maximum number of responses in a batch. The requester handles them while the next ones are built.
+/// If a single batch answered all outstanding requests, each end would wait while the other one
+/// works.
+const MAX_RESPONSES: usize = 48;
 /// Minimum length of payloads that are gathered. For shorter ones, separate pieces for the header,
 /// the payload and the trailer cost more than a copy.
 ///
@@ -101,8 +105,8 @@ impl<M> Sender<M> {
         shared: &mut Shared,
         host: &mut H,
     ) -> Result<bool, ConnError> {
-        let mut messages = 0usize;
-        while self.has_room() {
+        let (mut messages, mut responses) = (0usize, 0);
+        while self.has_room() && responses < MAX_RESPONSES {
             let next = match self.message.take() {
                 Some(message) => Some(message),
                 None => match self.burst(shared, host)? {
@@ -130,7 +134,7 @@ impl<M> Sender<M> {
                 shared.reads.end_inbound();
             }
             match message.end {
-                MessageEnd::Nothing => {}
+                MessageEnd::Nothing => responses += 1,
                 MessageEnd::Answered(id) => host.built(id, message.header.msn()),
                 MessageEnd::Sent(id) => {
                     host.built(id, message.header.msn());
