@@ -126,6 +126,8 @@ pub(crate) struct Reads {
     /// against the IRD until the last segment of its response is built (RFC 5040 section 6.1),
     /// because the peer cannot use the credit before it has the response.
     pub(crate) inbound: VecDeque<InboundRead>,
+    /// Maximum length of `inbound` since it was empty.
+    inbound_peak: usize,
     pub(crate) ord: u16,
     pub(crate) ird: u16,
     /// STag that the Reads of this end name as sink. It refers to no memory: a response is matched
@@ -143,6 +145,7 @@ impl Reads {
         Self {
             outstanding: VecDeque::new(),
             inbound: VecDeque::new(),
+            inbound_peak: 0,
             ord: 0,
             ird: 0,
             sink,
@@ -179,9 +182,27 @@ impl Reads {
         pop(&mut self.outstanding)
     }
 
+    /// Adds a Read or atomic of the peer.
+    pub(crate) fn add_inbound(&mut self, read: InboundRead) {
+        self.inbound.push_back(read);
+        self.inbound_peak = self.inbound_peak.max(self.inbound.len());
+    }
+
     /// Removes the oldest Read or atomic of the peer, whose response is built.
     pub(crate) fn end_inbound(&mut self) {
         pop(&mut self.inbound);
+        if self.inbound.is_empty() {
+            self.inbound_peak = 0;
+        }
+    }
+
+    /// Returns the maximum number of responses in a batch.
+    ///
+    /// It is half of the number of requests that were outstanding at a time, so that the requester
+    /// handles a batch while the next one is built. If a single batch answered all requests, each
+    /// end would wait while the other one works.
+    pub(crate) fn max_responses(&self) -> usize {
+        (self.inbound_peak / 2).clamp(8, 48)
     }
 
     /// Returns the request of the oldest Read or atomic of the peer, for a Terminate.
@@ -230,7 +251,7 @@ mod tests {
                 assert!(reads.has_credit() && reads.has_inbound_room());
                 reads.add(ReadOrigin::Request(at), at, kind, None);
                 let segment = QuotedSegment::new(&[], 0);
-                reads.inbound.push_back(InboundRead { kind: InboundKind::Read(request), segment });
+                reads.add_inbound(InboundRead { kind: InboundKind::Read(request), segment });
             }
             // The capacity starts at four entries and doubles when the queue is full.
             assert!(capacities(&reads).iter().all(|places| *places <= (2 * count).max(4)), "{count}");

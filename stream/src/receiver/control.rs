@@ -91,7 +91,7 @@ impl Receiver {
             let msn = self.queues[1].expected_msn().wrapping_sub(1);
             return Err(segment.fault(UntaggedError::NoBuffer { msn }));
         }
-        shared.reads.inbound.push_back(InboundRead { kind, segment: segment.quoted() });
+        shared.reads.add_inbound(InboundRead { kind, segment: segment.quoted() });
         Ok(())
     }
 }

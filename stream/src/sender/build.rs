@@ -52,10 +52,6 @@ const SMALL_STAGING: usize = 64 << 10;
 /// Maximum number of small requests that are built in one burst. Between two bursts responses get
 /// their turn, and the host releases its locks.
 const BURST: usize = 32;
-/// Maximum number of responses in a batch. The requester handles them while the next ones are built.
-/// If a single batch answered all outstanding requests, each end would wait while the other one
-/// works.
-const MAX_RESPONSES: usize = 48;
 /// Minimum length of payloads that are gathered. For shorter ones, separate pieces for the header,
 /// the payload and the trailer cost more than a copy.
 ///
@@ -106,7 +102,8 @@ impl<M> Sender<M> {
         host: &mut H,
     ) -> Result<bool, ConnError> {
         let (mut messages, mut responses) = (0usize, 0);
-        while self.has_room() && responses < MAX_RESPONSES {
+        let max_responses = shared.reads.max_responses();
+        while self.has_room() && responses < max_responses {
             let next = match self.message.take() {
                 Some(message) => Some(message),
                 None => match self.burst(shared, host)? {
@@ -511,8 +508,6 @@ fn source_gone(source: &Source, offset: u32, len: u32, shared: &Shared) -> ConnE
         }
         Source::Request { id } | Source::Inline { id } => ConnError::of_request(*id, LocalError::Protection),
         // These have no memory of the host.
-        Source::Empty | Source::Fields => {
-            ConnError::Local { request: None, error: LocalError::Protection }
-        }
+        Source::Empty | Source::Fields => ConnError::Local { request: None, error: LocalError::Protection },
     }
 }
