@@ -210,6 +210,24 @@ mod tests {
         assert!(trace.rows.values().filter(judged).count() >= 120);
     }
 
+    /// `xtask/scripts/defects.sh` can apply every defect to the sources.
+    #[test]
+    fn seeded_defects_apply() {
+        let root = crate::workspace::root();
+        for folder in ["fuzz/planted", "interop/rfc/drawn", "verbs/models/defects"] {
+            let files = fs::read_dir(root.join(folder)).unwrap();
+            let paths = files.map(|file| file.unwrap().path());
+            let patches: Vec<_> =
+                paths.filter(|path| path.extension().is_some_and(|ending| ending == "patch")).collect();
+            assert!(!patches.is_empty(), "{folder}");
+            for patch in patches {
+                let mut command = std::process::Command::new("git");
+                command.args(["apply", "--check"]).arg(&patch).current_dir(&root);
+                assert!(command.status().unwrap().success(), "{} does not apply", patch.display());
+            }
+        }
+    }
+
     /// The tests in the table of other implementations' bugs exist.
     #[test]
     fn tests_for_classic_bugs_exist() {
