@@ -85,7 +85,7 @@ impl FpduTx {
             insert_markers(&mut buf[start..], &layout, len + pad_len(ulpdu_len));
             buf.extend_from_slice(&[0; CRC_LEN]);
         } else {
-            // A copy of constant length takes less time.
+            // Appending a constant number of bytes is faster than appending exactly as many as needed.
             let end = buf.len() + pad_len(ulpdu_len) + CRC_LEN;
             buf.extend_from_slice(&[0; Trailer::MAX_LEN]);
             buf.truncate(end);

@@ -126,7 +126,7 @@ pub(crate) struct Reads {
     /// against the IRD until the last segment of its response is built (RFC 5040 section 6.1),
     /// because the peer cannot use the credit before it has the response.
     pub(crate) inbound: VecDeque<InboundRead>,
-    /// Maximum length of `inbound` since it was empty.
+    /// Maximum length of `inbound` since it was last empty.
     inbound_peak: usize,
     pub(crate) ord: u16,
     pub(crate) ird: u16,
@@ -198,11 +198,14 @@ impl Reads {
 
     /// Returns the maximum number of responses in a batch.
     ///
-    /// It is half of the number of requests that were outstanding at a time, so that the requester
+    /// It is half of the largest number of requests that were waiting at once, so that the requester
     /// handles a batch while the next one is built. If a single batch answered all requests, each
-    /// end would wait while the other one works.
+    /// end would wait while the other one works. Batches below the minimum would cost more in system
+    /// calls than they save.
     pub(crate) fn max_responses(&self) -> usize {
-        (self.inbound_peak / 2).clamp(8, 48)
+        const MIN: usize = 8;
+        const MAX: usize = 48;
+        (self.inbound_peak / 2).clamp(MIN, MAX)
     }
 
     /// Returns the request of the oldest Read or atomic of the peer, for a Terminate.

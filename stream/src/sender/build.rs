@@ -131,6 +131,7 @@ impl<M> Sender<M> {
                 shared.reads.end_inbound();
             }
             match message.end {
+                // A response, or rarely a message of the stream itself.
                 MessageEnd::Nothing => responses += 1,
                 MessageEnd::Answered(id) => host.built(id, message.header.msn()),
                 MessageEnd::Sent(id) => {
@@ -420,7 +421,7 @@ impl<M> Sender<M> {
         let start = staging.len();
         let mut front = [0; 2 + uiw_ddp::Untagged::LEN];
         let len = header.emit(&mut front[2..]);
-        // A copy of constant length takes less time.
+        // Appending a constant number of bytes is faster than appending exactly as many as needed.
         staging.extend_from_slice(&front);
         staging.truncate(start + 2 + len);
         start

@@ -13,9 +13,9 @@ const MAX_PIECES: usize = 1024;
 /// Minimum number of bytes that TCP has accepted at once before a longer batch is built for it.
 const LONG_AFTER: usize = 128 << 10;
 
-/// Number of bytes that use up one batch of a turn. Shorter batches, which contain a few small
-/// responses, count together.
-const ROUND_BATCH: usize = 64 << 10;
+/// Minimum number of bytes that count as one of the batches of a turn ([`Services::turn`]). Several
+/// shorter batches, each with a few small responses, count as one.
+const FULL_BATCH: usize = 64 << 10;
 
 /// Minimum EMSS, in bytes, with which the first batch of a turn may be long. Segments of this
 /// length exist only within a host. On a network, the line would be idle while the batch is built.
@@ -66,8 +66,9 @@ impl Conn {
             return self.on_lost(&error, services);
         }
         let mut wants_write = false;
-        let mut rounds = if self.lost_sending.is_some() { 0 } else { services.turn };
-        let mut sent = 0;
+        let mut batches_left = if self.lost_sending.is_some() { 0 } else { services.turn };
+        // Bytes of short batches that were not counted yet.
+        let mut uncounted = 0;
         let longest = services.longest_batch;
         if self.stream.batch_length() > BatchLength::Usual {
             // Read Responses begin with a short batch, because its bytes wake the requester.
@@ -75,7 +76,7 @@ impl Conn {
             let length = if is_short { BatchLength::Usual } else { longest.min(self.stream.batch_length()) };
             self.stream.set_batch_length(length);
         }
-        while rounds > 0 {
+        while batches_left > 0 {
             match self.transmit_batch(services) {
                 TransmitStep::Idle => break,
                 TransmitStep::Fin => {
@@ -83,7 +84,7 @@ impl Conn {
                         self.on_lost_sending(error, services);
                         break;
                     }
-                    rounds -= 1;
+                    batches_left -= 1;
                 }
                 TransmitStep::Sent { outcome: SendOutcome::Sent { full: true, .. }, .. } => {
                     self.stream.set_batch_length(BatchLength::Usual);
@@ -97,19 +98,19 @@ impl Conn {
                     if !more && !self.stream.is_ending() {
                         break;
                     }
-                    sent += bytes;
-                    if sent >= ROUND_BATCH {
-                        sent = 0;
-                        rounds -= 1;
+                    uncounted += bytes;
+                    if uncounted >= FULL_BATCH {
+                        uncounted = 0;
+                        batches_left -= 1;
                     }
-                    wants_write = rounds == 0 || services.moved >= ROUND_BYTES;
+                    wants_write = batches_left == 0 || services.moved >= ROUND_BYTES;
                     if wants_write {
                         break;
                     }
                 }
                 TransmitStep::Sent { outcome: SendOutcome::SourceGone, .. } => {
                     self.with_stream(services, |stream, host, now| stream.handle_source_gone(host, now));
-                    rounds -= 1;
+                    batches_left -= 1;
                 }
                 TransmitStep::Sent { outcome: SendOutcome::Lost(error), .. } => {
                     self.on_lost_sending(error, services);

@@ -77,7 +77,8 @@ struct OwnershipState {
     background_parked: bool,
     /// End of the last [`PAUSE`] of armed programs.
     paused_until: Nanos,
-    /// End of the last [`PAUSE`] of waiting threads, or 0.
+    /// End of the [`PAUSE`] during which waiting threads leave the shard to a thread that polls; 0 if
+    /// there was none lately.
     left_until: Nanos,
 }
 
@@ -96,7 +97,7 @@ pub(super) enum WaitRole {
     },
     /// On standby, because there is an active poller.
     Standby,
-    /// None until this time, because another thread polls steadily.
+    /// No role until this time, because another thread polls steadily.
     LeftUntil(Nanos),
 }
 
@@ -176,8 +177,8 @@ impl Ownership {
     }
 
     /// Like [`Ownership::claim`] for the thread of `parker`, but puts the thread on standby if
-    /// there is an active poller, and does nothing if a thread has left the shard to another one
-    /// that polls ([`Ownership::leave`]).
+    /// there is an active poller. Does neither while waiting threads leave the shard to a thread that
+    /// polls ([`Ownership::leave`]).
     pub(super) fn claim_or_stand_by(&self, parker: &Arc<Parker>, now: impl Fn() -> Nanos) -> WaitRole {
         let mut inner = self.inner.lock();
         // Usually no thread has left the shard, and the clock is not read.
@@ -197,8 +198,8 @@ impl Ownership {
         WaitRole::Standby
     }
 
-    /// Makes waiting threads leave the shard until this time, because another thread polls it
-    /// steadily. Ends early if the background thread becomes the owner.
+    /// Makes waiting threads claim no role until this time, because another thread polls the shard
+    /// steadily. This ends early if the background thread becomes the owner.
     pub(super) fn leave(&self, until: Nanos) {
         self.inner.lock().left_until = until;
     }
