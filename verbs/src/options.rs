@@ -97,11 +97,12 @@ macro_rules! connection_options {
             /// send from the memory of the program on all processors. Default: true.
             #[doc(hidden)]
             copy_with_crc: bool = true,
-            /// True if completions are acknowledged. A Write or Send then completes when a
-            /// zero-length Read after it has returned, or with the status of the peer's Terminate,
-            /// instead of when TCP has accepted its bytes. So success means that the peer has
-            /// placed the data, and an error is reported for the request that has caused it, at the
-            /// cost of a round trip. It requires an ORD of at least 1. Default: false.
+            /// True if completions are acknowledged. A Write or Send then completes when the peer
+            /// has placed it, or with the status of the peer's Terminate, instead of when TCP has
+            /// accepted its bytes. So an error is reported for the request that has caused it, at
+            /// the cost of a round trip. A uiw peer acknowledges placement; for other peers a
+            /// zero-length Read is sent after the request, which requires an ORD of at least 1.
+            /// Default: false.
             acknowledged: bool = false,
             /// True if the queue pair survives its peer. If the peer closes in order while
             /// nothing of this end is in progress, or if the peer's queue pair enters the error

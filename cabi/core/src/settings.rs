@@ -323,7 +323,7 @@ impl Settings {
         let mut options = self.conn.clone();
         (options.ird, options.ord) = (self.ird.unwrap_or(ird.into()), self.ord.unwrap_or(ord.into()));
         if self.acknowledged() {
-            // Every Write and Send is followed by a Read of no bytes, so both sides need at least
+            // Peers other than uiw acknowledge by Reads of no bytes, so both sides need at least
             // one.
             options.acknowledged = true;
             (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
