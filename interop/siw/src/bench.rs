@@ -266,6 +266,7 @@ impl Bench {
             };
         }
         command.env("UIW_PERSONA", "iwarp").env("UIW_CRC", if setting.crc { "on" } else { "off" });
+        command.env("UIW_PEER", if setting.gso { "siw-gso" } else { "rfc" });
         if let Some(file) = &self.pcap {
             command.env("UIW_PCAP", file);
         }
