@@ -12,8 +12,8 @@
 //!
 //! An orderly close sends all posted requests and waits for outstanding responses; then each end
 //! sends its FIN. If the stack reports a hang-up while a Send waits for a receive, the remaining
-//! bytes of the socket are read and kept. When a send fails, the socket is read to its end before
-//! the stream learns that the transport is lost: the peer's last messages may be in front of its
+//! bytes of the socket are read and kept. When a send fails, the host reads the socket to its end
+//! before it reports the loss of the transport: the peer's last messages may be in front of its
 //! reset.
 
 use crate::Time;

@@ -89,9 +89,9 @@ pub enum LocalError {
     /// A completion queue has overflowed.
     #[error("completion queue overflow")]
     CqOverflow,
-    /// The host has too little memory for received bytes, and this stream has kept the beginning of
-    /// an FPDU for the longest time.
-    #[error("the memory for received bytes is short, and the peer is silent inside an FPDU")]
+    /// The host has too little memory for received bytes: for the rest of a long message of this
+    /// stream, or for other streams while the peer of this one is silent inside an FPDU.
+    #[error("the memory for received bytes is exhausted")]
     ReceiveMemory,
     /// The host has given up the peer for a reason of its own.
     #[error("given up by the host")]

@@ -109,13 +109,15 @@ pub trait StreamHost {
     /// Places a segment of a Send at `offset` of the current receive.
     ///
     /// # Errors
-    /// [`LocalError::Protection`] if the memory of the receive is no longer valid.
+    /// [`LocalError::Protection`] if the memory of the receive is no longer valid,
+    /// [`LocalError::ReceiveMemory`] if the host has no memory for the rest of the message.
     fn place(&mut self, offset: u32, payload: Verified<'_>) -> Result<(), LocalError>;
 
     /// Completes the current receive.
     ///
     /// # Errors
-    /// [`LocalError::CqOverflow`] if the completion queue is full.
+    /// [`LocalError::CqOverflow`] if the completion queue is full, or another error for which the
+    /// stream ends.
     fn receive(&mut self, message: ReceivedMessage) -> Result<(), LocalError>;
 
     /// Completes the current receive with an error: it is too short for its message (`TooLong`), or

@@ -70,7 +70,7 @@ impl Shared {
     }
 
     /// Handles the arrival of the peer's first FPDU.
-    pub(crate) fn first_fpdu_came(&mut self) {
+    pub(crate) fn report_established(&mut self) {
         if let Some(established) = self.established.take() {
             self.events.push_back(Event::Established(established));
         }

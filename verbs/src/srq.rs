@@ -102,7 +102,7 @@ impl Srq {
                 break;
             }
         }
-        let waiting = std::mem::take(&mut queue.waiting);
+        let waiting = queue.take_waiting();
         drop(queue);
         if !waiting.is_empty() {
             self.pd.driver().ring_all(&waiting);
@@ -166,7 +166,7 @@ impl Srq {
     pub(crate) fn put_back(&self, receive: &mut RecvWqe) {
         let mut queue = self.queue.lock();
         queue.put_back(receive);
-        let waiting = std::mem::take(&mut queue.waiting);
+        let waiting = queue.take_waiting();
         drop(queue);
         if !waiting.is_empty() {
             self.pd.driver().ring_all(&waiting);
@@ -178,9 +178,7 @@ impl Srq {
     pub(crate) fn take(&self, into: &mut RecvWqe, token: uiw_llp::Token, wakes: &mut Wakes) -> bool {
         let mut queue = self.queue.lock();
         if !queue.take(into) {
-            if !queue.waiting.contains(&token) {
-                queue.waiting.push(token);
-            }
+            queue.wait(token);
             return false;
         }
         let left = queue.len();
@@ -202,7 +200,7 @@ impl Srq {
 
     /// Removes connection `token` from those that wait for a receive.
     pub(crate) fn stop_waiting(&self, token: uiw_llp::Token) {
-        self.queue.lock().waiting.retain(|waiting| *waiting != token);
+        self.queue.lock().stop_waiting(token);
     }
 }
 
@@ -245,10 +243,13 @@ mod tests {
         unsafe { srq.post_recv([RecvWr { wr_id: 1, sges: &[] }]) }.unwrap();
         let (mut taken, mut wakes) = (RecvWqe::default(), Wakes::default());
         assert!(srq.take(&mut taken, Token(1), &mut wakes));
+        for token in [3, 2, 3].map(Token) {
+            assert!(!srq.take(&mut RecvWqe::default(), token, &mut wakes));
+        }
+        assert_eq!(srq.queue.lock().take_waiting(), [Token(3), Token(2)]);
         assert!(!srq.take(&mut RecvWqe::default(), Token(2), &mut wakes));
-        assert_eq!(srq.queue.lock().waiting, [Token(2)]);
         srq.put_back(&mut taken);
-        assert_eq!(srq.queue.lock().waiting, [], "its doorbell was not rung");
+        assert_eq!(srq.queue.lock().take_waiting(), [], "its doorbell was not rung");
         assert!(srq.take(&mut taken, Token(2), &mut wakes));
     }
 }

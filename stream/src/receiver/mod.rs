@@ -52,7 +52,8 @@ pub(crate) struct Receiver {
     /// STags of unreliable Writes that were discarded.
     refused_stags: RefusedStags,
     negotiated: Option<Negotiated>,
-    /// Number of bytes that the first FPDU in the input needs; 0 if none is known to have begun.
+    /// Number of bytes that the first FPDU in the input needs, as far as it is known; 0 before the
+    /// first input, and while a segment is parked.
     needed: usize,
 }
 
@@ -229,7 +230,7 @@ impl Receiver {
         shared.first_fpdu = true;
         shared.hold = shared.fin.sent;
         shared.timers.cancel(Timer::Startup);
-        shared.first_fpdu_came();
+        shared.report_established();
     }
 
     /// Classifies the peer by an FPDU that is neither a capability request nor its answer. Any such
@@ -282,11 +283,9 @@ impl Receiver {
                     // Messages before this Write may still wait for an acknowledgement.
                     self.message_placed(true, shared);
                 }
-            } else if !shared.initiator {
+            } else {
                 // A uiw peer would have sent its capability request in this Write.
                 self.only_rtr = false;
-                self.message_placed(header.last, shared);
-            } else {
                 self.message_placed(header.last, shared);
             }
             if host.is_unreliable() {

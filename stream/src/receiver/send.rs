@@ -74,7 +74,10 @@ impl Receiver {
         if immediate {
             let place = place.offset as usize;
             self.control[0][place..place + payload.len()].copy_from_slice(&payload);
-        } else if host.place(place.offset, payload).is_err() {
+        } else if let Err(error) = host.place(place.offset, payload) {
+            if error != LocalError::Protection {
+                return Err(ConnError::Local { request: None, error });
+            }
             self.receiving = None;
             host.fail_receive(ReceiveError::Protection);
             return Err(ConnError::fault(Fault::LocalCatastrophic, None));
@@ -143,6 +146,6 @@ impl Receiver {
         if awaits_ack {
             shared.placement.message_received();
         }
-        host.receive(message).map_err(|_| ConnError::Local { request: None, error: LocalError::CqOverflow })
+        host.receive(message).map_err(|error| ConnError::Local { request: None, error })
     }
 }

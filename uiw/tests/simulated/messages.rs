@@ -130,7 +130,10 @@ fn unfinished_message_over_limit_ends_connection() {
             let _ = first.send_copy(&[2; 60_000]).await;
             assert!(!first.ended().await.orderly);
         },
-        async { assert!(first_server.recv().await.is_err()) },
+        async {
+            let error = first_server.recv().await.err().unwrap();
+            assert!(matches!(error.kind(), ErrorKind::Ended { .. }), "{error:?}");
+        },
     );
     simulation.run(send_all(&second, &[40_000, 7]), receive_all_of(&second_server, 2));
 }

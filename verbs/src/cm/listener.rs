@@ -218,9 +218,12 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                 // then read at the event of that connection. So this connection is also left to its
                 // event unless it is the first one without a Request, because events are in the
                 // order of arrival.
-                if is_first {
-                    core.with_conn(conn, Conn::on_readable);
-                }
+                core.with_conn(conn, |conn, services| {
+                    // Also without a read, this sets the timer for start-up.
+                    if is_first {
+                        conn.on_readable(services);
+                    }
+                });
             }
             Err(error) => {
                 shared.table.release(sink);

@@ -383,7 +383,7 @@ impl Conn {
         qp.sq.lock().mode = SqMode::Waiting;
         services.table.unbind_stream(qp.stream());
         qp.set_conn(None);
-        qp.attrs.lock().stream = qp.driver.shared.next_stream();
+        qp.forget_connection();
         self.cm.ended(
             CloseReason { reason: None, orderly: true, silent_for: None, cut: false, suspect: None },
             &mut services.wakes,

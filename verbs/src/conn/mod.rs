@@ -20,7 +20,7 @@ use crate::options::ConnConfig;
 use crate::qp::{ConnLocation, QpInner, RecvSource};
 use liveness::{Liveness, Verdict};
 use partial::PartialFpdu;
-use receive::UnreadSocket;
+use receive::{STARVED_PAUSE, UnreadSocket};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use uiw_stream::{RdmapStream, Time};
 
 /// Result of [`Conn::on_doorbell`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Doorbell {
+pub(crate) enum DoorbellResult {
     /// All work is done.
     Served,
     /// The caller must update the time of the round and call [`Conn::on_doorbell_with_clock`].
@@ -84,8 +84,8 @@ pub(crate) struct Conn {
     /// True if the peer's FIN was read while a Send waits for a receive. It is handled after the
     /// bytes in `partial`.
     eof: bool,
-    /// Time of the earliest timer of this connection. When the deadline moves to a later time no
-    /// timer is added, so that a peer cannot make the timer heap grow.
+    /// Time of this connection's timer, [`Time::NEVER`] if it has none. It stays when the deadline
+    /// moves to a later time, because most deadlines move before they pass.
     timer_at: Time,
     /// Time at which held receive completions are reported even if TCP has not accepted the
     /// acknowledgement yet.
@@ -246,15 +246,19 @@ impl Conn {
     /// Handles the doorbell: requests were posted, or a receive was posted for a stalled stream.
     ///
     /// The time in `services` may be that of an earlier round, so this sets no deadline.
-    pub(crate) fn on_doorbell(&mut self, services: &mut Services) -> Doorbell {
+    pub(crate) fn on_doorbell(&mut self, services: &mut Services) -> DoorbellResult {
         self.stream.doorbell();
         if self.stream.is_stalled() {
-            return Doorbell::NeedsClock;
+            return DoorbellResult::NeedsClock;
         }
         let was_open = self.stream.is_open();
         self.serve_sends(services);
         let has_ended = was_open && !self.stream.is_open();
-        if has_ended || self.lost_sending.is_some() { Doorbell::NeedsClock } else { Doorbell::Served }
+        if has_ended || self.lost_sending.is_some() {
+            DoorbellResult::NeedsClock
+        } else {
+            DoorbellResult::Served
+        }
     }
 
     /// Completes [`Conn::on_doorbell`] with the current time.
@@ -321,7 +325,8 @@ impl Conn {
     /// Ends the transport after [`Conn::on_lost_sending`], once a read has returned nothing more
     /// (`moved` is false).
     ///
-    /// A Send that waits for a receive is kept for [`ConnConfig::close_timeout`].
+    /// A Send that waits for a receive, and bytes that are not read because the receive memory
+    /// budget is exhausted, are kept for [`ConnConfig::close_timeout`].
     #[cold]
     fn end_lost_sending(&mut self, moved: bool, services: &mut Services) {
         if moved {
@@ -329,6 +334,8 @@ impl Conn {
             self.retry = services.now;
         } else if self.stream.is_stalled() && services.now < self.lost_until {
             self.retry = self.lost_until;
+        } else if self.starved.is_some() && services.now < self.lost_until {
+            self.retry = self.lost_until.min(services.now.after(STARVED_PAUSE));
         } else if let Some(error) = self.lost_sending.take() {
             self.on_lost(&error, services);
         }
@@ -355,9 +362,11 @@ impl Conn {
 
     /// Receives, then sends. Returns whether bytes were received.
     pub(crate) fn on_readable(&mut self, services: &mut Services) -> bool {
+        let was_lost = self.lost_sending.is_some();
         let moved = self.receive(services);
         self.transmit(services);
-        if self.lost_sending.is_some() {
+        // If `transmit` has failed just now, bytes may have arrived since the read.
+        if was_lost && self.lost_sending.is_some() {
             self.end_lost_sending(moved, services);
         }
         moved
@@ -384,7 +393,7 @@ impl Conn {
     /// Returns whether the connection needs readable events. If it cannot read, these events would
     /// wake the active poller repeatedly for nothing.
     fn wants_reads(&self) -> bool {
-        self.stream.accepts_bytes() && !self.starved.is_some_and(UnreadSocket::is_deaf)
+        self.stream.accepts_bytes() && !self.starved.is_some_and(UnreadSocket::waits_for_timer)
     }
 
     /// Sets the events for which the stack wakes the shard. Makes a system call only if they
@@ -426,12 +435,20 @@ impl Conn {
         self.stream.poll_timeout().min(self.retry).min(self.liveness.check).min(self.held_until)
     }
 
-    /// Adds a timer for the deadline, unless an earlier one is set.
+    /// Sets the timer for the deadline, unless an earlier one is set.
     pub(crate) fn enter_timer(&mut self, services: &mut Services) {
         let at = self.deadline();
         if at < self.timer_at {
+            self.cancel_timer(services);
             self.timer_at = at;
             services.timers.add(at, self.token);
+        }
+    }
+
+    /// Removes the timer, before the connection leaves the shard or its timer changes.
+    pub(crate) fn cancel_timer(&mut self, services: &mut Services) {
+        if self.timer_at != Time::NEVER {
+            services.timers.cancel(std::mem::replace(&mut self.timer_at, Time::NEVER), self.token);
         }
     }
 
@@ -492,7 +509,6 @@ impl Conn {
         self.token = token;
         self.location.set(Some(token));
         self.state.enter_shard(token, &services.counters);
-        self.timer_at = Time::NEVER;
     }
 
     /// Returns whether the connection can move to another shard now. It must be established and
@@ -533,7 +549,7 @@ impl Conn {
     /// Removes this connection from the connections that wait for a receive of its queue.
     fn stop_waiting(&self) {
         match self.qp.as_ref().map(|qp| &qp.rq) {
-            Some(RecvSource::Own(rq)) => rq.lock().waiting.retain(|token| *token != self.token),
+            Some(RecvSource::Own(rq)) => rq.lock().stop_waiting(self.token),
             Some(RecvSource::Shared(srq)) => srq.stop_waiting(self.token),
             None => {}
         }

@@ -29,7 +29,7 @@ const SOCKET_ROOM: usize = 512 << 10;
 /// Number of reads of whole FPDUs that count as one read of the whole staging buffer.
 const WHOLE_READS: usize = 4;
 /// Initial pause before a socket that is not read is tried again.
-const STARVED_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const STARVED_PAUSE: Duration = Duration::from_millis(1);
 /// Maximum pause before a socket that is not read is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
@@ -44,8 +44,8 @@ pub(super) struct UnreadSocket {
 }
 
 impl UnreadSocket {
-    /// Returns whether events of the stack are of no use.
-    pub(super) fn is_deaf(self) -> bool {
+    /// Returns whether events of the stack are of no use, so that a timer reads the socket.
+    pub(super) fn waits_for_timer(self) -> bool {
         self.pause.is_some()
     }
 }
@@ -402,8 +402,10 @@ impl Conn {
     /// The bytes are kept until the stream takes them. There are no more than the socket holds,
     /// because no others can arrive.
     pub(super) fn read_ahead(&mut self, services: &mut Services) {
-        if self.starved.is_some_and(UnreadSocket::is_deaf) {
-            // A timer reads it.
+        if self.starved.is_some_and(UnreadSocket::waits_for_timer)
+            || !services.shared.budget.has_room(RX_STAGING)
+        {
+            // A timer reads the socket, or the stream does once it takes bytes again.
             return self.leave_event_set();
         }
         let mut staging = services.take_staging();

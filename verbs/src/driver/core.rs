@@ -1,7 +1,7 @@
 //! State protected by a shard's lock: the stack, the connections and their timers.
 
 use crate::cm::{ListenerSlot, SidrSlot};
-use crate::conn::{Conn, Doorbell, StackRequest};
+use crate::conn::{Conn, DoorbellResult, StackRequest};
 use crate::driver::closed::ClosedStack;
 use crate::driver::services::{STAGING_LEN, Services};
 use crate::driver::token::{generation_of, key_of, token};
@@ -192,8 +192,13 @@ impl Core {
     }
 
     fn slot(&mut self, token: Token) -> Option<&mut Slot> {
+        self.slot_and_services(token).map(|(slot, _)| slot)
+    }
+
+    #[inline]
+    fn slot_and_services(&mut self, token: Token) -> Option<(&mut Slot, &mut Services)> {
         let (generation, slot) = self.slots.get_mut(key_of(token))?;
-        (*generation == generation_of(token)).then_some(slot)
+        (*generation == generation_of(token)).then_some((slot, &mut self.services))
     }
 
     pub(crate) fn listener(&mut self, token: Token) -> Option<&mut ListenerSlot> {
@@ -205,27 +210,20 @@ impl Core {
 
     /// Returns a SIDR responder or requester, with the services.
     pub(crate) fn sidr(&mut self, token: Token) -> Option<(&mut SidrSlot, &mut Services)> {
-        let (generation, slot) = self.slots.get_mut(key_of(token))?;
-        match slot {
-            Slot::Sidr(slot) if *generation == generation_of(token) => Some((slot, &mut self.services)),
+        match self.slot_and_services(token)? {
+            (Slot::Sidr(slot), services) => Some((slot, services)),
             _ => None,
         }
     }
 
     pub(crate) fn datagram_port(&mut self, token: Token) -> Option<&mut PortSlot> {
-        match self.slot(token)? {
-            Slot::DatagramPort(port) => Some(port),
-            _ => None,
-        }
+        self.port_and_services(token).map(|(port, _)| port)
     }
 
     /// Returns a datagram port, with the services.
     pub(crate) fn port_and_services(&mut self, token: Token) -> Option<(&mut PortSlot, &mut Services)> {
-        let (generation, slot) = self.slots.get_mut(key_of(token))?;
-        match slot {
-            Slot::DatagramPort(port) if *generation == generation_of(token) => {
-                Some((port, &mut self.services))
-            }
+        match self.slot_and_services(token)? {
+            (Slot::DatagramPort(port), services) => Some((port, services)),
             _ => None,
         }
     }
@@ -265,17 +263,16 @@ impl Core {
     /// Returns the time of the next round even if nothing arrives: the earliest deadline of the
     /// connections and of the stack's own timers.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        match (self.services.timers.next().map(|at| self.instant(at)), self.stack.deadline()) {
-            (Some(ours), Some(theirs)) => Some(ours.min(theirs)),
-            (ours, theirs) => ours.or(theirs),
-        }
+        let next = self.services.timers.next();
+        let ours = (next != Time::NEVER).then(|| self.instant(next));
+        [ours, self.stack.deadline()].into_iter().flatten().min()
     }
 
     /// Like [`Core::deadline`], but returns `None` if the deadline has not changed since the last
     /// call.
     #[inline]
     pub(crate) fn new_deadline(&mut self) -> Option<Option<Instant>> {
-        let next = (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline());
+        let next = (self.services.timers.next(), self.stack.deadline());
         (std::mem::replace(&mut self.published_deadline, next) != next).then(|| self.deadline())
     }
 
@@ -286,8 +283,7 @@ impl Core {
         self.services.wakes.is_empty()
             && self.trash.is_empty()
             && !self.bulk_disconnect
-            && self.published_deadline
-                == (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline())
+            && self.published_deadline == (self.services.timers.next(), self.stack.deadline())
     }
 
     /// Returns whether `token` names a connection that has completed its start-up.
@@ -315,8 +311,11 @@ impl Core {
     /// Removes a slot, and releases memory if most slots were removed.
     pub(crate) fn remove(&mut self, token: Token) -> Option<Slot> {
         self.slot(token)?;
-        let (_, slot) = self.slots.remove(key_of(token));
+        let (_, mut slot) = self.slots.remove(key_of(token));
         self.timed -= usize::from(slot.is_timed());
+        if let Slot::Conn(conn) = &mut slot {
+            conn.cancel_timer(&mut self.services);
+        }
         if let Some(at) = self.established.iter().position(|t| *t == token) {
             self.established.swap_remove(at);
         }
@@ -332,13 +331,6 @@ impl Core {
         if most_left {
             self.slots.shrink_to_fit();
             self.established.shrink_to(2 * left);
-        }
-        if most_left || self.services.timers.is_full() {
-            let slots = &self.slots;
-            self.services.timers.keep(|token| {
-                let slot = slots.get(key_of(token));
-                slot.is_some_and(|(generation, _)| *generation == generation_of(token))
-            });
         }
         Some(slot)
     }
@@ -396,7 +388,7 @@ impl Core {
     /// a deadline depends on it, not for every post.
     pub(crate) fn serve(&mut self, token: Token) {
         match self.with_conn(token, Conn::on_doorbell) {
-            Some(Doorbell::NeedsClock) => {
+            Some(DoorbellResult::NeedsClock) => {
                 self.read_clock();
                 self.with_conn(token, Conn::on_doorbell_with_clock);
             }
@@ -473,7 +465,7 @@ impl Core {
     /// Returns whether anything in a round depends on the time. Shards that serve only datagrams do
     /// without reading the clock.
     fn needs_clock(&self) -> bool {
-        self.timed > 0 || self.services.timers.next().is_some() || self.stack.deadline().is_some()
+        self.timed > 0 || self.services.timers.next() != Time::NEVER || self.stack.deadline().is_some()
     }
 
     /// Makes one round over the connections. Each connection receives before it sends, and has a
@@ -606,11 +598,7 @@ impl Core {
     }
 
     fn serve_timers(&mut self) -> usize {
-        let Some(next) = self.services.timers.next() else { return 0 };
         let now = self.services.now;
-        if next > now {
-            return 0;
-        }
         let mut count = 0;
         while let Some(token) = self.services.timers.due(now) {
             if self.with_conn(token, Conn::on_timer).is_none()

@@ -1,7 +1,6 @@
 //! [`Drive`] for a [`Shard`], and the shard's calls into [`progress`](super::progress).
 
 use super::ActiveTask;
-use super::ChannelSet;
 use super::Shard;
 use super::progress::{self, Drive, State};
 use super::watch::Watch;
@@ -29,15 +28,15 @@ impl Drive for Shard {
     }
 
     fn try_pump(self: &Arc<Self>) -> Option<usize> {
-        self.try_lock().map(|mut busy| busy.pump())
+        self.try_lock().map(|mut locked| locked.pump())
     }
 
     fn try_poll_stack(self: &Arc<Self>) -> Option<usize> {
-        self.try_lock().map(|mut busy| busy.poll_stack())
+        self.try_lock().map(|mut locked| locked.poll_stack())
     }
 
     fn try_handle_stack_event(self: &Arc<Self>) -> bool {
-        self.try_lock().map(|mut busy| busy.handle_stack_event()).is_some()
+        self.try_lock().map(|mut locked| locked.handle_stack_event()).is_some()
     }
 }
 
@@ -57,9 +56,9 @@ impl Shard {
     /// `thread` is the id of the calling thread if the poll is observed. Then this returns whether
     /// another thread has polled the shard since the last observed poll of this thread.
     pub(crate) fn poll_progress(self: &Arc<Self>, thread: Option<usize>, enough: &dyn Fn() -> bool) -> bool {
-        let Some(mut busy) = self.try_lock() else { return thread.is_some() && self.note_held() };
-        let contended = thread.is_some_and(|thread| busy.core().record_poller(thread));
-        busy.pump_until(enough);
+        let Some(mut locked) = self.try_lock() else { return thread.is_some() && self.note_held() };
+        let contended = thread.is_some_and(|thread| locked.core().record_poller(thread));
+        locked.pump_until(enough);
         contended
     }
 
@@ -92,32 +91,6 @@ impl Shard {
             self.try_flush();
         }
         self.progress.arm_waiter(watch);
-    }
-
-    /// Calls [`State::end_served`].
-    pub(crate) fn end_served(&self) {
-        self.progress.end_served();
-    }
-
-    /// Creates a [`Watch`] of this shard in the epoll set of a channel.
-    pub(crate) fn watch(&self, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
-        self.progress.watch(set, release)
-    }
-
-    /// Records that the program of `watch` has taken its event (see [`State::disarm`]).
-    pub(crate) fn disarm(&self, watch: &Arc<Watch>) {
-        self.progress.disarm(watch);
-    }
-
-    /// Calls [`progress::answer_armed`].
-    pub(crate) fn answer_armed(self: &Arc<Self>, watch: &Arc<Watch>) -> bool {
-        progress::answer_armed(self, watch)
-    }
-
-    /// Records that a program that watches this shard woke up although nothing has completed (see
-    /// [`State::note_spurious_wake_up`]).
-    pub(crate) fn note_spurious_wake_up(&self, watch: &Arc<Watch>) {
-        self.progress.note_spurious_wake_up(watch);
     }
 
     /// Starts the wait of posts that are coalesced with later ones (see [`State::coalesce_timer`]).

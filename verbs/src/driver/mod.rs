@@ -211,29 +211,29 @@ impl Driver {
 
     /// Records that the thread of a watch on this shard no longer sleeps for it.
     pub(crate) fn end_served(&self, shard: usize) {
-        self.shard_at(shard).end_served();
+        self.shard_at(shard).progress.end_served();
     }
 
     /// Creates a [`Watch`] of a shard in the set of a channel, whose program is expected to drive
     /// the shard.
     pub(crate) fn watch(&self, shard: usize, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
-        self.shard_at(shard).watch(set, release)
+        self.shard_at(shard).progress.watch(set, release)
     }
 
     /// Records that the program of `watch`, which is on this shard, has taken its event (see
-    /// [`Shard::disarm`]).
+    /// [`State::disarm`](progress::State::disarm)).
     pub(crate) fn disarm(&self, shard: usize, watch: &Arc<Watch>) {
-        self.shard_at(shard).disarm(watch);
+        self.shard_at(shard).progress.disarm(watch);
     }
 
-    /// Calls [`Shard::answer_armed`].
+    /// Calls [`progress::answer_armed`].
     pub(crate) fn answer_armed(&self, shard: usize, watch: &Arc<Watch>) -> bool {
-        self.shard_at(shard).answer_armed(watch)
+        progress::answer_armed(self.shard_at(shard), watch)
     }
 
-    /// Calls [`Shard::note_spurious_wake_up`].
+    /// Calls [`State::note_spurious_wake_up`](progress::State::note_spurious_wake_up).
     pub(crate) fn note_spurious_wake_up(&self, shard: usize, watch: &Arc<Watch>) {
-        self.shard_at(shard).note_spurious_wake_up(watch);
+        self.shard_at(shard).progress.note_spurious_wake_up(watch);
     }
 
     /// Serves all requests that were posted on the shards whose bits are set, and then returns.

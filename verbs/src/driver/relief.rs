@@ -23,7 +23,6 @@ impl Core {
         if self.services.now < self.next_relief {
             return;
         }
-        self.next_relief = self.services.now.after(RELIEF_PAUSE);
         self.relieve_budget();
         let Some(driver) = self.services.driver.upgrade() else { return };
         for shard in driver.shards().iter().filter(|shard| shard.index() != self.index) {
@@ -38,6 +37,7 @@ impl Core {
     /// Without this, peers that open many connections and send only the beginning of an FPDU on
     /// each could prevent reads of other connections.
     fn relieve_budget(&mut self) {
+        self.next_relief = self.services.now.after(RELIEF_PAUSE);
         self.end_silent(Conn::silent_in_message, |budget| !budget.is_short_of_messages());
         self.end_silent(Conn::partial_since, |budget| budget.is_relieved(2 * RX_STAGING));
     }

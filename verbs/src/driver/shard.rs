@@ -2,11 +2,11 @@
 
 use super::handoff::{Handoff, PendingWork};
 use super::progress::State;
-use super::sync::TryMutexGuard;
+use super::sync::{Mutex, TryMutexGuard};
 use super::{Core, Shared};
 use crate::error::{Error, Result};
 use crate::options::Progress;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use uiw_llp::Token;
@@ -17,15 +17,15 @@ pub(crate) struct Shard {
     /// The core, and work that waits for the thread that holds it: connections whose doorbell was
     /// rung, and commands.
     handoff: Handoff<Core, Token>,
-    /// Number of rounds of all threads (wrapping), which shows the background thread whether
-    /// another thread drives. Written only while the core is held.
+    /// Number of rounds (wrapping), without those that poll the stack first. It shows the
+    /// background thread whether another thread drives. Written only while the core is held.
     pub(super) rounds: AtomicU32,
     /// Number of the last round during which a poll found the core held.
     pub(super) contended_round: AtomicU32,
     /// Shared with the background thread, which may outlive the shard.
     pub(super) progress: Arc<State>,
     /// True if the background thread was started.
-    started: AtomicBool,
+    started: Mutex<bool>,
 }
 
 /// Maximum time for which the drop of a device waits for the background thread's round.
@@ -47,7 +47,7 @@ impl Shard {
             rounds: AtomicU32::new(0),
             contended_round: AtomicU32::new(0),
             progress: Arc::new(state),
-            started: AtomicBool::new(false),
+            started: Mutex::new(false),
         }))
     }
 
@@ -61,13 +61,12 @@ impl Shard {
 
     /// Starts the background thread, with the first listener or connection. An idle shard has none.
     pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
-        if self.is_manual()
-            || self.started.load(Ordering::Acquire)
-            || self.started.swap(true, Ordering::AcqRel)
-        {
-            return Ok(());
+        let mut started = self.started.lock();
+        if !self.is_manual() && !*started {
+            self.spawn()?;
+            *started = true;
         }
-        self.spawn().inspect_err(|_| self.started.store(false, Ordering::Release))
+        Ok(())
     }
 
     /// Rings the doorbell of a connection, which the thread that holds the core then serves.
@@ -81,9 +80,9 @@ impl Shard {
 
     /// Locks the core, waiting for it. Only for programs that drive the device themselves
     /// ([`crate::Device::pump`]).
-    pub(crate) fn lock(self: &Arc<Self>) -> Busy<'_> {
+    pub(crate) fn lock(self: &Arc<Self>) -> LockedCore<'_> {
         let guarded = self.guarded();
-        Busy::new(self, self.handoff.lock(), guarded)
+        LockedCore::new(self, self.handoff.lock(), guarded)
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -91,8 +90,8 @@ impl Shard {
     }
 
     #[inline]
-    pub(super) fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
-        self.handoff.try_lock().map(|core| Busy::new(self, core, self.guarded()))
+    pub(super) fn try_lock(self: &Arc<Self>) -> Option<LockedCore<'_>> {
+        self.handoff.try_lock().map(|core| LockedCore::new(self, core, self.guarded()))
     }
 
     fn guarded(&self) -> Option<HookGuard> {
@@ -140,8 +139,8 @@ impl Shard {
         self: &Arc<Self>,
         command: impl FnOnce(&mut Core) -> R + Send + 'static,
     ) -> std::result::Result<R, mpsc::Receiver<R>> {
-        if let Some(mut busy) = self.try_lock() {
-            let core = busy.core();
+        if let Some(mut locked) = self.try_lock() {
+            let core = locked.core();
             core.read_clock();
             return Ok(command(core));
         }
@@ -174,25 +173,25 @@ impl Shard {
 
     /// Makes one round, unless another thread drives. Returns the amount of work done.
     pub(crate) fn try_pump(self: &Arc<Self>) -> usize {
-        self.try_lock().map_or(0, |mut busy| busy.pump())
+        self.try_lock().map_or(0, |mut locked| locked.pump())
     }
 
     /// Serves only the connections whose doorbell was rung, without reading from the network. This
     /// is what a post does. Returns false if another thread drives.
     pub(crate) fn try_flush(self: &Arc<Self>) -> bool {
-        let Some(mut busy) = self.try_lock() else { return false };
-        busy.flush();
+        let Some(mut locked) = self.try_lock() else { return false };
+        locked.flush();
         true
     }
 
     /// Serves one connection for which something was posted. If another thread drives, that thread
     /// does it.
     pub(crate) fn serve(self: &Arc<Self>, token: Token) {
-        if let Some(mut busy) = self.try_lock() {
+        if let Some(mut locked) = self.try_lock() {
             // Bytes of earlier posts do not count against the limit of this one.
-            busy.core().services.moved = 0;
-            busy.core().serve(token);
-            busy.is_post = true;
+            locked.core().services.moved = 0;
+            locked.core().serve(token);
+            locked.is_post = true;
         } else {
             self.ring(token);
             self.try_flush();
@@ -230,7 +229,7 @@ impl Drop for Shard {
 
 /// The locked core. Dropping it unlocks the core, executes the collected wake-ups, and serves the
 /// work for which other threads have set `pending`.
-pub(crate) struct Busy<'a> {
+pub(crate) struct LockedCore<'a> {
     shard: &'a Arc<Shard>,
     core: Option<TryMutexGuard<'a, Core>>,
     /// True if the thread has only served a post of its own since it has locked the core.
@@ -257,7 +256,7 @@ thread_local! {
     static HOLDS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-impl<'a> Busy<'a> {
+impl<'a> LockedCore<'a> {
     fn new(shard: &'a Arc<Shard>, core: TryMutexGuard<'a, Core>, guarded: Option<HookGuard>) -> Self {
         #[cfg(debug_assertions)]
         assert!(!HOLDS.replace(true), "a thread holds the locks of two shards");
@@ -277,7 +276,7 @@ impl<'a> Busy<'a> {
         self.pump_until(&|| false)
     }
 
-    /// Like [`Busy::pump`], but ends early, between two connections, once `enough` returns true.
+    /// Like [`LockedCore::pump`], but ends early, between two connections, once `enough` returns true.
     pub(crate) fn pump_until(&mut self, enough: &dyn Fn() -> bool) -> usize {
         let shard = self.shard;
         let round = shard.rounds.load(Ordering::Relaxed).wrapping_add(1);
@@ -295,7 +294,10 @@ impl<'a> Busy<'a> {
         let core = self.core();
         core.read_clock();
         let events = core.poll_stack();
-        core.pump(shard, &|| false);
+        let work = core.pump(shard, &|| false);
+        if events + work > 0 {
+            shard.progress.note_work();
+        }
         events
     }
 
@@ -350,7 +352,7 @@ impl<'a> Busy<'a> {
     }
 }
 
-impl Drop for Busy<'_> {
+impl Drop for LockedCore<'_> {
     fn drop(&mut self) {
         self.release();
         let shard = self.shard;
@@ -381,11 +383,11 @@ mod tests {
         let device = Device::open().unwrap();
         let shard = device.driver().shard_at(0);
         let (served, results) = mpsc::channel();
-        let busy = shard.lock();
+        let locked = shard.lock();
         shard.ring(Token(0));
         let same = Arc::clone(shard);
         shard.enqueue(move |core| served.send(core.serve_ready(&same)).unwrap());
-        drop(busy);
+        drop(locked);
         assert_eq!(results.recv().unwrap(), 1);
     }
 
@@ -394,13 +396,13 @@ mod tests {
     #[test]
     fn final_wait_respects_timeout() {
         let device = Device::open().unwrap();
-        let busy = device.driver().shard_at(0).lock();
+        let locked = device.driver().shard_at(0).lock();
         assert!(!device.wait_idle(Duration::from_millis(10)));
         std::thread::scope(|scope| {
             let other = scope.spawn(|| device.wait_idle(Duration::from_millis(10)));
             assert!(!other.join().unwrap());
         });
-        drop(busy);
+        drop(locked);
         assert!(device.wait_idle(Duration::from_secs(60)));
     }
 }

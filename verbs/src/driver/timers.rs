@@ -1,86 +1,73 @@
-//! Deadlines of connections: a heap from which entries are not removed when they become stale. Only
-//! the entry for the deadline that the connection itself has is valid.
+//! Deadlines of connections and of SIDR requesters.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeSet;
 use uiw_llp::Token;
 use uiw_stream::Time;
 
+/// Timers of a shard. A connection has at most one, which it cancels when it sets an earlier one.
 pub(crate) struct Timers {
-    heap: BinaryHeap<Reverse<(Time, u64)>>,
-    /// Number of entries at which those of removed connections are purged.
-    full: usize,
+    entries: BTreeSet<(Time, u64)>,
+    /// Time of the first entry. Every round asks for it.
+    next: Time,
 }
-
-/// Size below which stale entries are not purged.
-const FEW: usize = 256;
 
 impl Default for Timers {
     fn default() -> Self {
-        Self { heap: BinaryHeap::new(), full: FEW }
+        Self { entries: BTreeSet::new(), next: Time::NEVER }
     }
 }
 
 impl Timers {
     pub(crate) fn add(&mut self, at: Time, token: Token) {
-        self.heap.push(Reverse((at, token.0)));
+        self.entries.insert((at, token.0));
+        self.update();
     }
 
-    /// Returns the time of the earliest entry, which may be stale.
-    pub(crate) fn next(&self) -> Option<Time> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+    /// Removes a timer, unless it has expired.
+    pub(crate) fn cancel(&mut self, at: Time, token: Token) {
+        self.entries.remove(&(at, token.0));
+        self.update();
     }
 
-    /// Removes one entry whose time has passed, and returns its connection.
+    /// Returns the time of the earliest timer. [`Time::NEVER`] if there is none.
+    #[inline]
+    pub(crate) fn next(&self) -> Time {
+        self.next
+    }
+
+    /// Removes one timer whose time has passed, and returns its owner.
     pub(crate) fn due(&mut self, now: Time) -> Option<Token> {
-        if self.next()? > now {
+        if self.next > now {
             return None;
         }
-        self.heap.pop().map(|Reverse((_, token))| Token(token))
+        let (_, token) = self.entries.pop_first()?;
+        self.update();
+        Some(Token(token))
     }
 
-    /// Returns whether there are twice as many entries as [`Timers::keep`] retained, so that the
-    /// cost of its walk is amortised over the entries that were added.
-    pub(crate) fn is_full(&self) -> bool {
-        self.heap.len() >= self.full
-    }
-
-    /// Purges the entries of connections for which `lives` returns false, and releases their
-    /// memory: they would accumulate while peers connect and disconnect.
-    pub(crate) fn keep(&mut self, lives: impl Fn(Token) -> bool) {
-        self.heap.retain(|Reverse((_, token))| lives(Token(*token)));
-        self.full = (2 * self.heap.len()).max(FEW);
-        self.heap.shrink_to(self.full);
+    fn update(&mut self) {
+        self.next = self.entries.first().map_or(Time::NEVER, |(at, _)| *at);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
-    fn entries_of_removed_connections_purged() {
-        const AT_A_TIME: u64 = if cfg!(miri) { 200 } else { 1000 };
-        let (begin, mut timers) = (Time::from_nanos(7), Timers::default());
-        let mut most = 0;
-        for token in 0..20 * AT_A_TIME {
-            timers.add(begin.after(Duration::from_secs(10)), Token(token));
-            if timers.is_full() {
-                timers.keep(|other| other.0 + AT_A_TIME > token);
-            }
-            most = most.max(timers.heap.len());
+    fn timers_expire_in_order_unless_cancelled() {
+        let at = Time::from_nanos;
+        let mut timers = Timers::default();
+        for (time, token) in [(30, 1), (10, 2), (20, 1), (20, 3)] {
+            timers.add(at(time), Token(token));
         }
-        assert!(
-            (AT_A_TIME..=2 * AT_A_TIME).contains(&(most as u64)),
-            "{most} entries for {AT_A_TIME} streams"
-        );
-        let last = Token(20 * AT_A_TIME - 1);
-        timers.keep(|token| token == last);
-        assert!(timers.heap.capacity() <= 2 * FEW, "room for {}", timers.heap.capacity());
-        assert_eq!(timers.due(begin), None);
-        let due = timers.due(begin.after(Duration::from_secs(10)));
-        assert_eq!(due, Some(last));
-        assert_eq!(timers.next(), None);
+        timers.cancel(at(20), Token(1));
+        timers.cancel(at(40), Token(1));
+        assert_eq!(timers.due(at(9)), None);
+        assert_eq!(timers.due(at(25)), Some(Token(2)));
+        assert_eq!((timers.next(), timers.due(at(25))), (at(20), Some(Token(3))));
+        assert_eq!((timers.next(), timers.due(at(25))), (at(30), None));
+        assert_eq!(timers.due(at(30)), Some(Token(1)));
+        assert_eq!((timers.next(), timers.due(at(30))), (Time::NEVER, None));
     }
 }

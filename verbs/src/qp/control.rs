@@ -50,12 +50,16 @@ pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
     }
     on_shard(
         qp,
-        |wakes| modify_unconnected(qp, from, to, wakes),
+        |wakes| modify_unconnected(qp, to, wakes),
         move |core, qp, token| modify_connected(core, qp, token, to),
     )
 }
 
-fn modify_unconnected(qp: &QpInner, from: QpState, to: QpState, wakes: &mut Wakes) -> Result<()> {
+fn modify_unconnected(qp: &QpInner, to: QpState, wakes: &mut Wakes) -> Result<()> {
+    let from = qp.state();
+    if !from.may_become(to) {
+        return Err(Error::Transition { from, to });
+    }
     match to {
         QpState::Err => qp.flush_unconnected(wakes),
         QpState::Reset => reset(qp),
@@ -105,12 +109,12 @@ fn modify_connected(core: &mut Core, qp: &Arc<QpInner>, token: uiw_llp::Token, t
             }
         }
         QpState::Rts => return wait_for_connection(qp, from),
-        QpState::Sqd => {
+        QpState::Sqd if core.is_established(token) => {
             qp.set_state(QpState::Sqd);
             core.with_conn(token, Conn::pause);
         }
-        QpState::Init | QpState::Rtr | QpState::Sqe => {
-            return modify_unconnected(qp, from, to, &mut core.services.wakes);
+        QpState::Init | QpState::Rtr | QpState::Sqd | QpState::Sqe => {
+            return modify_unconnected(qp, to, &mut core.services.wakes);
         }
     }
     Ok(())
@@ -120,7 +124,7 @@ fn modify_connected(core: &mut Core, qp: &Arc<QpInner>, token: uiw_llp::Token, t
 fn reset(qp: &QpInner) {
     qp.forget_requests();
     qp.set_conn(None);
-    qp.attrs.lock().stream = qp.driver.shared.next_stream();
+    qp.forget_connection();
     qp.set_state(QpState::Reset);
 }
 
@@ -136,16 +140,21 @@ pub(super) fn set_access(qp: &Arc<QpInner>, access: Access) {
 /// Fails the queue pair because the application gives up the peer: the oldest open request gets
 /// `status`.
 pub(super) fn fail(qp: &Arc<QpInner>, status: WcStatus) {
-    {
+    // With the core held, so that no later request succeeds in between.
+    let fail_oldest = move |qp: &QpInner| {
         let mut sq = qp.sq.lock();
         if let Some(id) = sq.oldest_open() {
             sq.done(id, status);
         }
-    }
+    };
     on_shard(
         qp,
-        |wakes| qp.flush_unconnected(wakes),
-        |core, qp, token| {
+        |wakes| {
+            fail_oldest(qp);
+            qp.flush_unconnected(wakes);
+        },
+        move |core, qp, token| {
+            fail_oldest(qp);
             if core.with_conn(token, Conn::give_up).is_none() {
                 qp.flush_unconnected(&mut core.services.wakes);
             }
@@ -204,8 +213,9 @@ pub(super) fn destroy(qp: &Arc<QpInner>) {
     }
     qp.sq.lock().mode = SqMode::Flushing;
     let shared = &qp.driver.shared;
-    shared.qps.lock().remove(&qp.num);
     shared.table.unbind_stream(qp.stream());
     qp.send_cq.forget_qp(qp.num);
     qp.recv_cq.forget_qp(qp.num);
+    // Last, because another queue pair may get the number then.
+    shared.qps.lock().remove(&qp.num);
 }

@@ -112,7 +112,8 @@ impl QpInner {
 
     /// Acquires the lock that serializes changes of the state and of the connection.
     ///
-    /// Lock order: while holding it, a thread waits for no lock except those of the queues.
+    /// Lock order: the core of a shard, this lock, then those of the memory table, the stack and
+    /// the queues.
     pub(crate) fn control(&self) -> MutexGuard<'_, ()> {
         self.control.lock()
     }
@@ -297,6 +298,14 @@ impl QpInner {
         }
     }
 
+    /// Prepares for another connection: with a new stream id, and with the limits of Reads and
+    /// atomics that apply before they are negotiated.
+    pub(crate) fn forget_connection(&self) {
+        let max = self.driver.limits().max_rd_atomic;
+        self.sq.lock().ord = max;
+        *self.attrs.lock() = ConnAttrs { ird: max, stream: self.driver.shared.next_stream() };
+    }
+
     /// Returns access to the posted receives, for the caller to take several.
     pub(crate) fn receives(&self) -> Receives<'_> {
         match &self.rq {
@@ -311,8 +320,8 @@ impl QpInner {
     #[inline]
     pub(crate) fn take_own_receive(&self, rq: &mut RecvQueue, into: &mut RecvWqe, token: Token) -> bool {
         let taken = self.long.as_ref().is_none_or(LongMessages::has_room) && rq.take(into);
-        if !taken && !rq.waiting.contains(&token) {
-            rq.waiting.push(token);
+        if !taken {
+            rq.wait(token);
         }
         taken
     }

@@ -21,7 +21,8 @@ const BATCH: u64 = 512 << 10;
 pub struct Doorbell {
     wakes: Wakes,
     token: Option<Token>,
-    go: bool,
+    /// True if the posted requests are served now, without waiting for later ones.
+    is_immediate: bool,
     /// True if the post ends a burst, so that the time when it was served is recorded.
     ends_burst: bool,
 }
@@ -30,13 +31,13 @@ impl Doorbell {
     pub(crate) fn ring(self, qp: &QpInner) {
         self.wakes.give();
         match self.token {
-            Some(token) if self.go => qp.driver.shard(token).serve(token),
+            Some(token) if self.is_immediate => qp.driver.shard(token).serve(token),
             Some(token) => {
                 let shard = qp.driver.shard(token);
                 shard.ring(token);
                 shard.coalesce_timer();
             }
-            None if self.go => drop(qp.shard().map(Shard::try_flush)),
+            None if self.is_immediate => drop(qp.shard().map(Shard::try_flush)),
             None => {}
         }
         if self.ends_burst {
@@ -65,7 +66,7 @@ impl QpInner {
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> std::result::Result<(), PostError> {
-        let (result, doorbell) = self.queue_send_with(wrs, SendQueue::unpost);
+        let (result, doorbell) = self.queue_send_with(wrs, true);
         doorbell.ring(self);
         result
     }
@@ -74,16 +75,16 @@ impl QpInner {
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> (std::result::Result<(), PostError>, Doorbell) {
-        self.queue_send_with(wrs, |_, posted| posted)
+        self.queue_send_with(wrs, false)
     }
 
-    /// Adds requests to the queue. If one is refused, `refused` is called with the number of those
-    /// before it, and returns how many of them stay posted.
+    /// Adds requests to the queue. If one is refused, those before it stay posted, unless the
+    /// caller wants `all` or none.
     #[inline(always)]
     fn queue_send_with<'a>(
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
-        refused: impl FnOnce(&mut SendQueue, usize) -> usize,
+        all: bool,
     ) -> (std::result::Result<(), PostError>, Doorbell) {
         let mut wakes = Wakes::default();
         if let Some(faults) = &self.faults
@@ -91,7 +92,7 @@ impl QpInner {
         {
             return (
                 Err(PostError { index: 0, error }),
-                Doorbell { wakes, token: None, go: false, ends_burst: false },
+                Doorbell { wakes, token: None, is_immediate: false, ends_burst: false },
             );
         }
         let mut sq = self.sq.lock();
@@ -105,8 +106,9 @@ impl QpInner {
             posted += 1;
             Ok(())
         });
-        if result.is_err() {
-            posted = refused(&mut sq, posted);
+        if all && result.is_err() {
+            sq.unpost(posted);
+            posted = 0;
         }
         if sq.mode == SqMode::Flushing {
             self.flush_sends(&mut sq, None, &mut wakes);
@@ -117,14 +119,14 @@ impl QpInner {
         let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
         // A chain is coalesced like a single request, so that chains do not cost one system call
         // each.
-        let go = at_once || sq.unread_bytes >= BATCH;
-        if mode == SqMode::Running && posted > 0 && go {
+        let is_immediate = mode == SqMode::Running && posted > 0 && (at_once || sq.unread_bytes >= BATCH);
+        if is_immediate {
             sq.unread_bytes = 0;
         }
         let ends_burst = at_once && sq.ends_burst();
         drop(sq);
         let token = if ring { self.conn() } else { None };
-        (result, Doorbell { wakes, token, go: go && posted > 0 && mode == SqMode::Running, ends_burst })
+        (result, Doorbell { wakes, token, is_immediate, ends_burst })
     }
 
     #[inline(always)]
@@ -179,7 +181,7 @@ impl QpInner {
         if rq.flushing {
             self.flush_receives(&mut rq, None, &mut wakes);
         }
-        let waiting = std::mem::take(&mut rq.waiting);
+        let waiting = rq.take_waiting();
         drop(rq);
         wakes.give();
         if !waiting.is_empty() {

@@ -3,6 +3,8 @@
 use crate::error::Error;
 use crate::qp::ring::Ring;
 use crate::wr::{RecvWr, Sges, store};
+use std::collections::HashSet;
+use uiw_llp::Token;
 
 /// A posted receive.
 #[derive(Default)]
@@ -25,8 +27,16 @@ pub(crate) struct RecvQueue {
     pub(crate) closed: bool,
     /// True if receives are flushed as soon as they are posted (ERR).
     pub(crate) flushing: bool,
-    /// Tokens of connections that are not read until a receive is posted.
-    pub(crate) waiting: Vec<uiw_llp::Token>,
+    waiting: WaitingConns,
+}
+
+/// Connections that are not read until a receive is posted, the one that waits longest first. Each
+/// peer of a shared queue can add one.
+#[derive(Default)]
+struct WaitingConns {
+    order: Vec<Token>,
+    /// The connections in `order`.
+    all: HashSet<Token>,
 }
 
 impl RecvQueue {
@@ -38,8 +48,31 @@ impl RecvQueue {
             newest_first: false,
             closed: false,
             flushing: false,
-            waiting: Vec::new(),
+            waiting: WaitingConns::default(),
         }
+    }
+
+    /// Adds a connection that waits for a receive.
+    pub(crate) fn wait(&mut self, token: Token) {
+        if self.waiting.all.insert(token) {
+            self.waiting.order.push(token);
+        }
+    }
+
+    /// Removes a connection that waits for a receive.
+    pub(crate) fn stop_waiting(&mut self, token: Token) {
+        if self.waiting.all.remove(&token) {
+            self.waiting.order.retain(|other| *other != token);
+        }
+    }
+
+    /// Removes all connections that wait for a receive. The caller rings their doorbells.
+    #[inline]
+    pub(crate) fn take_waiting(&mut self) -> Vec<Token> {
+        if self.waiting.order.is_empty() {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.waiting).order
     }
 
     /// Sets the order in which receives are taken.

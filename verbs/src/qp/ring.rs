@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_what_its_places_allocated() {
+    fn ring_keeps_allocations() {
         let mut ring = Ring::<Vec<u8>>::new();
         ring.push().extend_from_slice(&[1; 100]);
         let before = ring.pop().unwrap().as_ptr();

@@ -245,15 +245,14 @@ impl SendQueue {
     }
 
     /// Removes the last `count` requests, which were posted while the queue was locked by the
-    /// caller. Returns 0, the number of them that stay posted.
+    /// caller.
     #[cold]
-    pub(crate) fn unpost(&mut self, count: usize) -> usize {
+    pub(crate) fn unpost(&mut self, count: usize) {
         for _ in 0..count {
             if let Some(wqe) = self.ring.pop_last() {
                 self.unread_bytes -= u64::from(wqe.len) + 32;
             }
         }
-        0
     }
 
     #[inline(always)]
@@ -584,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn completes_in_posting_order() {
+    fn completions_in_posting_order() {
         let mut queue = queue(4);
         for id in 0..3 {
             queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
@@ -598,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_the_limits_forbid() {
+    fn post_beyond_limits_refused() {
         let mut queue = queue(1);
         let sges = [Sge { addr: 0, length: 9, lkey: STag(1) }; 3];
         let wr = |n: usize, flags| SendWr { wr_id: 0, op: SendOp::Send, sges: &sges[..n], flags };

@@ -556,6 +556,8 @@ fn every_transition() {
     end.connect(port.addr(), &plain());
     let mut peer = port.accept();
     peer.startup_frame();
+    end.qp.modify(QpState::Rts).unwrap();
+    assert!(matches!(end.qp.modify(QpState::Sqd), Err(Error::NotConnected)));
     end.qp.modify(QpState::Err).unwrap();
     end.failed();
     send().unwrap();
@@ -595,9 +597,14 @@ fn drained_queue_resumes() {
 
 #[test]
 fn queue_pair_is_new_after_reset() {
-    let (a, b) = pair();
+    let end = End::new();
+    let limits = |end: &End| (end.qp.query().ord, end.qp.query().ird);
+    let new = limits(&end);
+    let (a, b) = pair_of(end, End::new(), &ConnConfig::default().ord(0).ird(0));
+    assert_eq!(limits(&a), (0, 0));
     a.recv(1, 0, 8);
     a.qp.modify(QpState::Reset).unwrap();
+    assert_eq!(limits(&a), new);
     a.qp.modify(QpState::Init).unwrap();
     b.ended();
     a.ended();

@@ -204,7 +204,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let is_likely = self.memory_polls.are_likely();
         if is_likely != was_likely {
             raise_priority(is_likely);
-            tracing::debug!(polls_memory = is_likely, "what the program that polls does");
+            tracing::debug!(polls_memory = is_likely, "assumption about memory polling changed");
         }
     }
 
