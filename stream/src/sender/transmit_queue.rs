@@ -171,6 +171,9 @@ impl<M> TransmitQueue<M> {
     pub(super) fn advance(&mut self, count: usize) {
         debug_assert!(count as u64 <= self.waiting());
         self.sent += count as u64;
+        if self.is_empty() {
+            return self.clear();
+        }
         let mut left = count + self.skip;
         while let Some(piece) = self.pieces.front() {
             if left < piece.len() {
@@ -183,21 +186,23 @@ impl<M> TransmitQueue<M> {
             }
             self.pieces.pop_front();
         }
-        if self.pieces.is_empty() {
-            if !self.memory.is_empty() {
-                self.drop_memory(self.first_memory + self.memory.len() as u64);
-            }
-            self.staging.clear();
-            if let Some(end) = self.ends.back() {
-                self.boundary = *end;
-                self.ends.clear();
-            }
-        }
         self.skip = left;
         while let Some(end) = self.ends.front().copied().filter(|end| *end <= self.sent) {
             self.boundary = end;
             self.ends.pop_front();
         }
+    }
+
+    /// Removes everything, because TCP has accepted it.
+    fn clear(&mut self) {
+        self.pieces.clear();
+        if !self.memory.is_empty() {
+            self.drop_memory(self.first_memory + self.memory.len() as u64);
+        }
+        self.staging.clear();
+        self.ends.clear();
+        self.boundary = self.sent;
+        self.skip = 0;
     }
 
     /// Drops all FPDUs of which TCP has no byte, and copies the rest of a partly sent one, so that

@@ -28,7 +28,15 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
+    #[inline]
     pub(crate) fn ring(self, qp: &QpInner) {
+        if self.token.is_some() || self.is_immediate || !self.wakes.is_empty() {
+            self.serve(qp);
+        }
+    }
+
+    #[inline(never)]
+    fn serve(self, qp: &QpInner) {
         self.wakes.give();
         match self.token {
             Some(token) if self.is_immediate => qp.driver.shard(token).serve(token),
