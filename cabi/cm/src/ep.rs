@@ -68,17 +68,19 @@ fn equip(
         id.lock().endpoint = endpoint;
         return Ok(());
     }
+    let has_data = res.ai_connect_len > 0 && !res.ai_connect.is_null();
+    if has_data && res.ai_connect_len > MAX_CONNECT_DATA {
+        return Err(Errno::INVAL.because("the connection data is too long"));
+    }
     resolve::resolve(id, src.get()?, dst.read()?)?;
     resolve::route(id)?;
     // Both events are local, and C does not know the id yet.
     id.forget_local_events();
+    // Last, because dropping the id does not destroy the queue pair.
     if !attr.is_null() {
         qp::create(id, pd, attr, qp_type(id))?;
     }
-    if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
-        if res.ai_connect_len > MAX_CONNECT_DATA {
-            return Err(Errno::INVAL.because("the connection data is too long"));
-        }
+    if has_data {
         // SAFETY: `ai_connect` is not NULL and the length is from 1 to 255, as checked above. `res`
         // is from the `InPtr` of `rdma_create_ep`, the only caller, which requires that there are
         // as many initialized bytes (rdma_getaddrinfo(3)) and that the program does not change them

@@ -136,8 +136,8 @@ fn prepare_receive(new: *mut ibv_qp) -> Result<()> {
             engine.modify(QpState::Rtr)?;
             engine.modify(QpState::Rts)?;
         }
-        qp.abi.set(|qp| &qp.qp_base.state, engine.state() as c_int);
     }
+    qp.abi.set(|qp| &qp.qp_base.state, engine.state() as c_int);
     Ok(())
 }
 

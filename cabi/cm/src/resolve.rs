@@ -35,9 +35,6 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
         }
         state.options
     };
-    if !devices::lacks_device(real)? {
-        devices::bind(id, real.ip()).map_err(not_available)?;
-    }
     let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)
         .map_err(|errno| {
             if errno == Errno(libc::EADDRINUSE)
@@ -49,6 +46,10 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
                 errno
             }
         })?;
+    // After the port was reserved, because a failed call must not give the id a device.
+    if !devices::lacks_device(real)? {
+        devices::bind(id, real.ip()).map_err(not_available)?;
+    }
     id.set_addresses(Some(bound), None);
     let mut state = id.lock();
     state.port = Some(port);

@@ -152,8 +152,9 @@ fn destroyed_channel_fails_all_threads() {
     channel.destroy();
 }
 
-/// Listens on a port of loopback. Returns the id, which lives until the process ends, and the port.
-fn listen(channel: SharedChannel) -> (*mut rdma_cm_id, u16) {
+/// Creates an id and binds it to a port of loopback. Returns the id, which lives until the process
+/// ends, and the result of the bind.
+fn bind(channel: SharedChannel, port: u16) -> (*mut rdma_cm_id, i32) {
     let mut id = ptr::null_mut();
     // SAFETY: the channel and the id are looked up. `id` and `address` are local variables: room
     // for the pointer that the call writes, and an IPv4 address, for which zeros are valid, with
@@ -163,10 +164,35 @@ fn listen(channel: SharedChannel) -> (*mut rdma_cm_id, u16) {
         let mut address: libc::sockaddr_in = std::mem::zeroed();
         address.sin_family = libc::AF_INET as libc::sa_family_t;
         address.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
-        assert_eq!(call!(cm::rdma_bind_addr(id, (&raw const address).cast())), 0);
+        address.sin_port = port.to_be();
+        (id, call!(cm::rdma_bind_addr(id, (&raw const address).cast())))
+    }
+}
+
+/// Listens on a port of loopback. Returns the id, which lives until the process ends, and the port.
+fn listen(channel: SharedChannel) -> (*mut rdma_cm_id, u16) {
+    let (id, bound) = bind(channel, 0);
+    assert_eq!(bound, 0);
+    // SAFETY: the id is looked up.
+    unsafe {
         assert_eq!(call!(cm::rdma_listen(id, 8)), 0);
         (id, u16::from_be(call!(cm::rdma_get_src_port(id))))
     }
+}
+
+#[test]
+fn failed_bind_gives_id_no_device() {
+    let _alone = ADDRESSES.lock();
+    let channel = SharedChannel::new();
+    let (listener, port) = listen(channel);
+    let (id, bound) = bind(channel, port);
+    assert_eq!((bound, Errno::last()), (-1, Errno(libc::EADDRINUSE)));
+    // SAFETY: the id lives, and only this thread uses it. The calls look it up.
+    unsafe {
+        assert!((*id).verbs.is_null());
+        assert_eq!((call!(cm::rdma_destroy_id(id)), call!(cm::rdma_destroy_id(listener))), (0, 0));
+    }
+    channel.destroy();
 }
 
 /// Returns whether the channel becomes readable within the given time.

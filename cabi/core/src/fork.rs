@@ -3,8 +3,8 @@
 //!
 //! Threads do not survive a fork, and one of them may hold a lock of the engine at that moment. The
 //! child therefore drops its reference to the engine without touching it, and all objects that were
-//! created before the fork are inert: calls on them return EIO, and destroying them only frees
-//! their memory. The child begins a new generation and opens its own engine when it opens a device.
+//! created before the fork are inert: calls on them return EIO, and destroying them does nothing.
+//! The child begins a new generation and opens its own engine when it opens a device.
 //!
 //! Each subsystem (engine, devices, objects, connection manager, out-of-band connections) has a
 //! static [`ForkSafe`]. The locks of all of them are held while the process is copied, so that no

@@ -39,6 +39,23 @@ impl<T> Mutex<T> {
     }
 }
 
+/// Condition variable for [`Mutex`].
+#[derive(Default)]
+pub struct Condvar(sync::Condvar);
+
+impl Condvar {
+    /// Unlocks the value, waits until the variable is notified or for no reason, and locks the
+    /// value again.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes all threads that wait.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
 /// Lock for one writer or any number of readers.
 #[derive(Default)]
 pub struct RwLock<T>(sync::RwLock<T>);

@@ -2,7 +2,7 @@
 
 use crate::environment::{self, PrivilegePolicy};
 use std::borrow::Cow;
-use std::io::{IsTerminal, Write as _};
+use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -36,7 +36,23 @@ pub const MAX_LINE: usize = 2048;
 /// continues, whereas `eprintln!` would panic.
 pub fn write_line(line: &str) {
     let line = format!("{}\n", shown(line, MAX_LINE));
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let _ = StandardError.write_all(line.as_bytes());
+}
+
+/// Standard error without the lock of `std`. A child of a fork would wait forever for a lock that a
+/// thread of its parent has held.
+struct StandardError;
+
+impl Write for StandardError {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: the call reads the bytes of `bytes`.
+        let written = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+        usize::try_from(written).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Returns `text` in a form suitable for messages: characters that may control a terminal are
@@ -65,10 +81,14 @@ pub fn clip(text: &str, max: usize) -> Cow<'_, str> {
     format!("{} [.. {} bytes ..] {}", &text[..front], back - front, &text[back..]).into()
 }
 
-/// Starts the log with the filter in its variable, if this is the first call of the process.
+/// Starts the log with the filter in its variable, if this is the first call of the process. Later
+/// calls do not read the environment, which another thread may be changing.
 #[cold]
 pub(crate) fn start_by_variable() {
-    if let Some(filter) = environment::variable(VARIABLE, PrivilegePolicy::LevelOnly) {
+    static READ: AtomicBool = AtomicBool::new(false);
+    if !READ.swap(true, Ordering::Relaxed)
+        && let Some(filter) = environment::variable(VARIABLE, PrivilegePolicy::LevelOnly)
+    {
         start(&filter.to_string_lossy());
     }
 }
@@ -87,14 +107,13 @@ pub(crate) fn start(filter: &str) {
 fn start_now(filter: &str) {
     match filter.parse::<Targets>() {
         Ok(filter) => {
-            let stderr = std::io::stderr;
             let log = tracing_subscriber::fmt()
                 .with_max_level(LevelFilter::TRACE)
-                .with_ansi(stderr().is_terminal())
+                .with_ansi(io::stderr().is_terminal())
                 // Internal errors would be reported with `eprintln!`, which panics if the write
                 // fails.
                 .log_internal_errors(false)
-                .with_writer(stderr)
+                .with_writer(|| StandardError)
                 .finish()
                 .with(filter);
             ON.store(true, Ordering::Relaxed);

@@ -5,6 +5,7 @@ use crate::boundary::Result;
 use crate::denied;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, ForkState};
+use crate::inherited::InheritableSocket;
 use crate::lock::RwLock;
 use crate::stack;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -12,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
 
 /// Maximum number of ports that are requested from the system until the program can be given one.
 const PORT_TRIES: usize = 64;
@@ -27,6 +29,8 @@ struct PortEntry {
     reuse: bool,
     /// Identifies the id among those that have the same port.
     holder: usize,
+    /// Socket that was bound for the reservation. A child of a fork closes its copy.
+    socket: Option<InheritableSocket>,
 }
 
 /// Reserved ports by number. Ids conflict only if their port numbers are equal.
@@ -36,7 +40,9 @@ impl ForkState for PortTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {
-        self.0.clear();
+        for entry in std::mem::take(&mut self.0).into_values().flatten() {
+            entry.socket.into_iter().for_each(InheritableSocket::close);
+        }
     }
 }
 
@@ -95,7 +101,7 @@ pub fn reserve(
             if at.port() == 0 && !address::has_program_port(port) {
                 continue;
             }
-            match record(PortEntry { at: bound, datagrams, reuse, holder }, None) {
+            match record(PortEntry { at: bound, datagrams, reuse, holder, socket: None }, None) {
                 Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
                 taken => return taken.map(|reservation| (bound, reservation)),
             }
@@ -125,7 +131,8 @@ pub fn reserve(
         if at.port() == 0 && !address::has_program_port(bound.port()) {
             continue;
         }
-        match record(PortEntry { at: bound, datagrams, reuse, holder }, Some(socket)) {
+        let inheritable = InheritableSocket::from_fd(socket.as_raw_fd());
+        match record(PortEntry { at: bound, datagrams, reuse, holder, socket: inheritable }, Some(socket)) {
             // The system may assign a port that is still recorded here, because the socket of an id
             // may be closed before its reservation ends.
             Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => {}
@@ -211,7 +218,7 @@ fn record(port: PortEntry, bound: Option<Socket>) -> Result<PortReservation> {
 /// has a wildcard address. The kernel's rdma_cm reports such a conflict as EADDRNOTAVAIL, and a
 /// conflict of two ids with the same address as EADDRINUSE (`cma_check_port`).
 pub fn is_taken_by_wildcard(at: SocketAddr, datagrams: bool, reuse: bool) -> bool {
-    let port = PortEntry { at, datagrams, reuse, holder: 0 };
+    let port = PortEntry { at, datagrams, reuse, holder: 0, socket: None };
     shard(at.port()).read().0.get(&at.port()).is_some_and(|ports| {
         ports.iter().any(|other| {
             collide(*other, port) && (at.ip().is_unspecified() || other.at.ip().is_unspecified())
@@ -232,8 +239,13 @@ mod tests {
 
     #[test]
     fn ports_collide_by_address_and_family() {
-        let port =
-            |at: &str, reuse| PortEntry { at: at.parse().unwrap(), datagrams: false, reuse, holder: 0 };
+        let port = |at: &str, reuse| PortEntry {
+            at: at.parse().unwrap(),
+            datagrams: false,
+            reuse,
+            holder: 0,
+            socket: None,
+        };
         let udp = PortEntry { datagrams: true, ..port("10.0.0.1:5", false) };
         assert!(collide(udp, udp) && !collide(udp, port("10.0.0.1:5", false)));
         assert!(collide(port("10.0.0.1:5", false), port("10.0.0.1:5", true)));

@@ -18,6 +18,8 @@ const OWN_FAULTS: [c_int; 6] =
 
 /// Highest signal number. The lowest one is 1.
 const LAST: c_int = 64;
+/// Size of the kernel's signal set in bytes. It is the first part of C's larger one.
+const KERNEL_SET_SIZE: usize = LAST as usize / 8;
 
 /// Returns the empty set of signals.
 pub fn no_signals() -> libc::sigset_t {
@@ -53,10 +55,11 @@ fn contains(set: &libc::sigset_t, signal: c_int) -> bool {
 /// signals may run inside this call.
 pub fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = no_signals();
-    // SAFETY: the call reads `set`, which is borrowed, and writes a set to the local variable
-    // `before`. It changes only the mask of this thread. A handler of a pending signal may run
-    // here, as it may at any other time.
-    unsafe { libc::pthread_sigmask(how, set, &raw mut before) };
+    // The system call, because `pthread_sigmask` of libibverbs never blocks the signals of faults.
+    // SAFETY: the call reads the kernel's part of `set`, which is borrowed, and writes that part of
+    // the local variable `before`, which is initialized. It changes only the mask of this thread. A
+    // handler of a pending signal may run here, as it may at any other time.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, &raw mut before, KERNEL_SET_SIZE) };
     before
 }
 
@@ -78,13 +81,28 @@ pub fn block_even_faults() -> SignalGuard {
 }
 
 impl SignalGuard {
-    /// Returns whether a signal is pending that would end a `read` with EINTR.
-    pub fn interrupts(&self) -> bool {
+    /// Returns whether a signal is pending that would end a `read` with EINTR: its handler does not
+    /// restart calls.
+    pub fn interrupts_read(&self) -> bool {
+        self.has_pending(|flags| flags & libc::SA_RESTART == 0)
+    }
+
+    /// Returns whether a signal is pending that would end a `poll`, or a call with a time-out, with
+    /// EINTR: it has a handler.
+    pub fn interrupts_poll(&self) -> bool {
+        self.has_pending(|_| true)
+    }
+
+    /// Returns whether a signal is pending whose handler has flags that `ends` accepts.
+    fn has_pending(&self, ends: fn(c_int) -> bool) -> bool {
         let mut pending = no_signals();
         // SAFETY: the call writes a set to `pending`, a local variable of this type.
         unsafe { libc::sigpending(&raw mut pending) };
-        (1..=LAST)
-            .any(|signal| contains(&pending, signal) && !contains(&self.before, signal) && ends_calls(signal))
+        (1..=LAST).any(|signal| {
+            contains(&pending, signal)
+                && !contains(&self.before, signal)
+                && handler_flags(signal).is_some_and(ends)
+        })
     }
 }
 
@@ -94,15 +112,14 @@ impl Drop for SignalGuard {
     }
 }
 
-/// Returns whether the program has a handler for `signal` that does not restart system calls.
-fn ends_calls(signal: c_int) -> bool {
+/// Returns the flags of the program's handler for `signal`, if it has one.
+fn handler_flags(signal: c_int) -> Option<c_int> {
     let mut action: libc::sigaction = zeroed();
     // SAFETY: the call writes an action to `action`, a local variable of this type. The pointer to
     // a new action is NULL, so no handler is set. An invalid signal number gives an error.
     let known = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) } == 0;
-    known
-        && !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
-        && action.sa_flags & libc::SA_RESTART == 0
+    let is_handled = known && !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+    is_handled.then_some(action.sa_flags)
 }
 
 #[cfg(test)]
@@ -112,6 +129,26 @@ mod tests {
     /// Returns whether the calling thread blocks the signal.
     fn is_blocked(signal: c_int) -> bool {
         contains(&change_mask(libc::SIG_BLOCK, &no_signals()), signal)
+    }
+
+    #[test]
+    fn restarting_handler_interrupts_poll_only() {
+        extern "C" fn handle(_: c_int) {}
+        let mut action: libc::sigaction = zeroed();
+        action.sa_sigaction = handle as extern "C" fn(c_int) as usize;
+        for (flags, interrupts_read) in [(libc::SA_RESTART, false), (0, true)] {
+            action.sa_flags = flags;
+            let held = block_all();
+            assert!(!held.interrupts_poll());
+            // SAFETY: the first call reads `action`, a local variable, whose handler does nothing;
+            // no other test uses the signal. The others take integers.
+            unsafe {
+                assert_eq!(libc::sigaction(libc::SIGUSR2, &raw const action, ptr::null_mut()), 0);
+                assert_eq!(libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2), 0);
+            }
+            assert!(held.interrupts_poll());
+            assert_eq!(held.interrupts_read(), interrupts_read);
+        }
     }
 
     #[test]

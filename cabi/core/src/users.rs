@@ -1,7 +1,7 @@
 //! Counters of the users of an object, and of the events about it that the program has not
 //! acknowledged.
 
-use parking_lot::{Condvar, Mutex};
+use crate::lock::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -62,7 +62,7 @@ impl UnacknowledgedEvents {
     pub fn wait(&self) {
         let mut count = self.count.lock();
         while *count > 0 {
-            self.none.wait(&mut count);
+            count = self.none.wait(count);
         }
     }
 }

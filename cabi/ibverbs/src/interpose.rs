@@ -113,7 +113,9 @@ extern "C" fn mremap<'a>(
     new: Address<'a>,
 ) -> *mut c_void {
     let Some(next) = next::mremap::get() else { return no_address() };
-    let (from, len, to) = (old.get().addr(), old_len.get(), new_len.get());
+    // The kernel rounds both lengths up to whole pages.
+    let whole_pages = |len: usize| len.checked_next_multiple_of(mapping::page_size()).unwrap_or(len);
+    let (from, len, to) = (old.get().addr(), whole_pages(old_len.get()), whole_pages(new_len.get()));
     if to < len {
         mapping::discard(from.saturating_add(to), len - to);
     }

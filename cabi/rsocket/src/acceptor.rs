@@ -42,6 +42,8 @@ pub(crate) struct Acceptor {
 }
 
 struct AcceptQueue {
+    /// True if the listener was closed, so that nothing is added to `ready`.
+    is_closed: bool,
     ready: VecDeque<Arc<Socket>>,
     /// Number of connections that the peer has not confirmed yet.
     begun: usize,
@@ -66,7 +68,11 @@ impl Acceptor {
         let listener = self.listener.lock().take();
         drop(listener);
         self.channel.post(CmEvent::posted(CLOSED));
-        let waiting = std::mem::take(&mut self.queue.lock().ready);
+        let waiting = {
+            let mut queue = self.queue.lock();
+            queue.is_closed = true;
+            std::mem::take(&mut queue.ready)
+        };
         waiting.iter().for_each(Socket::close);
     }
 
@@ -108,6 +114,8 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
             _ => return Err(Errno::INVAL.because("rlisten for an rsocket that is connected")),
         }
     }
+    // The socket does not listen without it.
+    service::start()?;
     let mut state = socket.lock();
     let (Some(local), Phase::New(Some(_))) = (state.local, &state.phase) else {
         return Err(Errno::INVAL.because("another thread is changing the rsocket"));
@@ -128,7 +136,7 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     // The listener uses the port now, but within this process it stays reserved for the socket.
     drop(port.unbind());
     let acceptor = Arc::new(Acceptor {
-        queue: Mutex::new(AcceptQueue { ready: VecDeque::new(), begun: 0, backlog }),
+        queue: Mutex::new(AcceptQueue { is_closed: false, ready: VecDeque::new(), begun: 0, backlog }),
         channel: Arc::clone(socket.channel()),
         listener: Mutex::new(Some((listener, port))),
         options,
@@ -215,14 +223,14 @@ fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnReque
             })
         })
         .await;
-        let open = acceptor.listener.lock().is_some();
-        {
+        let open = {
             let mut queue = acceptor.queue.lock();
             queue.begun -= 1;
-            if connected && open {
+            if connected && !queue.is_closed {
                 queue.ready.push_back(Arc::clone(&new));
             }
-        }
+            !queue.is_closed
+        };
         match listening.upgrade() {
             Some(socket) if open => socket.wake(None),
             _ => new.close(),

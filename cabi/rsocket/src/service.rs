@@ -184,6 +184,14 @@ pub(crate) fn spawn(job: impl Future<Output = ()> + Send + 'static) -> Result<()
     Ok(())
 }
 
+/// Starts the thread, after which [`spawn`] does not fail.
+///
+/// # Errors
+/// EAGAIN if the thread cannot be started.
+pub(crate) fn start() -> Result<()> {
+    queue().map(drop)
+}
+
 fn queue() -> Result<Arc<TaskQueue>> {
     if let Some(queue) = &SERVICE.read().0 {
         return Ok(Arc::clone(queue));

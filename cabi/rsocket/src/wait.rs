@@ -16,7 +16,7 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork;
-use uiw_cabi_core::signals;
+use uiw_cabi_core::signals::{self, SignalGuard};
 use uiw_verbs::{Arm, Cq, Device, PollWaiter, ShardSet};
 
 /// Time for which a waiting thread drives the engine itself. Then it sleeps, and leaves the engine
@@ -127,7 +127,7 @@ pub(crate) fn until<T>(
     leave: impl Fn(&Waker),
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<T> {
-    if let Some(value) = drive(device, DRIVE, &leave, &mut poll)? {
+    if let Some(value) = drive(device, DRIVE, SignalGuard::interrupts_read, &leave, &mut poll)? {
         return Ok(value);
     }
     let sleeper = SleeperFd::take()?;
@@ -207,7 +207,7 @@ pub(crate) fn until_or<T>(
     };
     if fds.is_empty() {
         let left = limit.left().map_or(DRIVE, |left| left.min(DRIVE));
-        if let Some(value) = drive(device, left, &leave, &mut poll)? {
+        if let Some(value) = drive(device, left, SignalGuard::interrupts_poll, &leave, &mut poll)? {
             return Ok(Some(value));
         }
     }
@@ -306,10 +306,12 @@ fn sleep_with<T>(
 }
 
 /// Drives the engine for at most `time`, with signals blocked. Otherwise a signal that arrives
-/// meanwhile would be handled unnoticed, and the following sleep would not end.
+/// meanwhile would be handled unnoticed, and the following sleep would not end. `interrupts` says
+/// whether a pending signal ends the call.
 fn drive<T>(
     device: &Device,
     time: Duration,
+    interrupts: fn(&SignalGuard) -> bool,
     leave: impl Fn(&Waker),
     poll: &mut impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
@@ -320,7 +322,7 @@ fn drive<T>(
         poll(cx)
     });
     registered.iter().for_each(leave);
-    if found.is_none() && held.interrupts() {
+    if found.is_none() && interrupts(&held) {
         return Err(Errno::INTR);
     }
     Ok(found)
@@ -408,7 +410,7 @@ pub(crate) fn complete<T>(
         if let Some(found) = attempts.poll(begun, most, || pending(call(RetryMode::Processed))) {
             return found;
         }
-        if held.interrupts() {
+        if if time.is_some() { held.interrupts_poll() } else { held.interrupts_read() } {
             return Err(Errno::INTR);
         }
     }

@@ -53,7 +53,7 @@ impl Order {
     /// Byte order of this host.
     pub const HOST: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
 
-    /// Encodes a message that is transmitted with Send.
+    /// Encodes a number in this byte order.
     pub const fn put_u32(self, value: u32) -> [u8; 4] {
         match self {
             Self::Little => value.to_le_bytes(),
@@ -61,7 +61,7 @@ impl Order {
         }
     }
 
-    /// Decodes a message that was transmitted with Send.
+    /// Decodes a number in this byte order.
     pub const fn get_u32(self, bytes: [u8; 4]) -> u32 {
         match self {
             Self::Little => u32::from_le_bytes(bytes),

@@ -182,7 +182,7 @@ fn attempt(
         None => {
             let held = signals::block_all();
             let found = object.get_driving();
-            if found.is_none() && held.interrupts() {
+            if found.is_none() && held.interrupts_read() {
                 return Err(Errno::INTR);
             }
             found

@@ -267,15 +267,13 @@ fn rereg(
     if what == 0 || what & !all != 0 {
         return Err(input(Errno::INVAL.because("the call changes nothing, or something unknown")));
     }
+    if flags != 0 && what & flags::IBV_REREG_MR_CHANGE_ACCESS == 0 {
+        return Err(input(Errno::INVAL.because("access rights without IBV_REREG_MR_CHANGE_ACCESS")));
+    }
     let object = mr.get().map_err(input)?;
     let domain = match what & flags::IBV_REREG_MR_CHANGE_PD {
         0 => None,
         _ => Some(pd.get().map_err(input)?),
-    };
-    let memory = match what & flags::IBV_REREG_MR_CHANGE_TRANSLATION {
-        0 => None,
-        _ if addr.is_null() => return Err(input(Errno::INVAL.because("ibv_rereg_mr with memory at NULL"))),
-        _ => Some(bytes(addr, length, flags.cast_unsigned()).map_err(input)?),
     };
     let access = match what & flags::IBV_REREG_MR_CHANGE_ACCESS {
         0 => None,
@@ -285,6 +283,14 @@ fn rereg(
     let region = engine
         .as_mut()
         .ok_or_else(|| input(Errno::INVAL.because("another call is deregistering the region")))?;
+    let memory = match what & flags::IBV_REREG_MR_CHANGE_TRANSLATION {
+        0 => None,
+        _ if addr.is_null() => return Err(input(Errno::INVAL.because("ibv_rereg_mr with memory at NULL"))),
+        _ => {
+            let rights = access.map_or(region.region().access().bits(), |_| flags.cast_unsigned());
+            Some(bytes(addr, length, rights).map_err(input)?)
+        }
+    };
     let (memory, registered) = match memory {
         Some(ProgramMemory { memory, registered, start }) => (Some((memory, start)), Some(registered)),
         None => (None, None),

@@ -13,8 +13,7 @@ fn refuse(errno: Errno) -> Errno {
     errno
 }
 
-/// Fails for functions that return an error number: address handles, multicast, ECE, commands to a
-/// kernel driver.
+/// Fails for functions that return an error number: ECE, counters, commands to a kernel driver.
 pub extern "C" fn unsupported() -> c_int {
     refuse(Errno::UNSUPPORTED).0
 }

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use uiw_cabi_core::boundary::Result;
@@ -51,6 +51,9 @@ pub(crate) struct Epoll {
     /// Members of the system's set that may become rsockets.
     plain: Mutex<BTreeMap<RawFd, RequestedEvents>>,
     woken: Arc<WokenMembers>,
+    /// True if the last wait had room for rsockets only. The next one begins with the other
+    /// descriptors, so that rsockets that are always ready do not hide them.
+    is_full: AtomicBool,
     /// Shards of the members' connections, which waiting threads drive. Shards of removed members
     /// stay as long as there are members.
     shards: Mutex<ShardSet>,
@@ -89,6 +92,7 @@ impl Epoll {
             removed: Mutex::default(),
             plain: Mutex::default(),
             woken: Arc::default(),
+            is_full: AtomicBool::new(false),
             shards: Mutex::default(),
         }))
     }
@@ -438,6 +442,13 @@ impl Epoll {
     /// # Errors
     /// EINTR, EMFILE.
     pub(crate) fn wait(&self, events: &mut [epoll_event], limit: &Limit<'_>) -> Result<usize> {
+        if self.is_full.swap(false, Ordering::Relaxed) {
+            let found = self.poll_ordinary(events)?;
+            if found > 0 {
+                self.drive();
+                return Ok(found + self.collect(&mut events[found..]));
+            }
+        }
         // Set after the thread has driven the shards while it slept.
         let mut has_driven = false;
         loop {
@@ -450,6 +461,7 @@ impl Epoll {
                 if found == 0 {
                     found = self.collect(events);
                 }
+                self.is_full.store(found == events.len(), Ordering::Relaxed);
                 found += self.poll_ordinary(&mut events[found..])?;
                 return Ok(found);
             }
@@ -500,7 +512,6 @@ mod tests {
     use super::*;
     use crate::exports::new_set;
     use std::os::fd::IntoRawFd;
-    use std::sync::atomic::AtomicBool;
     use std::task::Wake;
 
     /// redis removes and adds a connection with each message.
@@ -615,6 +626,22 @@ mod tests {
         assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0);
         set.woken.pass_on();
         assert_eq!(count(), 2, "nothing is left");
+    }
+
+    #[test]
+    fn ready_sockets_do_not_hide_other_descriptors() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let (other, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 8 });
+        set.control(libc::EPOLL_CTL_ADD, other.as_raw_fd(), event).unwrap();
+        let mut reported = [0, 0];
+        for _ in 0..4 {
+            let mut events = [NO_EVENT];
+            assert_eq!(set.wait(&mut events, &Limit::within(Duration::ZERO)), Ok(1));
+            reported[(events[0].u64 - 7) as usize] += 1;
+        }
+        assert_eq!(reported, [2, 2]);
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
     }
 
     #[test]

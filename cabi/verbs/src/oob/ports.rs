@@ -196,7 +196,22 @@ impl Slot {
         let mut sockets = self.port.sockets.lock();
         let PortSockets { addresses, state } = &mut *sockets;
         if let PortState::Reserved(_) = state {
-            let first: Vec<_> = addresses.iter().copied().map(bind).collect::<uiw_verbs::Result<_>>()?;
+            let mut first = Vec::new();
+            let mut gone = Ok(());
+            // An address may have been removed from its interface since it was reserved.
+            for address in std::mem::take(addresses) {
+                match bind(address) {
+                    Ok(listener) => {
+                        first.push(listener);
+                        addresses.push(address);
+                    }
+                    Err(error) if error.io_kind() == io::ErrorKind::AddrNotAvailable => gone = Err(error),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if first.is_empty() {
+                gone?;
+            }
             tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs accept connections");
             *state = PortState::Listening(first);
         }

@@ -126,10 +126,11 @@ impl QpnReservation {
         }
     }
 
-    /// Starts the time-out of the connection after a post, unless it is already running. Returns
-    /// false if a connection is established, or none is being made.
-    pub(crate) fn note_post(&self) -> bool {
-        running_worker().is_some_and(|worker| worker.note_post(self.number()))
+    /// Starts the time-out of the connection after a post, unless it is already running.
+    pub(crate) fn note_post(&self) {
+        if let Some(worker) = running_worker() {
+            worker.note_post(self.number());
+        }
     }
 
     /// Prevents further connections, in RESET and ERR and before the queue pair is destroyed. When

@@ -171,14 +171,14 @@ impl Worker {
         }
     }
 
-    /// Starts the time-out of queue pair `number` after a post. Returns false if the queue pair is
-    /// already connected, or if this worker does not know it.
-    pub(super) fn note_post(&self, number: u32) -> bool {
-        let Some(pair) = self.pair(number) else { return false };
+    /// Starts the time-out of queue pair `number` after a post. If it is connected, later posts do
+    /// not call this function until the connection ends.
+    pub(super) fn note_post(&self, number: u32) {
+        let Some(pair) = self.pair(number) else { return };
         let mut pair = pair.lock();
-        let Some(state) = &mut *pair else { return false };
+        let Some(state) = &mut *pair else { return };
         if let Phase::Established(_) = state.phase {
-            return false;
+            return state.connecting.store(false, Ordering::Relaxed);
         }
         if state.deadline.is_none()
             && let Some(timeout) = state.connection_timeout()
@@ -192,7 +192,6 @@ impl Worker {
             drop(pair);
             self.wake();
         }
-        true
     }
 
     /// Stops connecting queue pair `number`. Waits while the thread works for this queue pair, but

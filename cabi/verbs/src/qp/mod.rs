@@ -72,8 +72,8 @@ impl Qp {
     /// Starts the time-out of an out-of-band connection that is being established. Called after
     /// every post.
     pub(crate) fn note_post(&self) {
-        if self.oob_connecting.load(Ordering::Relaxed) && !self.reservation.note_post() {
-            self.oob_connecting.store(false, Ordering::Relaxed);
+        if self.oob_connecting.load(Ordering::Relaxed) {
+            self.reservation.note_post();
         }
     }
 
