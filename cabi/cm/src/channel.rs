@@ -1,7 +1,6 @@
 //! Event channels that C refers to.
 
 use crate::id::{Id, Phase};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
@@ -9,6 +8,7 @@ use std::thread::{self, ThreadId};
 use uiw_cabi_core::abi::rdma_event_channel;
 use uiw_cabi_core::abi_cell::AbiCell;
 use uiw_cabi_core::boundary::{Result, is_nonblocking};
+use uiw_cabi_core::lock::{Condvar, Mutex, MutexGuard};
 use uiw_verbs::cm::{CmChannel, ConnHandle};
 
 /// `rdma_event_channel`: the structure of C, followed by the engine's event queue.
@@ -44,7 +44,7 @@ impl Channel {
             queue,
             reader: Mutex::default(),
             unrouted_calls: Mutex::default(),
-            call_ended: Condvar::new(),
+            call_ended: Condvar::default(),
             accepted: Mutex::default(),
         }))
     }
@@ -124,13 +124,13 @@ pub(crate) struct UnroutedCalls<'a> {
 }
 
 impl UnroutedCalls<'_> {
-    /// Waits until one of the calls has ended; the lock is released meanwhile. Returns false
+    /// Waits until one of the calls has ended; the lock is released meanwhile. Returns `None`
     /// immediately if there is no such call.
-    pub(crate) fn wait(&mut self) -> bool {
-        let any = *self.count > 0;
-        if any {
-            self.channel.call_ended.wait(&mut self.count);
+    pub(crate) fn wait(self) -> Option<Self> {
+        let Self { channel, count } = self;
+        if *count == 0 {
+            return None;
         }
-        any
+        Some(Self { channel, count: channel.call_ended.wait(count) })
     }
 }

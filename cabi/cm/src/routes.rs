@@ -116,8 +116,10 @@ pub(crate) fn next(channel: &Channel, has_token: bool) -> Option<(CmEvent, Optio
     let Some(source) = source else { return Some((event, None)) };
     loop {
         let id = get(source);
-        if id.is_some() || !unrouted_calls.wait() {
+        if id.is_some() {
             return Some((event, id));
         }
+        let Some(again) = unrouted_calls.wait() else { return Some((event, None)) };
+        unrouted_calls = again;
     }
 }

@@ -106,19 +106,11 @@ pub fn minus_one(body: impl FnOnce() -> Result<()>) -> c_int {
     number(|| body().map(|()| 0))
 }
 
-/// Runs the body of a function that returns a number, or -1 with `errno`.
-pub fn number(body: impl FnOnce() -> Result<c_int>) -> c_int {
+/// Runs the body of a function that returns a number or a count of bytes, or -1 with `errno`.
+pub fn number<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
     guarded(body).unwrap_or_else(|errno| {
         errno.set();
-        -1
-    })
-}
-
-/// Like [`number`], for functions that return a count of bytes.
-pub fn size(body: impl FnOnce() -> Result<isize>) -> isize {
-    guarded(body).unwrap_or_else(|errno| {
-        errno.set();
-        -1
+        (-1).into()
     })
 }
 

@@ -315,7 +315,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for RemainingParts<I> {
 
 /// `rrecv`.
 pub extern "C" fn rrecv<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
-    boundary::size(|| {
+    boundary::number(|| {
         let socket = table::socket(fd)?;
         OutBuffers::with_one(buffer, len, |list| receive(&socket, list, flags))
     })
@@ -336,7 +336,7 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
     addr: ArrayMutPtr<'b, u8>,
     addr_len: RoomPtr<'b>,
 ) -> isize {
-    boundary::size(|| {
+    boundary::number(|| {
         let (taken, from) = OutBuffers::with_one(buffer, len, |list| {
             Ok(match table::socket(fd)? {
                 AnySocket::Stream(socket) => (receive_bytes(&socket, list, flags)?, peer_of(&socket)),
@@ -358,7 +358,7 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 
 /// `rrecvmsg`. There are no control messages.
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
-    boundary::size(|| {
+    boundary::number(|| {
         let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
         let iov = message.msg_iov.cast_const().cast();
         // SAFETY: `msg_iov` is NULL or points to `msg_iovlen` buffers (recvmsg(2)), as `InOutPtr`
@@ -407,7 +407,7 @@ pub(super) fn read(socket: &AnySocket, list: &mut OutBuffers<'_>) -> Result<isiz
 
 /// `rread`.
 pub extern "C" fn rread<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'a>) -> isize {
-    boundary::size(|| {
+    boundary::number(|| {
         let socket = table::socket(fd)?;
         OutBuffers::with_one(buffer, len, |list| read(&socket, list))
     })
@@ -415,12 +415,12 @@ pub extern "C" fn rread<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'
 
 /// `rreadv`.
 pub extern "C" fn rreadv<'a>(fd: c_int, list: ArrayPtr<'a, OutVec<'a>>, len: Count<'a, c_int>) -> isize {
-    boundary::size(|| read(&table::socket(fd)?, &mut OutBuffers::new(list, len)?))
+    boundary::number(|| read(&table::socket(fd)?, &mut OutBuffers::new(list, len)?))
 }
 
 /// `rsend`. There is no SIGPIPE, as in rdma-core.
 pub extern "C" fn rsend<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
-    boundary::size(|| send(&table::socket(fd)?, &InVec::one(&buffer, len)?, flags))
+    boundary::number(|| send(&table::socket(fd)?, &InVec::one(&buffer, len)?, flags))
 }
 
 /// Reads the address of a datagram call, which may be omitted.
@@ -438,7 +438,7 @@ pub extern "C" fn rsendto<'a, 'b>(
     addr: ArrayPtr<'b, u8>,
     addr_len: Count<'b, socklen_t>,
 ) -> isize {
-    boundary::size(|| {
+    boundary::number(|| {
         let list = InVec::one(&buffer, len)?;
         match table::socket(fd)? {
             AnySocket::Stream(_) if !addr.is_null() || addr_len.get()? != 0 => {
@@ -454,7 +454,7 @@ pub extern "C" fn rsendto<'a, 'b>(
 
 /// `rsendmsg`. Control messages are refused.
 pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) -> isize {
-    boundary::size(|| {
+    boundary::number(|| {
         let message = message.as_ref().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
@@ -488,7 +488,7 @@ pub extern "C" fn rwrite<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>
 
 /// `rwritev`.
 pub extern "C" fn rwritev<'a>(fd: c_int, list: ArrayPtr<'a, InVec<'a>>, len: Count<'a, c_int>) -> isize {
-    boundary::size(|| send(&table::socket(fd)?, elements(list, len)?, 0))
+    boundary::number(|| send(&table::socket(fd)?, elements(list, len)?, 0))
 }
 
 /// `riomap`: with PROT_WRITE, the peer's program may write to the buffer with `riowrite`, at
@@ -503,7 +503,7 @@ pub extern "C" fn riomap(
     _flags: c_int,
     offset: off_t,
 ) -> off_t {
-    boundary::size(|| {
+    boundary::number(|| {
         let socket = table::stream(fd)?;
         if protection & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {
             return Err(Errno::INVAL.because("the protection is not PROT_WRITE, or the length is invalid"));
@@ -543,7 +543,7 @@ pub extern "C" fn riowrite<'a>(
     offset: off_t,
     flags: c_int,
 ) -> usize {
-    let written = boundary::size(|| {
+    let written = boundary::number(|| {
         let socket = table::stream(fd)?;
         let nonblocking = socket.is_nonblocking(flags);
         let bytes = buffer.get(len)?.unwrap_or_default();

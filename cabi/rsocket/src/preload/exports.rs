@@ -138,7 +138,7 @@ fn enter_socket(fd: c_int) -> Result<Option<AnySocket>> {
 /// Prepares the use of the descriptor, and makes a call on its rsocket. Returns [`SYSTEM`] if it is
 /// not an rsocket.
 fn transfer(fd: c_int, call: impl FnOnce(&AnySocket) -> Result<isize>) -> isize {
-    boundary::size(|| match enter_socket(fd)? {
+    boundary::number(|| match enter_socket(fd)? {
         Some(socket) => call(&socket),
         None => Ok(SYSTEM),
     })
@@ -487,5 +487,5 @@ pub extern "C" fn uiw_sockets_sendfile(
     offset: InOutPtr<'_, off64_t>,
     count: usize,
 ) -> isize {
-    boundary::size(|| sendfile::send(to, file, offset.as_mut(), count))
+    boundary::number(|| sendfile::send(to, file, offset.as_mut(), count))
 }

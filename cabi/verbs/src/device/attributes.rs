@@ -108,7 +108,6 @@ pub(crate) extern "C" fn query_device_ex<'a>(
         // In kHz: the unit of timestamps is a nanosecond.
         full.hca_core_clock = 1_000_000;
         full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
-        full.pci_atomic_caps = [0; 3];
         full.phys_port_cnt_ex = 1;
         attr.write(size, &full)
     })
