@@ -9,6 +9,7 @@ use crate::memory::{Memory, Remote};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -169,8 +170,8 @@ impl Listener {
 pub(crate) struct Connection {
     domain: DeviceDomain,
     inner: uiw::Connection,
-    /// Message that was too long for the target of `recv_into`. The next call returns it.
-    kept: Mutex<Option<Message>>,
+    /// Messages that were too long for the target of `recv_into`. The next calls return them.
+    kept: Mutex<VecDeque<Message>>,
 }
 
 impl Connection {
@@ -178,7 +179,7 @@ impl Connection {
         Self { domain: domain.clone(), inner, kept: Mutex::default() }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Option<Message>> {
+    fn kept(&self) -> MutexGuard<'_, VecDeque<Message>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -190,7 +191,7 @@ impl Connection {
     }
 
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Message>> {
-        let kept = self.kept().take();
+        let kept = self.kept().pop_front();
         match kept {
             Some(message) => Ok(Some(message)),
             None => self.wait(py, timeout, self.inner.recv())?.map_err(raise),
@@ -247,7 +248,7 @@ impl Connection {
         buffer::writable(target)?;
         let Some(message) = self.next(py, timeout)? else { return Ok(None) };
         if let Err(error) = buffer::fill(target, &message) {
-            *self.kept() = Some(message);
+            self.kept().push_back(message);
             return Err(error);
         }
         Ok(Some(message.len()))

@@ -2,6 +2,7 @@
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::pin;
@@ -51,14 +52,30 @@ pub(crate) struct Port {
 struct PortState {
     /// Listener, or `None` after it was closed.
     listener: Option<uiw::Listener>,
-    /// Wakers of calls that wait for a peer.
-    accepting: Vec<Waker>,
+    /// Wakers of calls that wait for a peer, by the numbers of the calls.
+    accepting: BTreeMap<u64, Waker>,
+    /// Number of the next call.
+    next_call: u64,
+}
+
+/// A call that waits for a peer.
+struct AcceptCall<'a> {
+    port: &'a Port,
+    number: u64,
+}
+
+impl Drop for AcceptCall<'_> {
+    fn drop(&mut self) {
+        let waker = self.port.state().accepting.remove(&self.number);
+        drop(waker);
+    }
 }
 
 impl Port {
     pub(crate) fn new(listener: uiw::Listener) -> Self {
         let local = listener.local_addr();
-        Self { local, state: Mutex::new(PortState { listener: Some(listener), accepting: Vec::new() }) }
+        let state = PortState { listener: Some(listener), accepting: BTreeMap::new(), next_call: 0 };
+        Self { local, state: Mutex::new(state) }
     }
 
     pub(crate) fn address(&self) -> Address {
@@ -74,17 +91,23 @@ impl Port {
     /// # Errors
     /// `OSError` if the listener is closed before or during the call.
     pub(crate) async fn accept(&self) -> PyResult<uiw::Connection> {
-        poll_fn(|cx| self.poll_accept(cx)).await
+        let number = {
+            let mut state = self.state();
+            state.next_call += 1;
+            state.next_call
+        };
+        let call = AcceptCall { port: self, number };
+        poll_fn(|cx| self.poll_accept(call.number, cx)).await
     }
 
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<PyResult<uiw::Connection>> {
+    fn poll_accept(&self, call: u64, cx: &mut Context<'_>) -> Poll<PyResult<uiw::Connection>> {
         let mut state = self.state();
         let Some(listener) = &state.listener else {
             return Poll::Ready(Err(PyOSError::new_err((EBADF, "the listener is closed"))));
         };
         let accepted = pin!(listener.accept()).poll(cx);
-        if accepted.is_pending() && !state.accepting.iter().any(|waker| waker.will_wake(cx.waker())) {
-            state.accepting.push(cx.waker().clone());
+        if accepted.is_pending() {
+            state.accepting.insert(call, cx.waker().clone());
         }
         accepted.map_err(crate::error::raise)
     }
@@ -95,6 +118,6 @@ impl Port {
         let (listener, accepting) = (state.listener.take(), std::mem::take(&mut state.accepting));
         drop(state);
         drop(listener);
-        accepting.into_iter().for_each(Waker::wake);
+        accepting.into_values().for_each(Waker::wake);
     }
 }

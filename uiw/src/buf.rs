@@ -125,7 +125,7 @@ struct HeldBuffer<B> {
 }
 
 // SAFETY: the pointer points into `buf`, and `IoBuf` requires that the bytes belong to the buffer
-// alone.
+// alone, or are never written.
 unsafe impl<B: Send> Send for HeldBuffer<B> {}
 
 // SAFETY: as above; a shared `HeldBuffer` only allows the bytes to be read.
@@ -245,9 +245,9 @@ impl Pd {
     pub fn register<B: IoBuf>(&self, buf: B) -> Result<Mr<B>, BufferError<B>> {
         let buf = HeldBuffer::new(buf);
         // SAFETY: `IoBuf` promises `len` bytes at a stable address while `buf` lives, and `Mr`
-        // drops the region before the buffer. Access is exclusive: the bytes are lent as a slice
-        // only while no operation owns the `Mr`. A buffer that is not `IoBufMut` is accepted only
-        // by operations that read it.
+        // drops the region before the buffer. The bytes are lent as a slice only while no
+        // operation owns the `Mr`. Other owners of a buffer that is not `IoBufMut` only read it,
+        // and so do the operations that accept it.
         let memory = unsafe { Memory::borrowed(buf.at, buf.len) };
         match self.as_raw().register_raw(memory, buf.at as u64, Access::LOCAL_WRITE) {
             Ok(raw) => Ok(Mr { raw, range: 0..buf.len, buf }),

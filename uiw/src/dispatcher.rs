@@ -309,7 +309,7 @@ impl Dispatcher {
         };
         // SAFETY: the elements refer to the slot's buffer, an `Mr` that stays in the slot until the
         // completion was taken or the queue pair was dropped, and the queue pair is dropped before
-        // the slots. Nothing else can access its bytes meanwhile. Inline data is in that buffer as
+        // the slots. Nothing else can write its bytes meanwhile. Inline data is in that buffer as
         // well, or is borrowed by the caller of `submit_copy`.
         unsafe { integration::queue_send(&self.qp, wr) }
     }

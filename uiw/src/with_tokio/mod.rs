@@ -72,7 +72,7 @@ pub struct Driver {
 /// * The OS error if a descriptor cannot be registered.
 ///
 /// # Panics
-/// Panics if the runtime was built without I/O or time.
+/// Panics if the runtime was built without I/O. Without time, tasks of the returned driver panic.
 pub fn drive(device: &Device) -> io::Result<Driver> {
     let runtime = Handle::try_current().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
     let mut shards = JoinSet::new();
