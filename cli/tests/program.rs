@@ -231,6 +231,23 @@ fn both_directions_are_counted_and_validated() {
     }
 }
 
+/// The unsignaled messages behind the last completion leave no room for a whole chain.
+#[test]
+fn perf_chains_of_whole_depth_complete() {
+    let server = Server::start();
+    for shape in [&["--chain", "30"][..], &["--depth", "4", "--chain", "3", "--signal-every", "4"]] {
+        for direction in [&[][..], &["--bidirectional"]] {
+            let args = [
+                &["perf", &server.address, "--json", "--iterations", "100", "--size", "64K"],
+                shape,
+                direction,
+            ];
+            let messages = &objects(&uiw(&args.concat()))[0]["messages"];
+            assert_eq!(*messages, 100 * (1 + direction.len()), "{args:?}");
+        }
+    }
+}
+
 /// The intervals add up to the result: their messages, one after the other
 /// in time.
 #[test]

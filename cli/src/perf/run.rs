@@ -216,10 +216,8 @@ impl PerfRun {
             if is_posted && !self.is_opposite_running() {
                 break;
             }
-            // If this end has posted everything, wait for the server until it has finished or the
-            // time is over.
-            let end = [watch.next_due(), is_posted.then_some(self.plan.time)].into_iter().flatten().min();
-            self.take_completions(end.map_or(WaitLimits::NEVER, |end| WaitLimits::deadline(start + end)))?;
+            let end = watch.next_due().map_or(self.plan.time, |due| due.min(self.plan.time));
+            self.take_completions(WaitLimits::deadline(start + end))?;
             let done = self.flows.iter().map(|flow| flow.source.done).sum::<u64>();
             watch.on_progress(done, start.elapsed());
         }

@@ -87,9 +87,13 @@ impl MessageSource {
             self.fill(count)?;
         }
         let every = u64::from(self.stream.signal_every);
-        let wrs = (self.posted..self.posted + count).map(|seq| {
+        let end = self.posted + count;
+        // Up to `every - 1` messages behind the last signaled one have no completion of their own.
+        // Where they would leave no room for a chain, the end of each chain is signaled as well.
+        let signals_chain_end = every - 1 + u64::from(self.stream.chain) > self.stream.depth.into();
+        let wrs = (self.posted..end).map(|seq| {
             let slot = (seq % self.sges.len() as u64) as usize;
-            let signal = (seq + 1).is_multiple_of(every);
+            let signal = (seq + 1).is_multiple_of(every) || signals_chain_end && seq + 1 == end;
             SendWr {
                 wr_id: self.tag + seq,
                 op: self.operation(seq, slot),
@@ -100,7 +104,7 @@ impl MessageSource {
         // At most `depth` messages are under way, so a slot of `local` is filled or checked only
         // when no message under way names it. Without validation the slots are not accessed at all.
         post_all(qp, wrs)?;
-        self.posted += count;
+        self.posted = end;
         Ok(())
     }
 
