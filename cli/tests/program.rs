@@ -456,6 +456,30 @@ fn ping_prints_summary_on_signal() {
 }
 
 #[test]
+fn ping_of_stopped_server_ends_on_signal() {
+    // All of them wait at the same time for the server to close.
+    let pings = [&["--op", "send"][..], &["--op", "read"], &["--rping"]].map(|op| {
+        let server = Server::start();
+        let mut ping = Command::new(env!("CARGO_BIN_EXE_uiw"))
+            .args(["ping", &server.address, "--count", "0", "--json"])
+            .args(op)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(ping.stdout.take().unwrap()).lines();
+        lines.next().unwrap().unwrap();
+        server.signal(Signal::STOP);
+        kill_process(Pid::from_child(&ping), Signal::TERM).unwrap();
+        (op, server, ping, lines)
+    });
+    for (op, _server, mut ping, lines) in pings {
+        assert!(lines.map_while(Result::ok).last().unwrap().contains("summary"), "{op:?}");
+        assert_eq!(ping.wait().unwrap().code(), Some(0), "{op:?}");
+    }
+}
+
+#[test]
 fn capture_of_run_decoded() {
     let server = Server::start();
     let capture = TempFile::new("run.pcapng", 0);

@@ -4,7 +4,7 @@ pub(crate) mod rping;
 mod times;
 
 use crate::shared::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
-use crate::shared::fail::{Failure, Result};
+use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::memory::{Buffer, remote_at};
 use crate::shared::msg_conn::{ConnEvent, MsgConn};
 use crate::shared::open::Opener;
@@ -82,23 +82,29 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     }
     let peer = resolve(&args.host, DEFAULT_PORT)?;
     let stop = StopFlag::on_signal()?;
-    let mut rounds: Box<dyn RoundTrips> = if args.rping {
+    let until = WaitLimits::stop(&stop);
+    let mut rounds: Box<dyn RoundTrips + '_> = if args.rping {
         Box::new(rping::RpingClient::connect(
             opener,
             peer,
             args.size,
             wait(args),
             &args.conn.peer_options().options(),
+            until,
         )?)
     } else {
-        Box::new(Pinger::connect(opener, peer, args)?)
+        Box::new(Pinger::connect(opener, peer, args, until)?)
     };
     let mut times = RoundTripTimes::new()?;
     let mut round = 0;
     let begun = Instant::now();
     while (args.count == 0 && !text::is_stdout_lost() || round < args.count) && !stop.is_set() {
         let start = Instant::now();
-        rounds.round(round)?;
+        match rounds.round(round) {
+            // The stop has ended the wait for the peer.
+            Err(failure) if stop.is_set() && failure.exit == Exit::Lost => break,
+            result => result?,
+        }
         let took = start.elapsed();
         times.add(took);
         report(args, peer, round, took);
@@ -167,9 +173,10 @@ fn pattern(round: u64, size: usize) -> Vec<u8> {
 }
 
 /// Pings `uiw serve`.
-struct Pinger {
+struct Pinger<'a> {
     op: PingOp,
     wait: WaitMode,
+    until: WaitLimits<'a>,
     size: usize,
     conn: MsgConn,
     /// The first half is sent, the second half is read back.
@@ -182,8 +189,8 @@ const OUT: u64 = 1;
 /// Request number of Reads.
 const BACK: u64 = 2;
 
-impl Pinger {
-    fn connect(opener: &Opener, peer: SocketAddr, args: &Args) -> Result<Self> {
+impl<'a> Pinger<'a> {
+    fn connect(opener: &Opener, peer: SocketAddr, args: &Args, until: WaitLimits<'a>) -> Result<Self> {
         let device = opener.device()?;
         let pd = device.alloc_pd()?;
         let size = args.size as usize;
@@ -197,12 +204,12 @@ impl Pinger {
             peer,
             &peer_options.options(),
             &order.private_data(),
-            WaitLimits::NEVER,
+            until,
         )?;
         let peer_memory = RemoteMr::from_bytes(&conn.link.info.private_data).map_err(|_| {
             Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server needs --rping)")
         })?;
-        let pinger = Self { op: args.op, wait: wait(args), size, conn, data, peer_memory };
+        let pinger = Self { op: args.op, wait: wait(args), until, size, conn, data, peer_memory };
         if pinger.op == PingOp::Read {
             pinger.data.write(0, &pattern(0, size))?;
             pinger.write()?;
@@ -212,7 +219,7 @@ impl Pinger {
 
     fn write(&self) -> Result<()> {
         self.post(OUT, SendOp::Write { remote: remote_at(self.peer_memory, 0) }, 0..self.size)?;
-        if self.conn.wait_sent(OUT, self.wait, WaitLimits::NEVER)? { Ok(()) } else { Err(self.gone()) }
+        if self.conn.wait_sent(OUT, self.wait, self.until)? { Ok(()) } else { Err(self.gone()) }
     }
 
     fn post(&self, wr_id: u64, op: SendOp, range: std::ops::Range<usize>) -> Result<()> {
@@ -228,7 +235,7 @@ impl Pinger {
         // The echo may arrive before the completion of its Send.
         let (mut out, mut back) = (false, None);
         while !out || back.is_none() {
-            match self.conn.next(self.wait, WaitLimits::NEVER)?.ok_or_else(|| self.gone())? {
+            match self.conn.next(self.wait, self.until)?.ok_or_else(|| self.gone())? {
                 ConnEvent::Sent(_) => out = true,
                 ConnEvent::Message { slot, len } => {
                     back = Some(self.conn.bytes(slot, len)?);
@@ -242,11 +249,11 @@ impl Pinger {
     fn read_back(&self) -> Result<()> {
         let remote = remote_at(self.peer_memory, 0);
         self.post(BACK, SendOp::Read { remote, invalidate: None }, self.size..self.size * 2)?;
-        if self.conn.wait_sent(BACK, self.wait, WaitLimits::NEVER)? { Ok(()) } else { Err(self.gone()) }
+        if self.conn.wait_sent(BACK, self.wait, self.until)? { Ok(()) } else { Err(self.gone()) }
     }
 }
 
-impl RoundTrips for Pinger {
+impl RoundTrips for Pinger<'_> {
     fn round(&mut self, round: u64) -> Result<()> {
         // A Read gets the bytes written before the first round.
         let bytes = pattern(if self.op == PingOp::Read { 0 } else { round }, self.size);

@@ -84,21 +84,23 @@ pub(crate) fn pattern(round: u64, size: usize) -> Vec<u8> {
 }
 
 /// Client side of rping.
-pub(super) struct RpingClient {
+pub(super) struct RpingClient<'a> {
     wait: WaitMode,
+    until: WaitLimits<'a>,
     size: usize,
     conn: MsgConn,
     source: Buffer,
     sink: Buffer,
 }
 
-impl RpingClient {
+impl<'a> RpingClient<'a> {
     pub(super) fn connect(
         opener: &Opener,
         peer: SocketAddr,
         size: u32,
         wait: WaitMode,
         options: &ConnConfig,
+        until: WaitLimits<'a>,
     ) -> Result<Self> {
         if size > MAX_SIZE {
             return Err(Failure::usage(
@@ -112,9 +114,8 @@ impl RpingClient {
         let source = Buffer::shared(&pd, size as usize, Access::REMOTE_READ)?;
         let sink = Buffer::shared(&pd, size as usize, Access::REMOTE_WRITE)?;
         let pending = PendingQp::new(&device, &pd, &QueueDepths::new(8, 4))?;
-        let conn =
-            MsgConn::connect(pending, (4, RpingBuffer::LEN as u32), peer, options, &[], WaitLimits::NEVER)?;
-        Ok(Self { wait, size: size as usize, conn, source, sink })
+        let conn = MsgConn::connect(pending, (4, RpingBuffer::LEN as u32), peer, options, &[], until)?;
+        Ok(Self { wait, until, size: size as usize, conn, source, sink })
     }
 
     /// Sends the description of a buffer, and waits until the server has read or written the
@@ -122,7 +123,7 @@ impl RpingClient {
     fn hand_over(&self, buffer: &Buffer) -> Result<()> {
         send_copy(&self.conn.link.qp, 0, &RpingBuffer::from(buffer.remote()).to_bytes())?;
         loop {
-            match self.conn.next(self.wait, WaitLimits::NEVER)? {
+            match self.conn.next(self.wait, self.until)? {
                 None => return Err(Failure::lost(self.conn.link.peer(), "closed the connection")),
                 Some(ConnEvent::Sent(_)) => {}
                 Some(ConnEvent::Message { slot, len }) => {
@@ -138,7 +139,7 @@ impl RpingClient {
     }
 }
 
-impl RoundTrips for RpingClient {
+impl RoundTrips for RpingClient<'_> {
     fn round(&mut self, round: u64) -> Result<()> {
         let bytes = pattern(round, self.size);
         self.sink.clear()?;
