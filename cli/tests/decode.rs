@@ -101,6 +101,23 @@ fn standard_input_decoded_while_read() {
 }
 
 #[test]
+fn live_decode_ends_with_reader() {
+    let bytes = std::fs::read(data("siw/tool-send.pcap")).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
+        .args(["decode", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut input = child.stdin.take().unwrap();
+    // More than the pipe and the buffer of the program take.
+    let more = std::iter::repeat_n(&bytes[24..], (1 << 20) / bytes.len());
+    assert!(std::iter::once(&bytes[..]).chain(more).any(|packets| input.write_all(packets).is_err()));
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
 fn rotated_files_form_one_capture() {
     let bytes = std::fs::read(data("siw/rping-crc-on.pcap")).unwrap();
     let (header, mut rest) = bytes.split_at(24);

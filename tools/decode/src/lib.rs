@@ -116,23 +116,15 @@ pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, 
     }
     for OpenedCapture { mut reader, first, file } in open_all(&config.files)? {
         let is_live = file == Path::new("-");
-        let mut next = first;
-        loop {
-            match next {
-                Ok(Some(packet)) => {
-                    decoder.secrets(reader.take_secrets());
-                    decoder.packet(&packet, &mut |record| printer.record(record));
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    decoder.summary.capture_error = Some(error.to_string());
-                    break;
-                }
-            }
+        decoder.run(&mut reader, first, |decoder, packet| {
+            decoder.packet(packet, &mut |record| printer.record(record));
             if is_live {
                 printer.flush();
             }
-            next = reader.next_packet();
+            !printer.has_failed()
+        });
+        if printer.has_failed() {
+            break;
         }
     }
     let summary = decoder.finish(&mut |record| printer.record(record));
@@ -169,20 +161,12 @@ fn open_all(files: &[PathBuf]) -> Result<Vec<OpenedCapture>, (PathBuf, DecodeErr
 /// that place, and the [`Summary`] contains the error.
 pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary, DecodeError> {
     let mut reader = Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(DecodeError::Capture)?;
+    let first = reader.next_packet();
     let mut decoder = Decoder::default();
-    loop {
-        match reader.next_packet() {
-            Ok(Some(packet)) => {
-                decoder.secrets(reader.take_secrets());
-                decoder.packet(&packet, sink);
-            }
-            Ok(None) => break,
-            Err(error) => {
-                decoder.summary.capture_error = Some(error.to_string());
-                break;
-            }
-        }
-    }
+    decoder.run(&mut reader, first, |decoder, packet| {
+        decoder.packet(packet, sink);
+        true
+    });
     Ok(decoder.finish(sink))
 }
 
@@ -198,6 +182,32 @@ struct Decoder {
 }
 
 impl Decoder {
+    /// Passes `first` and the further packets of a capture to `each`, while it returns true.
+    fn run<R: Read>(
+        &mut self,
+        reader: &mut Reader<R>,
+        first: Result<Option<Packet>, Error>,
+        mut each: impl FnMut(&mut Self, &Packet) -> bool,
+    ) {
+        let mut next = first;
+        loop {
+            match next {
+                Ok(Some(packet)) => {
+                    self.secrets(reader.take_secrets());
+                    if !each(self, &packet) {
+                        return;
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    self.summary.capture_error = Some(error.to_string());
+                    return;
+                }
+            }
+            next = reader.next_packet();
+        }
+    }
+
     /// Adds secrets that the capture contains. Invalid lines are ignored.
     fn secrets(&mut self, text: Option<String>) {
         let Some(text) = text else { return };

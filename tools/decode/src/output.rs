@@ -285,6 +285,11 @@ impl<'a> Printer<'a> {
         self.out.flush()
     }
 
+    /// Returns whether a write has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
     /// Flushes the output.
     pub(super) fn flush(&mut self) {
         if self.failed.is_none() {
