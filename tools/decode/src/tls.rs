@@ -297,6 +297,9 @@ impl TlsSession {
                         }
                         _ => continue,
                     };
+                    if keys.is_none() {
+                        return direction.end();
+                    }
                     direction.keys = keys;
                 }
             }
@@ -554,6 +557,28 @@ mod tests {
         let (content, is_locked) = followed(&wire, &lines, 1000);
         assert!(is_locked && content[0] == said[0] && said[1].starts_with(&content[1]));
         assert!(content[1].len() < said[1].len());
+    }
+
+    /// Without keys, the records behind missing bytes would be kept forever.
+    #[test]
+    fn missing_application_secret_ends_direction() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let mut wire = Vec::new();
+        while ends.iter().any(|end| end.is_handshaking()) {
+            for side in [0, 1] {
+                wire.push((side, carry(&mut ends, side)));
+            }
+        }
+        let text = lines.0.lock().unwrap();
+        let handshake: Vec<_> = text.lines().filter(|line| line.contains("HANDSHAKE")).collect();
+        let mut session = TlsSession::new(Arc::new(KeyLog::parse(&handshake.join("\n")).unwrap()));
+        for (side, bytes) in wire {
+            session.decrypt(side, Chunk::Bytes(bytes));
+        }
+        session.decrypt(0, Chunk::Missing(1));
+        session.decrypt(0, Chunk::Bytes(vec![0; 1 << 16]));
+        assert!(session.is_locked() && session.directions[0].records.is_empty());
     }
 
     /// Each header would require deciphering a whole record with thousands of sequence numbers.
