@@ -72,8 +72,14 @@ struct WaitingBytes {
 
 impl WaitingBytes {
     fn add(&mut self, chunk: Chunk) {
-        if let Chunk::Bytes(bytes) = &chunk {
-            self.bytes += bytes.len();
+        match (&chunk, self.chunks.last_mut()) {
+            // Only captured bytes count towards `MAX_WAITING`.
+            (Chunk::Missing(more), Some(Chunk::Missing(bytes))) => {
+                *bytes += more;
+                return;
+            }
+            (Chunk::Missing(_), _) => {}
+            (Chunk::Bytes(bytes), _) => self.bytes += bytes.len(),
         }
         self.chunks.push(chunk);
     }
@@ -554,4 +560,19 @@ fn is_siws_refusal(ulpdu: &[u8], parsed: &Parsed<'_>, crc_field: u32) -> bool {
 
 fn is_reply(frame: &Frame) -> bool {
     frame.kind == FrameKind::Reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A capture can lack any number of bytes behind a startup frame.
+    #[test]
+    fn waiting_missing_bytes_merged() {
+        let mut waiting = WaitingBytes::default();
+        for chunk in [Chunk::Missing(1), Chunk::Missing(2), Chunk::Bytes(vec![0]), Chunk::Missing(3)] {
+            waiting.add(chunk);
+        }
+        assert_eq!(waiting.chunks, [Chunk::Missing(3), Chunk::Bytes(vec![0]), Chunk::Missing(3)]);
+    }
 }
