@@ -278,6 +278,34 @@ fn raw_tcp_comparison_refused_with_tls() {
     assert!(error.contains("raw TCP needs the kernel's TCP, without TLS"), "{error}");
 }
 
+/// The limit ends the program in its first write, as a full file system or a crash would.
+#[test]
+fn interrupted_first_use_leaves_no_partial_key() {
+    let files = TlsFiles::new(&[]);
+    let copy = |limit: &str| {
+        let script = "ulimit -f $0; exec \"$@\"";
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            script,
+            limit,
+            env!("CARGO_BIN_EXE_uiw"),
+            "cp",
+            "--accept-new",
+            "x",
+            "127.0.0.1:1:x/",
+        ]);
+        command.env("XDG_CONFIG_HOME", &files.0).stdin(Stdio::null()).output().unwrap()
+    };
+    assert!(!copy("0").status.success());
+    assert!(files.0.join("uiw").is_dir() && !files.0.join("uiw/key.pem").exists());
+    copy("unlimited");
+    let shown = files.uiw(&["key", "show", "uiw/key.pem"]);
+    assert!(shown.status.success(), "{shown:?}");
+    let names = fs::read_dir(files.0.join("uiw")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(names.filter(|name| !name.to_string_lossy().ends_with(".new")).count() == 3);
+}
+
 /// The list of a service belongs to the service's user.
 #[test]
 fn root_pins_for_other_user() {

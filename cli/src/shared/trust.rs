@@ -8,7 +8,7 @@
 use crate::key;
 use crate::shared::fail::{Exit, Failure, Refusal, Result};
 use crate::shared::open::Opener;
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -41,10 +41,19 @@ fn directory() -> Result<PathBuf> {
     })
 }
 
-/// Creates a file unless it exists.
+/// Creates a file unless it exists. The file gets its name when it is complete, because another
+/// process may read it at any time, and nothing replaces a damaged file later.
 fn create_if_missing(path: &Path, text: &str) -> Result<()> {
-    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    match opened.and_then(|mut file| file.write_all(text.as_bytes())) {
+    if path.exists() {
+        return Ok(());
+    }
+    let number = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
+    let new = path.with_extension(format!("{number:016x}.new"));
+    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new);
+    let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
+    let created = written.and_then(|()| fs::hard_link(&new, path));
+    let _ = fs::remove_file(&new);
+    match created {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(unwritable(path, &error)),
         _ => Ok(()),
     }
@@ -74,13 +83,9 @@ impl EndRole {
         let (conf, pinned) = self.names();
         let files = KeyFiles { key: directory.join("key.pem"), pinned: directory.join(pinned) };
         if !files.key.exists() {
-            let new = SecretKey::generate().map_err(key::failure)?;
-            // If another process creates the key at the same time, use that key.
-            if let Err(error) = new.write(&files.key)
-                && !files.key.exists()
-            {
-                return Err(key::failure(error));
-            }
+            let key = SecretKey::generate().map_err(key::failure)?;
+            // If another process creates a key at the same time, that key is used.
+            create_if_missing(&files.key, &key.to_pem())?;
         }
         create_if_missing(&files.pinned, "")?;
         let conf = directory.join(conf);
