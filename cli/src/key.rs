@@ -5,9 +5,10 @@ use crate::shared::text;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use serde_json::json;
+use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use uiw_tls::{KeyError, PinnedKeys, PublicKey, SecretKey};
 
@@ -81,58 +82,46 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
         return Err(Failure::usage(format!("{name:?}"), "no name", "name the peer in one line"));
     }
     let key = public_key(key)?;
-    let is_others = is_of_other_user(file);
-    if file.exists() {
-        let pinned = if is_others { read_of_user(file) } else { PinnedKeys::read(file).map_err(failure) }?;
-        if let Some(name) = pinned.name_of(&key) {
-            let why = format!("it is pinned as `{name}` in {} already", file.display());
-            return Err(Failure::new(Exit::Failed, key.fingerprint(), why, "edit that line to rename it"));
-        }
-        if let Some(line) = pinned.lines().find(|line| line.name == name.trim()).filter(|_| !add) {
-            let why = format!(
-                "another key ({}) is pinned under this name: {}:{}",
-                line.key.fingerprint(),
-                file.display(),
-                line.number
-            );
-            let fix = "replace that line if the key has changed, or pin a second key with --add";
-            return Err(Failure::new(Exit::Failed, name, why, fix));
-        }
-    }
-    let unwritable = |error| {
-        let what = file.display().to_string();
-        Failure::new(Exit::Failed, what, error, "choose a file that can be written")
-    };
+    let failed = |error: &dyn Display, fix| Failure::new(Exit::Failed, file.display(), error, fix);
+    let unwritable = |error| failed(&error, "choose a regular file that can be written");
     let mut options = OpenOptions::new();
-    if is_others {
-        // A symbolic link made by that user could lead to any file.
-        options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    let is_root = geteuid().is_root();
+    if is_root {
+        // Another user, such as the one of a service, may own the directory and replace the file by
+        // a link to any file, or by a FIFO.
+        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     }
     let mut out = options.create(true).append(true).read(true).mode(0o644).open(file).map_err(unwritable)?;
+    if !out.metadata().map_err(unwritable)?.is_file() {
+        return Err(unwritable(ErrorKind::InvalidInput.into()));
+    }
+    let text = std::io::read_to_string(&out).map_err(unwritable)?;
+    // The list of a service belongs to the user of the service.
+    let pinned = if is_root {
+        PinnedKeys::parse(&text)
+            .map_err(|error| failed(&error, "correct the line, or start with a new file"))?
+    } else {
+        PinnedKeys::read(file).map_err(failure)?
+    };
+    if let Some(name) = pinned.name_of(&key) {
+        let why = format!("it is pinned as `{name}` in {} already", file.display());
+        return Err(Failure::new(Exit::Failed, key.fingerprint(), why, "edit that line to rename it"));
+    }
+    if let Some(line) = pinned.lines().find(|line| line.name == name.trim()).filter(|_| !add) {
+        let why = format!(
+            "another key ({}) is pinned under this name: {}:{}",
+            line.key.fingerprint(),
+            file.display(),
+            line.number
+        );
+        let fix = "replace that line if the key has changed, or pin a second key with --add";
+        return Err(Failure::new(Exit::Failed, name, why, fix));
+    }
     // An edited file may lack the newline at its end.
-    let text = std::fs::read_to_string(file).map_err(unwritable)?;
     let separator = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     out.write_all(format!("{separator}{key} {}\n", name.trim()).as_bytes()).map_err(unwritable)?;
     note!("{} is pinned as `{}`", key.fingerprint(), name.trim());
     Ok(())
-}
-
-/// Returns whether this process is root and the file belongs to another user, such as the user of a
-/// service.
-fn is_of_other_user(file: &Path) -> bool {
-    geteuid().is_root() && file.symlink_metadata().is_ok_and(|data| data.uid() != 0)
-}
-
-/// Reads the keys of a file that another user may replace at the same time.
-fn read_of_user(file: &Path) -> Result<PinnedKeys> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(file);
-    let text = opened.and_then(std::io::read_to_string);
-    let text =
-        text.map_err(|error| Failure::new(Exit::Failed, file.display(), error, "name a regular file"))?;
-    PinnedKeys::parse(&text).map_err(|error| {
-        Failure::new(Exit::Failed, file.display(), error, "correct the line, or start with a new file")
-    })
 }
 
 /// Returns the key given as text, or the key in the file of that name.

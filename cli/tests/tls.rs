@@ -321,10 +321,12 @@ fn root_pins_for_other_user() {
     let read = fs::read_to_string(&list).unwrap();
     assert!(read.starts_with("# clients\n") && read.ends_with(" one\n"), "{read}");
     assert!(!pin("list", "one").status.success(), "pinned already");
-    // That user's link would lead root to a file of its choice.
+    // A link in that user's directory would lead root to any file.
     fs::write(files.0.join("target"), "").unwrap();
     std::os::unix::fs::symlink("target", files.0.join("link")).unwrap();
-    std::os::unix::fs::lchown(files.0.join("link"), Some(65534), Some(65534)).unwrap();
     assert!(!pin("link", "two").status.success());
     assert_eq!(fs::read(files.0.join("target")).unwrap(), b"");
+    // A FIFO without a writer would never end.
+    assert!(Command::new("mkfifo").arg(files.0.join("fifo")).status().unwrap().success());
+    assert!(!pin("fifo", "two").status.success());
 }
