@@ -3,16 +3,10 @@
 use crate::shared::fail::Result;
 use crate::shared::memory::Buffer;
 use uiw::raw::Sge;
-use uiw_conform::partner::{MAX_SGES, Order};
+use uiw_conform::partner::{MAX_SGES, Order, pattern_byte};
 
 /// Number of bytes between two pieces of a message.
 const GAP: usize = 8;
-
-/// Returns byte `at` of message `message`.
-fn byte(seed: u32, message: u32, at: u32) -> u8 {
-    let at_part = at.wrapping_mul(31).wrapping_add((at >> 8).wrapping_mul(17));
-    seed.wrapping_add(message.wrapping_mul(7)).wrapping_add(at_part) as u8
-}
 
 /// Layout of the messages of an order in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +48,7 @@ impl MessageLayout {
 pub(super) fn fill(buffer: &Buffer, order: &Order, layout: MessageLayout) -> Result<()> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
-            let bytes: Vec<u8> = (at..at + len).map(|at| byte(order.seed, message, at)).collect();
+            let bytes: Vec<u8> = (at..at + len).map(|at| pattern_byte(order.seed, message, at)).collect();
             buffer.write(place, &bytes)?;
         }
     }
@@ -69,7 +63,7 @@ pub(super) fn find_difference(
 ) -> Result<Option<String>> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
-            let expected: Vec<u8> = (at..at + len).map(|at| byte(order.seed, message, at)).collect();
+            let expected: Vec<u8> = (at..at + len).map(|at| pattern_byte(order.seed, message, at)).collect();
             if let Some(first) = buffer.first_difference(place, &expected)? {
                 return Ok(Some(format!("byte {} of message {message} differs", at as usize + first)));
             }

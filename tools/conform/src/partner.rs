@@ -12,6 +12,14 @@ const MAX_COUNT: u32 = 400;
 /// Maximum number of scatter/gather elements of a message, which is the limit of siw.
 pub const MAX_SGES: u32 = 6;
 
+/// Returns byte `at` of message `message` of an order with this seed.
+#[must_use]
+pub fn pattern_byte(seed: u32, message: u32, at: u32) -> u8 {
+    seed.wrapping_add(message.wrapping_mul(7))
+        .wrapping_add(at.wrapping_mul(31))
+        .wrapping_add((at >> 8).wrapping_mul(17)) as u8
+}
+
 /// Ordered operation, with its value on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -1,5 +1,6 @@
 //! Values of fields, after variables were resolved.
 
+use super::partner::pattern_byte;
 use std::collections::BTreeMap;
 use uiw_cases::{Atom, Field, Relation, Test};
 
@@ -28,13 +29,6 @@ impl std::fmt::Display for Value {
 /// Formats bytes as hexadecimal digits.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Returns byte `at` of message `message`, as in `siwtest` and the partner program.
-pub(super) fn pattern_byte(seed: u32, message: u32, at: u32) -> u8 {
-    seed.wrapping_add(message.wrapping_mul(7))
-        .wrapping_add(at.wrapping_mul(31))
-        .wrapping_add((at >> 8).wrapping_mul(17)) as u8
 }
 
 /// Position in the pattern of an order.
