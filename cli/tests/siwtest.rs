@@ -1,6 +1,7 @@
 //! `uiw siwtest` with ourselves at the other end.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -127,6 +128,23 @@ fn private_data_and_rejection() {
     );
     let output = partner.test(&["send:1", "--private-data", "509"]);
     assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn connections_beyond_limit_rejected() {
+    let partner = PartnerProcess::start(&[]);
+    let connections: Vec<_> = (0..129)
+        .map(|_| {
+            let mut connection = TcpStream::connect(&partner.address).unwrap();
+            connection.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+            let mut reply = [0; 20];
+            connection.read_exact(&mut reply).unwrap();
+            (connection, reply[16] & 0x20 != 0)
+        })
+        .collect();
+    let rejected: Vec<_> = connections.iter().map(|(_, is_rejected)| *is_rejected).collect();
+    assert_eq!(rejected, [[false; 128].as_slice(), &[true]].concat());
+    partner.says("rejected: 128 connections are served already");
 }
 
 #[test]

@@ -8,10 +8,15 @@ use crate::shared::qp_setup::{PendingQp, QueueDepths, WaitLimits};
 use crate::shared::stop::StopFlag;
 use crate::shared::text;
 use serde_json::json;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use uiw::raw::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use uiw::raw::{ConnConfig, Device};
+
+/// Maximum number of connections that are served at the same time.
+const MAX_SESSIONS: usize = 128;
 
 /// Serves connections until Ctrl-C, each on its own thread.
 pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result<()> {
@@ -25,6 +30,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
     let mut threads = Vec::new();
     let mut outcome = Ok(());
     while stop.sleep_on(channel.fd()?) {
+        threads.retain(|thread: &JoinHandle<()>| !thread.is_finished());
         match channel.try_pop().map(|event| event.kind) {
             Some(CmEventKind::ConnectRequest(request)) if !args.raw.is_empty() => {
                 // Serve one connection. Its failure is the failure of the command.
@@ -35,12 +41,21 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
             Some(CmEventKind::ConnectRequest(request)) => {
                 let (device, options, stop) = (device.clone(), Arc::clone(&options), Arc::clone(&stop));
                 let how = (args.json, args.refused);
-                threads.push(std::thread::spawn(move || {
-                    let peer = request.peer_addr();
+                let peer = request.peer_addr();
+                let session = move || {
                     if let Err(failure) = run_session(&device, request, &options, &stop, how) {
                         text::line(format!("{peer}: {failure}"));
                     }
-                }));
+                };
+                // Dropping the session rejects its request.
+                let spawned = match threads.len() {
+                    0..MAX_SESSIONS => thread::Builder::new().spawn(session),
+                    _ => Err(io::Error::other(format!("{MAX_SESSIONS} connections are served already"))),
+                };
+                match spawned {
+                    Ok(thread) => threads.push(thread),
+                    Err(error) => text::line(format!("{peer}: rejected: {error}")),
+                }
             }
             Some(CmEventKind::ListenerDown { error, for_good: true, .. }) => {
                 outcome = Err(crate::serve::listener_failure(address, error));
@@ -54,7 +69,6 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
             }
             _ => {}
         }
-        threads.retain(|thread| !thread.is_finished());
     }
     drop(listener);
     for thread in threads {
