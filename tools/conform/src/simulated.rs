@@ -198,14 +198,14 @@ fn run_cases(options: &ConnConfig, link: &Link, cases: &[Case]) -> RunFindings {
     for case in cases.iter().filter(|case| lacks(case, &listener).is_none()) {
         let outcome = steps::run(&listen(options.clone(), link.clone()), case);
         found.ran += 1;
-        let broken = outcome.judged.iter().filter_map(|one| Some((&one.id, one.broken.as_ref()?)));
+        let broken = outcome.judged.0.iter().filter_map(|(id, broken)| Some((id, broken.as_ref()?)));
         let mut wrong: Vec<String> = broken.map(|(id, what)| format!("{id}: {what}")).collect();
         wrong.extend(outcome.stopped);
         if !wrong.is_empty() {
             let frames = outcome.transcript.join("\n");
             found.wrong.push(format!("{}: {}\n{frames}", case.name, wrong.join("; ")));
         }
-        found.requirements.extend(outcome.judged.into_iter().map(|one| one.id));
+        found.requirements.extend(outcome.judged.0.into_keys());
     }
     found
 }

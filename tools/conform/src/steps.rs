@@ -1,6 +1,6 @@
 //! Runs the steps of a case.
 
-use super::judge::Judgement;
+use super::judge::Judgements;
 use super::session::{Item, PROBE_STAG, Session, Stop, Target, describe_bytes};
 use super::values::{Value, Values};
 use std::time::Duration;
@@ -12,7 +12,7 @@ const TERMINATE_WAIT: Duration = Duration::from_millis(300);
 /// Result of running a case.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
-    pub(super) judged: Vec<Judgement>,
+    pub(super) judged: Judgements,
     pub(super) transcript: Vec<String>,
     /// Reason why the case stopped before its end.
     pub(super) stopped: Option<String>,
@@ -31,7 +31,7 @@ pub(super) fn run(target: &Target, case: &Case) -> Outcome {
         }
     }
     session.end_connection(stopped.is_none());
-    Outcome { judged: session.judged.0, transcript: session.transcript.finish(), stopped }
+    Outcome { judged: session.judged, transcript: session.transcript.finish(), stopped }
 }
 
 impl Session<'_> {

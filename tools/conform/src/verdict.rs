@@ -55,12 +55,7 @@ pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[CaseRun]) -> Vec<
     let mut broken: BTreeMap<&str, Vec<Finding>> = BTreeMap::new();
     for run in runs {
         let Ok(outcome) = &run.result else { continue };
-        let mut ids: BTreeMap<&str, Option<&str>> = BTreeMap::new();
-        for judgement in &outcome.judged {
-            let first = ids.entry(&judgement.id).or_insert(None);
-            *first = first.or(judgement.broken.as_deref());
-        }
-        for (id, what) in ids {
+        for (id, what) in &outcome.judged.0 {
             let Some(what) = what else {
                 *kept.entry(id).or_default() += 1;
                 continue;
@@ -68,7 +63,7 @@ pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[CaseRun]) -> Vec<
             let findings = broken.entry(id).or_default();
             if findings.len() < MAX_FINDINGS {
                 let frames = outcome.transcript.clone();
-                findings.push(Finding { case: run.case.name.clone(), what: what.to_owned(), frames });
+                findings.push(Finding { case: run.case.name.clone(), what: what.clone(), frames });
             }
         }
     }
