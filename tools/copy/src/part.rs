@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -148,7 +148,10 @@ impl PartialFile {
             match open_own(&directory, &name.part_name(), OFlags::empty()) {
                 Ok(bytes) if bytes.metadata()?.len() == head.meta.size => Some(bytes),
                 Ok(_) => None,
-                Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => None,
+                // The final mode of a read-only file was already set when the transfer ended.
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+                    None
+                }
                 Err(error) => return Err(error),
             }
         } else {
@@ -168,7 +171,7 @@ impl PartialFile {
                 // all files: whether a file counts as sparse may change without a new version,
                 // because the file system decides when to allocate.
                 for gap in verified.missing(head.blocks()) {
-                    punch(&bytes, &gap)?;
+                    clear(&bytes, &gap, head.meta.size, punch)?;
                 }
                 bytes
             }
@@ -276,7 +279,7 @@ impl PartialFile {
         self.head.meta.size - missing.map(|range| self.head.range_len(&range)).sum::<u64>()
     }
 
-    /// Sets mode and time of the complete file, syncs it, and renames it to its final name.
+    /// Syncs the complete file, sets its mode and time, and renames it to its final name.
     ///
     /// # Errors
     /// Returns the errors of the file system. If the file cannot be synced, it is removed, because
@@ -296,7 +299,6 @@ impl PartialFile {
         if !missing.is_empty() {
             return Ok(PartOutcome::Missing(missing));
         }
-        set_mode_and_time(&self.bytes, &self.head.meta)?;
         let synced = sync(&self.bytes);
         let part = self.name.part_name();
         if !is_at(&self.directory, &part, &self.bytes)? {
@@ -309,10 +311,16 @@ impl PartialFile {
             return Err(error);
         }
         let part = OsStr::from_bytes(&part);
+        // The mode is set last, because a read-only file could not be opened to resume it.
+        set_mode_and_time(&self.bytes, &self.head.meta)?;
         rustix::fs::renameat(&self.directory, part, &self.directory, self.name.as_os_str())?;
         *phase = PartPhase::Finished;
         self.remove(&self.name.journal_name());
-        Ok(PartOutcome::Done)
+        // A directory of some file systems cannot be synced.
+        match rustix::fs::fsync(&self.directory) {
+            Ok(()) | Err(Errno::INVAL) => Ok(PartOutcome::Done),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn remove(&self, name: &[u8]) {
@@ -359,11 +367,28 @@ pub fn next_data(file: &File, from: u64) -> Result<Option<u64>> {
     }
 }
 
-/// Zeroes blocks by punching a hole.
-fn punch(bytes: &File, blocks: &Range<u64>) -> Result<()> {
-    let (start, len) = (blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    Ok(rustix::fs::fallocate(bytes, flags, start, len)?)
+/// Zeroes blocks of a file of `size` bytes. `punch` makes a hole, which not every file system can.
+fn clear(
+    bytes: &File,
+    blocks: &Range<u64>,
+    size: u64,
+    punch: impl FnOnce(&File, u64, u64) -> rustix::io::Result<()>,
+) -> Result<()> {
+    let (start, end) = (blocks.start * BLOCK, (blocks.end * BLOCK).min(size));
+    match punch(bytes, start, end - start) {
+        Err(Errno::OPNOTSUPP) => {}
+        other => return Ok(other?),
+    }
+    if end == size {
+        bytes.set_len(start)?;
+        return bytes.set_len(size);
+    }
+    let zeros = vec![0; BLOCK as usize];
+    (blocks.start..blocks.end).try_for_each(|block| bytes.write_all_at(&zeros, block * BLOCK))
+}
+
+fn punch(bytes: &File, start: u64, len: u64) -> rustix::io::Result<()> {
+    rustix::fs::fallocate(bytes, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, start, len)
 }
 
 #[cfg(test)]
@@ -521,6 +546,38 @@ mod tests {
         assert_eq!(std::fs::read(scratch.path().join("file")).unwrap(), source);
         let allocated = std::fs::metadata(scratch.path().join("file")).unwrap().blocks() * 512;
         assert!(allocated < BLOCK, "{allocated}");
+    }
+
+    #[test]
+    fn blocks_cleared_without_hole_punching() {
+        let scratch = ScratchDirectory::new();
+        let name = scratch.path().join("file");
+        for (blocks, cleared) in [(0..1, 0..BLOCK as usize), (1..3, BLOCK as usize..SIZE)] {
+            std::fs::write(&name, vec![1; SIZE]).unwrap();
+            let file = File::options().write(true).open(&name).unwrap();
+            clear(&file, &blocks, SIZE as u64, |_, _, _| Err(Errno::OPNOTSUPP)).unwrap();
+            let mut expected = vec![1; SIZE];
+            expected[cleared].fill(0);
+            assert!(std::fs::read(&name).unwrap() == expected, "{blocks:?}");
+        }
+    }
+
+    /// A process that is killed while it syncs must leave a file that can be opened again.
+    #[test]
+    fn read_only_file_writable_until_synced() {
+        let scratch = ScratchDirectory::new();
+        let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+        let mut head = head(1, false);
+        head.meta.mode = 0o444;
+        let part = open(&root, &head);
+        (0..3).for_each(|index| assert_eq!(put(&part, index, &source), PartOutcome::Done));
+        let mode = |file: &File| file.metadata().unwrap().permissions().mode() & 0o777;
+        let finished = part.finish_with(|file| {
+            assert_eq!(mode(file), 0o600);
+            Ok(())
+        });
+        assert_eq!(finished.unwrap(), PartOutcome::Done);
+        assert_eq!(mode(&File::open(scratch.path().join("file")).unwrap()), 0o444);
     }
 
     /// A crash may leave bytes without their record, and the file system may report holes in a
