@@ -51,8 +51,8 @@ pub(super) enum Task {
     Finish(Arc<LargeFile>),
     /// Sets mode and modification time of a complete directory.
     Seal(Arc<CopyDirectory>),
-    /// Removes these entries of the target directory, starting with the last one. Then seals the
-    /// directory again if it exists at the source.
+    /// Removes these entries of the target directory, starting with the last one. Without entries,
+    /// seals the directory again after its last removal.
     Remove(Arc<CopyDirectory>, Vec<EntryPaths>),
 }
 
@@ -330,6 +330,7 @@ impl CopyPlan {
         for (directory, mut places) in surplus {
             while !places.is_empty() {
                 let part = places.split_off(places.len().saturating_sub(REMOVALS_PER_TASK));
+                directory.add_pending();
                 state.ready.push_back(Task::Remove(Arc::clone(&directory), part));
             }
         }
@@ -337,8 +338,18 @@ impl CopyPlan {
         state.pending > 0
     }
 
-    /// Called when a [`Task::Remove`] is done.
-    pub(super) fn on_removed(&self) {
+    /// Called when the entries of a [`Task::Remove`] are removed. After the last one of a
+    /// directory that exists at the source, the directory is sealed again.
+    pub(super) fn on_removed(&self, directory: &Arc<CopyDirectory>) {
+        if directory.entry_done() && !directory.is_surplus {
+            self.push_urgent(Task::Remove(Arc::clone(directory), Vec::new()));
+        } else {
+            self.complete(None);
+        }
+    }
+
+    /// Called when a directory is sealed after its removals.
+    pub(super) fn on_sealed_again(&self) {
         self.complete(None);
     }
 
@@ -654,7 +665,11 @@ mod tests {
         }
         assert_eq!(removed, names);
         assert_eq!(tasks, 4);
-        assert!((0..tasks).all(|_| !plan.is_over() && (plan.on_removed(), true).1));
+        (0..tasks).for_each(|_| plan.on_removed(&directory));
+        // Sealed earlier, a read-only directory would refuse the removals of the other tasks.
+        assert!(matches!(plan.take_task(), Some(Task::Remove(_, places)) if places.is_empty()));
+        assert!(plan.take_task().is_none() && !plan.is_over());
+        plan.on_sealed_again();
         assert!(plan.is_over());
     }
 }

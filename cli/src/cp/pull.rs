@@ -76,8 +76,16 @@ impl Direction for Pull {
                 }
                 None
             }
-            Task::Remove(directory, places) => {
+            Task::Remove(directory, places) if !places.is_empty() => {
                 remove_entries(plan, directory, places);
+                None
+            }
+            Task::Remove(directory, _) => {
+                let (place, meta) = (&directory.place, &directory.meta);
+                if let Err(error) = place.root.set_directory(&place.local, meta.mode, meta.mtime) {
+                    plan.report.report_failed(place.remote.as_bytes(), &error);
+                }
+                plan.on_sealed_again();
                 None
             }
         }
@@ -125,9 +133,10 @@ impl Direction for Pull {
     }
 }
 
-/// Removes entries at this end, and then restores mode and time of their directory if it exists at
-/// the source.
-fn remove_entries(plan: &CopyPlan, directory: &CopyDirectory, places: &mut Vec<EntryPaths>) {
+/// Removes entries of a directory at this end.
+fn remove_entries(plan: &CopyPlan, directory: &Arc<CopyDirectory>, places: &mut Vec<EntryPaths>) {
+    // An error shows again when an entry is removed.
+    let _ = directory.place.root.make_writable(&directory.place.local);
     while let Some(place) = places.pop() {
         match place.root.remove(&place.local, &|| !plan.stop.is_set()) {
             Ok(()) => plan.report.report_deleted(&place.remote),
@@ -136,13 +145,7 @@ fn remove_entries(plan: &CopyPlan, directory: &CopyDirectory, places: &mut Vec<E
             Err(error) => plan.report.report_not_removed(&place.remote, &error),
         }
     }
-    let (place, meta) = (&directory.place, &directory.meta);
-    if !directory.is_surplus
-        && let Err(error) = place.root.set_directory(&place.local, meta.mode, meta.mtime)
-    {
-        plan.report.report_failed(place.remote.as_bytes(), &error);
-    }
-    plan.on_removed();
+    plan.on_removed(directory);
 }
 
 /// Creates a directory at this end. Returns false if that has failed.
@@ -150,7 +153,11 @@ fn make_directory(plan: &CopyPlan, directory: &CopyDirectory) -> bool {
     let place = &directory.place;
     let made = if place.local.is_empty() { Ok(()) } else { place.root.make_directory(&place.local, true) };
     match made {
-        Ok(()) => true,
+        Ok(()) => {
+            // An error shows again when an entry is created.
+            let _ = place.root.make_writable(&place.local);
+            true
+        }
         Err(error) => {
             plan.fail_directory(directory, error);
             false

@@ -141,10 +141,11 @@ impl Direction for Push {
                     Reply::Failed { text, .. } => plan.report.report_failed(place.remote.as_bytes(), &text),
                     _ => return Err(Violation::Reply("an entry to be removed")),
                 }
-                if removed.is_some() && !(directory.is_surplus && places.is_empty()) {
-                    return Ok(Some(Task::Remove(directory, places)));
+                match removed {
+                    Some(_) if !places.is_empty() => return Ok(Some(Task::Remove(directory, places))),
+                    Some(_) => plan.on_removed(&directory),
+                    None => plan.on_sealed_again(),
                 }
-                plan.on_removed();
             }
         }
         Ok(None)

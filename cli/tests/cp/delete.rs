@@ -2,7 +2,7 @@
 
 use crate::program::{Scratch, Server, command, copied, fails, text};
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use uiw::blocking::Listener;
 use uiw::{ConnectionConfig, Device};
@@ -77,6 +77,43 @@ fn surplus_entries_deleted_in_both_directions() {
         }
         let again = copied(scratch.path(), &options);
         assert_eq!((&again["deleted"], &again["copied"]), (&0.into(), &0.into()), "{again}");
+    }
+}
+
+/// Only an ordinary user needs the rights, so the test of root runs the program as another user.
+#[test]
+fn read_only_directories_mirrored() {
+    const NOBODY: u32 = 65534;
+    for push in [true, false] {
+        let scratch = Scratch::new();
+        for path in ["new/t/d/added", "new/t/added", "old/t/d/gone", "old/t/gone", "old/t/surplus/x/file"] {
+            fs::create_dir_all(scratch.join(path).parent().unwrap()).unwrap();
+            fs::write(scratch.join(path), path).unwrap();
+        }
+        // Divided into several tasks.
+        (0..100).for_each(|number| fs::write(scratch.join(&format!("old/t/{number}")), "").unwrap());
+        let directories = ["new/t/d", "new/t", "old/t/surplus/x", "old/t/surplus", "old/t/d", "old/t"]
+            .map(|at| scratch.join(at));
+        for path in &directories {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o555)).unwrap();
+        }
+        if rustix::process::geteuid().is_root() {
+            let paths = [scratch.join("new"), scratch.join("old"), scratch.path().to_owned()];
+            paths.iter().chain(&directories).for_each(|path| chown(path, Some(NOBODY), None).unwrap());
+        }
+        let server = Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
+        let there = |path: &str| format!("{}:{path}", server.address);
+        let (from, to) = match push {
+            true => ("new/t".to_owned(), there("old")),
+            false => (there("new/t"), "old".to_owned()),
+        };
+        let summary = copied(scratch.path(), &["--delete", &from, &to]);
+        assert_eq!((&summary["deleted"], &summary["copied"]), (&103.into(), &2.into()), "{summary}");
+        assert_eq!(names(&scratch.join("old/t")), ["added", "d"]);
+        for path in ["old/t", "old/t/d"] {
+            let mode = scratch.join(path).metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o555, "{path}");
+        }
     }
 }
 

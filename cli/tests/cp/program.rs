@@ -4,6 +4,8 @@ use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -43,11 +45,16 @@ impl Drop for Scratch {
     }
 }
 
-/// The program in a directory, with the keys of that directory alone.
+/// The program in a directory, with the keys of that directory alone. It runs as the owner of the
+/// directory.
 pub(crate) fn command(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
     command.current_dir(directory).stdin(Stdio::null()).env("XDG_CONFIG_HOME", directory.join("config"));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let owner = directory.metadata().unwrap().uid();
+    if owner != rustix::process::geteuid().as_raw() {
+        command.uid(owner);
+    }
     command
 }
 

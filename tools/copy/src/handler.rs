@@ -284,6 +284,10 @@ impl Handler {
             }
             Request::Remove { path } => {
                 let _claim = session.claims.take(vec![path.clone()]);
+                if let Some((parent, _)) = path.split().filter(|(parent, _)| !parent.is_empty()) {
+                    // An error shows again when the entry is removed.
+                    let _ = root.make_writable(&parent);
+                }
                 root.remove(path, &self.should_continue)?;
                 session.tally().count_removal(path);
                 Reply::Done
@@ -341,6 +345,12 @@ impl Handler {
             Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),
             page => {
                 if create != CreateMode::No && after.is_empty() {
+                    // The client sets the mode of a private directory at the end. That of the share
+                    // itself is not changed.
+                    if create == CreateMode::Private && !path.is_empty() {
+                        // An error shows again when an entry is created.
+                        let _ = root.make_writable(path);
+                    }
                     // An error does not matter, because this only cleans up.
                     let _ = root.remove_abandoned(path, ABANDONED);
                 }

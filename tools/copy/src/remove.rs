@@ -1,7 +1,7 @@
 //! Removal of directory trees of any depth, with few open directories.
 
 use super::names::MAX_PATH;
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, openat2, unlinkat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, fchmod, fstat, openat2, unlinkat};
 use rustix::io::{Errno, Result};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -100,14 +100,24 @@ impl Levels<'_> {
     }
 }
 
-/// Opens a directory, which must be on the same file system.
+/// Opens a directory, which must be on the same file system, and makes it writable.
 fn open(parent: BorrowedFd<'_>, name: &OsStr) -> Result<Dir> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::NO_XDEV;
-    Dir::new(openat2(parent, name, flags, Mode::empty(), resolve)?)
+    let directory = openat2(parent, name, flags, Mode::empty(), resolve)?;
+    // An error shows again when an entry is removed.
+    let _ = add_owner_rights(&directory);
+    Dir::new(directory)
+}
+
+/// Adds missing rights of the owner to a directory, because entries of a read-only directory can be
+/// neither created nor removed.
+pub(crate) fn add_owner_rights(directory: impl AsFd) -> Result<()> {
+    let mode = Mode::from_raw_mode(fstat(&directory)?.st_mode & 0o7777);
+    if mode.contains(Mode::RWXU) { Ok(()) } else { fchmod(directory, mode | Mode::RWXU) }
 }
 
 /// Removes an entry of `parent`, or a directory with everything in it. Symbolic links are removed

@@ -6,7 +6,7 @@
 use super::meta::{Entry, EntryKind, FileTime, Meta};
 use super::names::{self, Name, RelPath};
 use super::protocol::SLOT;
-use super::remove::remove_tree;
+use super::remove::{add_owner_rights, remove_tree};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::collections::BinaryHeap;
@@ -287,6 +287,12 @@ impl Root {
             }
         }
         Ok(())
+    }
+
+    /// Adds missing rights of the owner to a directory before entries are created or removed in it.
+    /// [`Root::set_directory`] sets its mode afterwards.
+    pub fn make_writable(&self, path: &RelPath) -> Result<()> {
+        Ok(add_owner_rights(self.open_directory(path)?)?)
     }
 
     /// Sets mode and modification time of a complete directory.
