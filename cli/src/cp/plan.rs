@@ -162,7 +162,7 @@ impl CopyPlan {
             }
             EntryKind::Special => {
                 let item = CopyItem { place, meta, parent, restarts: 0 };
-                self.fail(&item, "a device, FIFO or socket, which is not copied");
+                self.fail(&item, "a device, FIFO or socket, or a file above 64 TiB, which is not copied");
             }
             EntryKind::Symlink => {
                 self.report.count_found(0);

@@ -6,7 +6,7 @@ use rustix::fs::{FileType, Stat, Timespec, Timestamps};
 
 /// Maximum length of the target of a symbolic link, in bytes.
 const MAX_TARGET: usize = 4095;
-/// Maximum size of a file in bytes: 64 TiB.
+/// Maximum size of a file in bytes: 64 TiB. A larger one counts as [`EntryKind::Special`].
 pub const MAX_SIZE: u64 = 64 << 40;
 /// Permission bits that are copied. Setuid, setgid and the sticky bit are not.
 const MODE: u16 = 0o777;
@@ -17,7 +17,7 @@ pub enum EntryKind {
     File,
     Directory,
     Symlink,
-    /// A device, FIFO or socket, which is never opened or copied.
+    /// A device, FIFO or socket, or a file of more than [`MAX_SIZE`], which is never copied.
     Special,
 }
 
@@ -58,7 +58,7 @@ impl Meta {
     /// Converts the result of stat(2).
     pub fn from_stat(stat: &Stat) -> Self {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => EntryKind::File,
+            FileType::RegularFile if stat.st_size.cast_unsigned() <= MAX_SIZE => EntryKind::File,
             FileType::Directory => EntryKind::Directory,
             FileType::Symlink => EntryKind::Symlink,
             _ => EntryKind::Special,
@@ -172,5 +172,23 @@ impl Entry {
 
     pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
         Ok(Self { name: Name::new(from.counted("a name")?)?, meta: Meta::decode(from)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oversized_file_counts_as_special() {
+        let mut stat = rustix::fs::stat("/etc/passwd").unwrap();
+        for (size, kind) in [(MAX_SIZE, EntryKind::File), (MAX_SIZE + 1, EntryKind::Special)] {
+            stat.st_size = size.cast_signed();
+            let meta = Meta::from_stat(&stat);
+            assert_eq!(meta.kind, kind);
+            let mut out = Encoder::default();
+            meta.encode(&mut out);
+            assert_eq!(Meta::decode(&mut Decoder::new(&out.0)), Ok(meta));
+        }
     }
 }
