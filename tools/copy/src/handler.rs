@@ -421,6 +421,13 @@ pub fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<BlockRe
     if meta.version != *version {
         return Ok(BlockRead::Changed(meta));
     }
+    let read = read_block_of(file, &meta, index);
+    let after = Meta::from_stat(&rustix::fs::fstat(file)?);
+    if after.version == *version { read } else { Ok(BlockRead::Changed(after)) }
+}
+
+/// Reads a block or finds a hole, without checking the version.
+fn read_block_of(file: &File, meta: &Meta, index: u64) -> Result<BlockRead> {
     let blocks = meta.size.div_ceil(BLOCK);
     if index >= blocks {
         return Err(Errno::INVAL.into());
@@ -436,12 +443,8 @@ pub fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<BlockRe
         }
     }
     let mut bytes = vec![0; (meta.size - start).min(BLOCK) as usize];
-    let read = file.read_exact_at(&mut bytes, start);
-    let after = Meta::from_stat(&rustix::fs::fstat(file)?);
-    if after.version != *version {
-        return Ok(BlockRead::Changed(after));
-    }
-    read.map(|()| BlockRead::Block(bytes))
+    file.read_exact_at(&mut bytes, start)?;
+    Ok(BlockRead::Block(bytes))
 }
 
 #[cfg(test)]
