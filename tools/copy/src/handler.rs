@@ -7,7 +7,7 @@ use super::meta::Meta;
 use super::names::RelPath;
 use super::part::{OpenedPart, PartOutcome, PartialFile, next_data};
 use super::protocol::{BLOCK, CreateMode, FileHead, Reply, Request, encode_entries};
-use super::root::{ABANDONED, Listing, Root};
+use super::root::{ABANDONED, Listing, Root, wait_for_tick};
 use super::tally::Tally;
 use super::wire::WireError;
 use rustix::io::Errno;
@@ -417,6 +417,7 @@ pub enum BlockRead {
 
 /// Reads a block of the version that the caller expects.
 pub fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<BlockRead> {
+    wait_for_tick(file)?;
     let meta = Meta::from_stat(&rustix::fs::fstat(file)?);
     if meta.version != *version {
         return Ok(BlockRead::Changed(meta));

@@ -29,6 +29,9 @@ const ENTRY_OVERHEAD: usize = 64;
 /// session. A batch takes only seconds.
 pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
+/// Longest tick of the kernel's clock for times of files, which is that of a kernel with 100 Hz.
+const MAX_TICK: Duration = Duration::from_millis(10);
+
 /// Maximum memory in bytes for the names of a directory that are kept between two pages of its
 /// list.
 pub const LISTING: u64 = 4 << 20;
@@ -205,6 +208,7 @@ impl Root {
             if meta.size > limit {
                 return Ok(Err(meta));
             }
+            wait_for_tick(&file)?;
             let mut bytes = Vec::with_capacity(meta.size as usize + 1);
             (&file).take(limit + 1).read_to_end(&mut bytes)?;
             let after = Meta::from_stat(&rustix::fs::fstat(&file)?);
@@ -396,6 +400,18 @@ impl Listing {
     }
 }
 
+/// Waits until a write to the file changes its version. The kernel's clock for times of files
+/// advances in ticks, so the second of two writes within a tick does not.
+pub(crate) fn wait_for_tick(file: &File) -> Result<()> {
+    let stat = rustix::fs::fstat(file)?;
+    let changed = Duration::new(stat.st_ctime.max(0).cast_unsigned(), stat.st_ctime_nsec as u32);
+    let age = UNIX_EPOCH.elapsed().unwrap_or_default().checked_sub(changed);
+    if age.is_some_and(|age| age < MAX_TICK) {
+        std::thread::sleep(MAX_TICK);
+    }
+    Ok(())
+}
+
 /// Returns the names in a directory, without incomplete files.
 fn read_names(directory: &OwnedFd) -> Result<impl Iterator<Item = Result<Name>>> {
     let entries = Dir::read_from(directory)?;
@@ -493,6 +509,17 @@ mod tests {
         let _ = std::fs::remove_file(&file);
         let error = removed.unwrap_err().to_string();
         assert!(is_there && error.contains("does not cross file systems"), "{error}");
+    }
+
+    /// A write in the tick of the previous one would leave the version unchanged.
+    #[test]
+    fn new_file_read_after_tick() {
+        let scratch = ScratchDirectory::new();
+        let root = Root::open(scratch.path()).unwrap();
+        std::fs::write(scratch.path().join("file"), "one").unwrap();
+        let (meta, _) = root.read_small(&path("file"), 100).unwrap().unwrap();
+        std::fs::write(scratch.path().join("file"), "two").unwrap();
+        assert_ne!(root.meta(&path("file")).unwrap().version, meta.version);
     }
 
     #[test]
