@@ -259,11 +259,11 @@ impl Root {
     /// each entry, returns false.
     pub fn remove(&self, path: &RelPath, should_continue: &dyn Fn() -> bool) -> Result<()> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
-        let removed = self
-            .resolve(&parent, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::NO_XDEV)
-            .and_then(|parent| remove_tree(parent, name.as_os_str(), should_continue));
-        match removed {
-            Err(Errno::NOENT) => Ok(()),
+        let parent = match self.resolve(&parent, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::NO_XDEV) {
+            Err(Errno::NOENT) => return Ok(()),
+            opened => opened,
+        };
+        match parent.and_then(|parent| remove_tree(parent, name.as_os_str(), should_continue)) {
             Err(Errno::XDEV | Errno::BUSY) => {
                 Err(Error::other("another file system is mounted there: removal does not cross file systems"))
             }
@@ -496,6 +496,22 @@ mod tests {
         assert!(root.remove(&RelPath::default(), &|| true).is_err());
         assert_eq!(std::fs::read_dir(inside.path()).unwrap().count(), 0);
         assert_eq!(std::fs::read(outside.path().join("secret")).unwrap(), b"secret");
+    }
+
+    #[test]
+    fn directory_moved_during_removal_is_error() {
+        let scratch = ScratchDirectory::new();
+        let (inner, moved) = (scratch.path().join("d/d"), scratch.path().join("moved"));
+        let deepest = scratch.path().join("d/".repeat(2 * super::super::remove::MAX_OPEN));
+        std::fs::create_dir_all(&deepest).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let removed = root.remove(&path("d"), &|| {
+            if !deepest.exists() && inner.exists() {
+                std::fs::rename(&inner, &moved).unwrap();
+            }
+            true
+        });
+        assert!(removed.is_err() && moved.exists());
     }
 
     #[test]
