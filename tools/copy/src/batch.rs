@@ -7,7 +7,7 @@
 
 use super::meta::{EntryKind, Meta};
 use super::names::{Name, RelPath};
-use super::part::set_mode_and_time;
+use super::part::{remove_incomplete, set_mode_and_time};
 use super::protocol::{Hash, MAX_BATCH, SLOT};
 use super::root::Root;
 use super::wire::{Decoder, Encoder, Result, WireError};
@@ -255,7 +255,9 @@ impl WrittenFile {
             // batch.
             return Err(Errno::BUSY.into());
         }
-        Ok(rustix::fs::renameat(directory, part, directory, name.as_os_str())?)
+        rustix::fs::renameat(directory, part, directory, name.as_os_str())?;
+        remove_incomplete(directory, &name);
+        Ok(())
     }
 
     fn remove(&self, parents: &mut ParentDirectory, root: &Root, session: &str) {

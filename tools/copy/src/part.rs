@@ -114,6 +114,18 @@ fn open_journal(directory: &OwnedFd, name: &Name) -> Result<File> {
     }
 }
 
+/// Removes the incomplete file that belongs to a name, unless a transfer writes it.
+pub(crate) fn remove_incomplete(directory: &OwnedFd, name: &Name) {
+    let journal = name.journal_name();
+    let Ok(file) = open_own(directory, &journal, OFlags::empty()) else { return };
+    let is_free = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+    if is_free && is_at(directory, &journal, &file).unwrap_or(false) {
+        for name in [name.part_name(), journal] {
+            let _ = rustix::fs::unlinkat(directory, OsStr::from_bytes(&name), AtFlags::empty());
+        }
+    }
+}
+
 /// Returns whether an up-to-date copy exists already.
 fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool> {
     match statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
@@ -393,6 +405,7 @@ fn punch(bytes: &File, start: u64, len: u64) -> rustix::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::batch::store;
     use super::super::scratch::ScratchDirectory;
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -502,6 +515,27 @@ mod tests {
             );
         }
         assert_eq!(journal(), once);
+    }
+
+    #[test]
+    fn incomplete_file_removed_with_its_name() {
+        let scratch = ScratchDirectory::new();
+        let (root, head) = (Root::open(scratch.path()).unwrap(), head(1, false));
+        let count = || std::fs::read_dir(scratch.path()).unwrap().count();
+        let meta = Meta { size: 1, ..head.meta.clone() };
+        let store = || assert_eq!(store(&root, [(0, &head.path, &meta, &b"x"[..])].into_iter(), "s"), []);
+        let part = open(&root, &head);
+        store();
+        assert_eq!(count(), 3, "a transfer writes it");
+        drop(part);
+        store();
+        assert_eq!(count(), 1);
+        drop(open(&root, &head));
+        root.symlink(&head.path, b"x", meta.mtime, "s").unwrap();
+        assert_eq!(count(), 1);
+        drop(open(&root, &head));
+        root.remove(&head.path, &|| true).unwrap();
+        assert_eq!(count(), 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use super::meta::{Entry, EntryKind, FileTime, Meta};
 use super::names::{self, Name, RelPath};
+use super::part::remove_incomplete;
 use super::protocol::SLOT;
 use super::remove::{add_owner_rights, remove_tree};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
@@ -244,8 +245,9 @@ impl Root {
         let times = Meta::timestamps(mtime);
         let timed = rustix::fs::utimensat(&parent, part, &times, AtFlags::SYMLINK_NOFOLLOW);
         let named = timed.and_then(|()| rustix::fs::renameat(&parent, part, &parent, name.as_os_str()));
-        if named.is_err() {
-            let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
+        match named {
+            Ok(()) => remove_incomplete(&parent, &name),
+            Err(_) => drop(rustix::fs::unlinkat(&parent, part, AtFlags::empty())),
         }
         Ok(named?)
     }
@@ -263,7 +265,12 @@ impl Root {
             Err(Errno::NOENT) => return Ok(()),
             opened => opened,
         };
-        match parent.and_then(|parent| remove_tree(parent, name.as_os_str(), should_continue)) {
+        let removed = parent.and_then(|parent| {
+            remove_tree(&parent, name.as_os_str(), should_continue)?;
+            remove_incomplete(&parent, &name);
+            Ok(())
+        });
+        match removed {
             Err(Errno::XDEV | Errno::BUSY) => {
                 Err(Error::other("another file system is mounted there: removal does not cross file systems"))
             }
