@@ -76,7 +76,7 @@ fn formats(bytes: &[u8]) {
             Err(_) => {}
         }
         if let Ok(entries) = decode_entries(bytes) {
-            assert_eq!(encode_entries(entries.iter()), (bytes.to_vec(), entries.len()));
+            assert_eq!(encode_entries(&entries), bytes);
         }
         if let Ok(records) = batch::decode(bytes, u16::from(*number)) {
             assert_eq!(records.len(), usize::from(*number));

@@ -336,7 +336,7 @@ impl Handler {
 
     fn list(&mut self, path: &RelPath, after: &[u8], create: CreateMode) -> Result<Answer> {
         let root = &self.session.root;
-        let (entries, follow) = match root.read_page(path, after, &mut self.listing) {
+        let (entries, more) = match root.read_page(path, after, &mut self.listing) {
             Err(error) if is_absent(&error) && create != CreateMode::No => {
                 root.make_directory(path, create == CreateMode::Private)?;
                 self.session.tally().extend_common_path(path);
@@ -357,8 +357,7 @@ impl Handler {
                 page?
             }
         };
-        let (bytes, count) = encode_entries(entries.iter());
-        let more = follow || count < entries.len();
+        let bytes = encode_entries(&entries);
         Ok((Reply::Listed { len: bytes.len() as u32, more }, Some(bytes)))
     }
 

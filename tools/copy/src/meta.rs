@@ -141,7 +141,7 @@ pub fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
 }
 
 /// Decodes the target of a symbolic link. For other entries it must be empty.
-fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec<u8>> {
+pub(crate) fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec<u8>> {
     let target = from.counted("the text of a link")?;
     let fits = if is_link { (1..=MAX_TARGET).contains(&target.len()) } else { target.is_empty() };
     if !fits || target.contains(&0) {
