@@ -13,7 +13,7 @@
 //!   identifies the message, and its fields.
 //! * A slot has [`SLOT`] bytes at both ends. A request occupies the slot of its tag until the reply
 //!   has arrived, so there are never more requests under way than slots. The server ends a
-//!   connection that reuses a slot too early.
+//!   connection on which more messages wait than it has slots.
 //! * A client that asks for them in its order gets heartbeats ([`Reply::Working`]) at least every
 //!   second while the server works on a request or receives the bytes of one.
 //! * Bytes of files, batches and lists are sent by RDMA Writes into the slot with the same number

@@ -1,7 +1,8 @@
 //! Access to files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH
 //! and RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic link leads out of the directory,
 //! even if entries are renamed or replaced at the same time. The type of an entry is checked before
-//! it is opened for reading, so that no device or FIFO is opened.
+//! and after it is opened, so that no device or FIFO is read. One is opened only if it replaces a
+//! file between the two checks.
 
 use super::meta::{Entry, EntryKind, FileTime, Meta};
 use super::names::{self, Name, RelPath};
