@@ -186,8 +186,8 @@ impl ParentDirectory {
 /// A file of a batch: its position, path, metadata and bytes.
 pub type BatchFile<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
 
-/// Stores complete files: writes all of them under temporary names, calls syncfs(2) once, and
-/// renames them. Returns the positions of files that failed, with error numbers.
+/// Stores complete files: writes all of them under temporary names, calls syncfs(2) once for each
+/// file system, and renames them. Returns the positions of files that failed, with error numbers.
 pub fn store<'a>(root: &Root, files: impl Iterator<Item = BatchFile<'a>>, session: &str) -> Vec<(u16, u16)> {
     let mut failures = Vec::new();
     let mut written = Vec::new();
@@ -201,7 +201,7 @@ pub fn store<'a>(root: &Root, files: impl Iterator<Item = BatchFile<'a>>, sessio
     if written.is_empty() {
         return failures;
     }
-    let synced = root.sync();
+    let synced = sync(&mut parents, root, &written);
     for file in written {
         let appeared = match &synced {
             Ok(()) => file.move_to_name(&mut parents, root, session),
@@ -213,6 +213,19 @@ pub fn store<'a>(root: &Root, files: impl Iterator<Item = BatchFile<'a>>, sessio
         }
     }
     failures
+}
+
+/// Syncs the file systems of these files. Some may be mounted below the root.
+fn sync(parents: &mut ParentDirectory, root: &Root, written: &[WrittenFile]) -> std::io::Result<()> {
+    root.sync()?;
+    let mut synced = vec![root.device()?];
+    for WrittenFile { path, id: (device, _), .. } in written {
+        if !synced.contains(device) {
+            rustix::fs::syncfs(parents.open_parent(root, path)?.0)?;
+            synced.push(*device);
+        }
+    }
+    Ok(())
 }
 
 /// Writes a file under its temporary name. Returns its device and inode.
@@ -307,6 +320,16 @@ mod tests {
         assert_eq!(std::fs::read(to.path().join("b c")).unwrap(), b"third");
         assert_eq!(target.meta(&path("a")).unwrap().mtime, root.meta(&path("a")).unwrap().mtime);
         assert_eq!(std::fs::read_dir(to.path()).unwrap().count(), 3, "no temporary file remains");
+    }
+
+    #[test]
+    fn file_below_mount_stored() {
+        let name = format!("shm/uiw-batch-{}", std::process::id());
+        let (root, path) = (Root::open("/dev".as_ref()).unwrap(), path(&name));
+        let stat = rustix::fs::stat("/etc/passwd").unwrap();
+        let meta = Meta { size: 1, ..Meta::from_stat(&stat) };
+        assert_eq!(store(&root, [(0, &path, &meta, &b"x"[..])].into_iter(), "s"), []);
+        std::fs::remove_file(std::path::Path::new("/dev").join(name)).unwrap();
     }
 
     #[test]

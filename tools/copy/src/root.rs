@@ -314,6 +314,11 @@ impl Root {
         Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
     }
 
+    /// Returns the device of the directory.
+    pub(crate) fn device(&self) -> Result<u64> {
+        Ok(rustix::fs::fstat(&self.0)?.st_dev)
+    }
+
     /// Writes all data of the file system to its medium. Threads that call this at the same time
     /// share a system call.
     pub fn sync(&self) -> Result<()> {
