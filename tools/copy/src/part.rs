@@ -596,6 +596,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn unwritable_part_started_over() {
+        let scratch = ScratchDirectory::new();
+        let root = Root::open(scratch.path()).unwrap();
+        put(&open(&root, &head(1, false)), 0, &source());
+        let read_only = std::fs::Permissions::from_mode(0o444);
+        std::fs::set_permissions(scratch.path().join("file.uiw-part"), read_only).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // With this capability, root could write the file.
+                let mut sets = rustix::thread::capabilities(None).unwrap();
+                sets.effective.remove(rustix::thread::CapabilitySet::DAC_OVERRIDE);
+                rustix::thread::set_capabilities(None, sets).unwrap();
+                assert_eq!(open(&root, &head(1, false)).missing(), vec![0..3]);
+            });
+        });
+    }
+
     /// A process that is killed while it syncs must leave a file that can be opened again.
     #[test]
     fn read_only_file_writable_until_synced() {
