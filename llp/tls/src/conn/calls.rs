@@ -102,7 +102,7 @@ impl Conn {
         if self.fin != FinState::NotRequested {
             return Err(ErrorKind::BrokenPipe.into());
         }
-        if let Some(failure) = &self.failure {
+        if let Some(failure) = self.failure.as_ref().or(self.send_failure.as_ref()) {
             return Err(failure.into());
         }
         if IoVec::total(bufs) == 0 {
@@ -114,7 +114,7 @@ impl Conn {
         self.flush();
         let sent = match self.has_output() {
             true => Err(ErrorKind::WouldBlock.into()),
-            false => match &self.failure {
+            false => match self.failure.as_ref().or(self.send_failure.as_ref()) {
                 Some(failure) => Err(failure.into()),
                 None if self.is_cleartext() => self.inner.send(bufs),
                 None => self.send_records(bufs, scratch),
@@ -147,7 +147,7 @@ impl Conn {
                 Ok(taken) => taken,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
                 Err(error) => {
-                    self.on_inner_lost(&error);
+                    self.on_send_lost(&error);
                     sent -= plain;
                     break;
                 }
@@ -156,7 +156,7 @@ impl Conn {
                 self.out.extend_from_slice(&scratch.cipher[taken..]);
             }
         }
-        match &self.failure {
+        match self.failure.as_ref().or(self.send_failure.as_ref()) {
             Some(failure) if sent == 0 => Err(failure.into()),
             _ => Ok(sent),
         }

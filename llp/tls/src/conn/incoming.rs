@@ -87,12 +87,13 @@ impl Conn {
         if self.peer_closed {
             return;
         }
-        let error = match &self.state {
-            ConnState::Open(_) => TlsError::Truncated,
-            _ if self.handshake_bytes == 0 => TlsError::NoAnswer,
-            _ => TlsError::ClosedInHandshake,
+        let failure = match (&self.send_failure, &self.state) {
+            _ if self.handshake_bytes == 0 => Failure::Tls(TlsError::NoAnswer),
+            (Some(failure), _) => failure.clone(),
+            (None, ConnState::Open(_)) => Failure::Tls(TlsError::Truncated),
+            _ => Failure::Tls(TlsError::ClosedInHandshake),
         };
-        self.fail(Failure::Tls(error));
+        self.fail(failure);
     }
 
     /// Processes the first `len` bytes of the shard's buffer, which begin with the bytes that were

@@ -128,6 +128,9 @@ pub(super) struct Conn {
     /// True if the peer has closed its sending direction (with TLS, by a close_notify alert).
     peer_closed: bool,
     failure: Option<Failure>,
+    /// Error of sending. The bytes that the peer sent before the loss are still read; `failure` is
+    /// set at their end.
+    send_failure: Option<Failure>,
     /// True if the last event of the inner stream was a hang-up: it reported readiness outside the
     /// inner interest.
     hung_up: bool,
@@ -171,6 +174,7 @@ impl Conn {
             fin: FinState::NotRequested,
             peer_closed: false,
             failure: None,
+            send_failure: None,
             hung_up: false,
             handshake_bytes: 0,
             own: None,
@@ -325,15 +329,16 @@ impl Conn {
     /// Sends queued records until TCP accepts no more. After the last one, sends the FIN if it is
     /// pending.
     fn flush(&mut self) {
+        if self.send_failure.is_some() {
+            (self.out, self.out_at) = (Vec::new(), 0);
+        }
         while self.has_output() {
             match self.inner.send(&[IoVec::from(&self.out[self.out_at..])]) {
                 Ok(sent) => self.out_at += sent,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // The output is discarded. Bytes that the peer sent before the loss remain
-                    // readable; they may include an alert.
                     (self.out, self.out_at) = (Vec::new(), 0);
-                    return self.on_inner_lost(&error);
+                    return self.on_send_lost(&error);
                 }
             }
         }
@@ -345,14 +350,23 @@ impl Conn {
         }
     }
 
+    /// Handles an error of sending. Bytes that the peer sent before the loss remain readable; they
+    /// may include an alert.
+    fn on_send_lost(&mut self, error: &io::Error) {
+        if self.is_open() || is_reset(error) {
+            self.send_failure.get_or_insert_with(|| Failure::from(error));
+        } else {
+            self.on_inner_lost(error);
+        }
+    }
+
     /// Handles the loss of the inner stream.
     ///
     /// A reset before the peer has sent any handshake byte is reported as [`TlsError::NoAnswer`],
     /// because a peer without TLS may refuse it that way.
     fn on_inner_lost(&mut self, error: &io::Error) {
-        let reset = matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
         match &self.state {
-            ConnState::Handshake(_) if reset && self.handshake_bytes == 0 => {
+            ConnState::Handshake(_) if is_reset(error) && self.handshake_bytes == 0 => {
                 self.fail(Failure::Tls(TlsError::NoAnswer));
             }
             _ => self.fail(Failure::from(error)),
@@ -457,6 +471,10 @@ impl Conn {
     pub(super) fn addresses(&self) -> (SocketAddr, SocketAddr) {
         (self.inner.local_addr(), self.inner.peer_addr())
     }
+}
+
+fn is_reset(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
 impl Drop for Conn {

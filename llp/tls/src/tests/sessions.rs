@@ -165,3 +165,19 @@ fn idle_connection_keeps_no_buffer() {
     });
     assert_eq!(server.tls.counts().buffered, 0);
 }
+
+/// The end that sends was reset by its peer, which had not read everything.
+#[test]
+fn received_bytes_readable_after_failed_send() {
+    let (own, theirs) = pair_of_configs();
+    let mut server = ServerStack::new(own);
+    let mut client = ClientStack::new(server.at(), theirs);
+    let mut accepted = connect(&mut server, &mut client);
+    send(&mut *client.stream, b"never read").unwrap();
+    send(&mut *accepted, b"terminate").unwrap();
+    drop(accepted);
+    let error = server.until("the reset", |_| send(&mut *client.stream, b"x").err());
+    assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+    assert_eq!(recv(&mut *client.stream, 100).unwrap(), b"terminate");
+    assert_eq!(send(&mut *client.stream, b"x").unwrap_err().kind(), error.kind());
+}
