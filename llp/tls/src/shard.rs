@@ -440,6 +440,7 @@ impl Shard {
             if conn.listener.is_some() {
                 conn.on_deadline();
                 self.sort_handshake(key);
+                self.update_ready_in_poll(key);
             } else if conn.outer.is_none() {
                 conn.abort();
                 self.remove_conn(key);

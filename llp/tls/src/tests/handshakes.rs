@@ -1,6 +1,7 @@
 //! Handshakes that never complete.
 
 use super::*;
+use uiw_llp::StackExtensions;
 
 /// Sends every prefix of a client's first flight, followed by nothing or by the end of the stream.
 #[test]
@@ -111,4 +112,23 @@ fn half_handshakes_bounded() {
         let counts = server.tls.counts();
         (counts.connections == 0 && counts.buffered == 0).then_some(())
     });
+}
+
+#[test]
+fn timeout_of_opened_socket_reported() {
+    let (own, _) = pair_of_configs();
+    let tls = Tls::new(own.handshake_timeout(Duration::from_millis(1))).unwrap();
+    let mut stack = TlsStack::new(Box::new(TcpStack::new().unwrap()), &tls).unwrap();
+    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let _peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let socket = listener.accept().unwrap().0;
+    let mut stream = stack.open_socket(socket.into(), None, &TransportConfig::default(), SERVER).unwrap();
+    let end = Instant::now() + LONGEST;
+    let mut events = Vec::new();
+    while events.is_empty() {
+        assert!(Instant::now() < end, "no event");
+        stack.poll(&mut events).unwrap();
+    }
+    assert_eq!(events[0].token, SERVER);
+    assert_eq!(tls_error(&recv(&mut *stream, 1).unwrap_err()), TlsError::HandshakeTimeout);
 }
