@@ -107,7 +107,7 @@ impl TlsStack {
     fn adopt_orphans(&mut self, shard: &mut Shard) {
         for mut conn in shard.take_orphans() {
             let token = shard.next_token();
-            // If this fails, the connection is aborted.
+            // If this fails, the connection is dropped, which closes it.
             if self.inner.adopt(conn.inner_mut(), token).is_ok() {
                 shard.insert_orphan(conn);
             }

@@ -109,11 +109,8 @@ impl Conn {
         };
         self.own = None;
         let (local, peer) = (self.inner.local_addr(), self.inner.peer_addr());
-        let identity = match session.peer_certificates().first() {
-            Some(own) => self.snapshot.verifier.identify(own),
-            None => Err(TlsError::NoCertificate),
-        };
-        match identity {
+        // The configuration may have been replaced since the session began.
+        match self.snapshot.verifier.check(session.peer_certificates(), &self.role) {
             Ok(identity) => {
                 let parameters = session.parameters();
                 tracing::info!(%local, %peer, %identity, parameters, "TLS 1.3");

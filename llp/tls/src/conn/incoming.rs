@@ -122,6 +122,11 @@ impl Conn {
         let done = matches!(&self.state, ConnState::Handshake(session) if !session.is_handshaking());
         if done && progress.error.is_none() {
             self.finish_handshake();
+            if self.failure.is_some() {
+                // The user gets no data of a peer that is not accepted.
+                (self.plain, self.plain_at) = (Vec::new(), 0);
+                sink.count = 0;
+            }
         }
         if let Some(error) = progress.error {
             // Sends the alert, if TCP accepts it immediately.

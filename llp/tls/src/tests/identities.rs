@@ -242,6 +242,40 @@ fn removed_keys_end_connections() {
     assert_eq!(server.until("the bytes", |_| recv(&mut *accepted[1], 9).ok()), b"still");
 }
 
+/// The server has sent its flight when the configuration changes.
+#[test]
+fn authority_removed_during_handshake_refused() {
+    let (old, new) = (TestAuthority::new(), TestAuthority::new());
+    let mut server = ServerStack::new(old.config(&old.issue("server.example", localhost)));
+    let flight = {
+        let theirs = plain_config(&old.config(&old.issue("client.example", |_| ())), false);
+        let mut conn = rustls::ClientConnection::new(
+            Arc::new(theirs),
+            ServerName::IpAddress(Ipv4Addr::LOCALHOST.into()),
+        )
+        .unwrap();
+        let mut socket = std::net::TcpStream::connect(server.at()).unwrap();
+        conn.write_tls(&mut socket).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        server.until("the server's flight", |_| {
+            if conn.read_tls(&mut socket).is_ok() {
+                conn.process_new_packets().unwrap();
+            }
+            (!conn.is_handshaking()).then_some(())
+        });
+        conn.writer().write_all(b"early").unwrap();
+        let config = new.config(&new.issue("server.example", localhost));
+        server.tls.replace(config).unwrap();
+        conn.write_tls(&mut socket).unwrap();
+        socket
+    };
+    server.until("the refusal", |server| {
+        assert!(server.listener.accept(SERVER).is_err());
+        (server.tls.counts().failed == 1).then_some(())
+    });
+    drop(flight);
+}
+
 /// The configuration changes while the connection is in no shard. The new shard has loaded it
 /// before.
 #[test]
