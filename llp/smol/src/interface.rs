@@ -53,6 +53,10 @@ const REPLACED_AFTER: Duration = Duration::from_millis(20);
 /// Time limit for setting up a connection at a listener.
 const SET_UP: Duration = Duration::from_secs(10);
 
+/// Time after the drop of a stream at which its connection is reset. A peer that sends no FIN, or
+/// does not acknowledge ours, would keep it for ever.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Time after which listeners are told that an interface is down.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
 
@@ -424,6 +428,9 @@ impl<L: Link> SmolInterface<L> {
             }
             conn.gateway = None;
         }
+        if conn.closes_by.is_some_and(|at| at <= now) {
+            conn.end(ErrorKind::TimedOut);
+        }
         self.link.send_for(conn.queue);
         let mut changed = false;
         for _ in 0..BURSTS {
@@ -448,7 +455,8 @@ impl<L: Link> SmolInterface<L> {
         let queued = conn.unacknowledged();
         conn.stretch.note_all_sent(queued, emss);
         conn.note_emss(emss);
-        let at = self.iface.poll_at(now, &conn.sockets).into_iter().chain(conn.next_probe()).min();
+        let at = self.iface.poll_at(now, &conn.sockets);
+        let at = at.into_iter().chain(conn.next_probe()).chain(conn.closes_by).min();
         let at = at.map(|at| at.total_micros());
         // A poll that is still due now found no room in the link, so it is repeated a little later.
         let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
@@ -688,9 +696,11 @@ impl<L: Link> SmolInterface<L> {
     /// Handles the drop of a stream: a FIN follows the sent data, and the connection has no more
     /// events.
     pub(super) fn release(&mut self, id: ConnId) {
+        let closes_by = self.tick_at(self.time.now() + CLOSE_TIMEOUT);
         let conn = &mut self.conns[id.0];
         conn.owner = Owner::Nobody;
         conn.token = None;
+        conn.closes_by = Some(closes_by);
         let _ = conn.shutdown();
         if conn.is_over() || self.gone.is_some() {
             self.remove(id.0);

@@ -40,7 +40,7 @@ pub(super) enum Owner {
     },
     TransportStream,
     /// No owner: the stream was dropped, and the connection exists until its peer has received all
-    /// data.
+    /// data, or its time limit passes.
     Nobody,
 }
 
@@ -76,6 +76,8 @@ pub(super) struct Conn {
     finished: bool,
     /// Number of received bytes that can be processed only together with later ones.
     useless: usize,
+    /// Time limit of a connection whose stream was dropped.
+    pub(super) closes_by: Option<Tick>,
     /// Time at which the connection was first seen in TIME-WAIT.
     time_wait: Option<Tick>,
     /// Memory of the socket's buffers. The buffers refer to it, so it must be dropped after
@@ -158,6 +160,7 @@ impl Conn {
             gateway: None,
             finished: false,
             useless: 0,
+            closes_by: None,
             time_wait: None,
             _buffers: buffers,
         })

@@ -257,3 +257,21 @@ fn acknowledgements_cover_sent_bytes() {
         }
     }
 }
+
+/// The peer neither closes its end nor stops sending.
+#[test]
+fn dropped_stream_of_open_peer_reset() {
+    let mut world = ProbeWorld::new(false);
+    let (mut client, server) = world.pair(&TransportConfig::default());
+    drop(server);
+    let begin = world.clock.now();
+    while !world.server.interface.lock().is_empty() {
+        assert!(world.clock.now() - begin < Duration::from_secs(70), "the connection is kept");
+        let _ = client.send(&[IoVec::from(&b"x"[..])]);
+        world.step(Duration::from_secs(1));
+    }
+    assert!(world.clock.now() - begin >= Duration::from_secs(59));
+    world.step(Duration::from_secs(1));
+    let error = client.send(&[IoVec::from(&b"x"[..])]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+}
