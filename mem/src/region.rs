@@ -7,9 +7,7 @@ use parking_lot::Mutex;
 use uiw_ddp::STag;
 
 use crate::{
-    Access, Memory, PageState, PdId, RegisterError, StreamId,
-    memory::Presence,
-    pin_count::{CloseError, PinCount},
+    Access, Memory, PageState, PdId, RegisterError, StreamId, memory::Presence, pin_count::PinCount,
 };
 
 /// Memory and rights of an STag while it is valid. A region never changes: re-registering, binding
@@ -259,13 +257,11 @@ impl Region {
         &self.pin_count
     }
 
-    /// Revokes the binding of a window or a fast registration, and waits for its pins.
+    /// Revokes the binding of a window or a fast registration, and waits for its pins. No window can
+    /// be bound to these, and each is removed from the table only once.
     pub(crate) fn retire(&self) {
-        match self.pin_count.close() {
-            // No window can be bound to these, and each is removed from the table only once.
-            Ok(()) => {}
-            Err(CloseError::Closed | CloseError::WindowsBound(_)) => return,
-        }
+        // `Table::discard` may have revoked it.
+        self.pin_count.revoke();
         self.pin_count.drain();
         self.give_back();
         if let Some(parent) = &self.parent {

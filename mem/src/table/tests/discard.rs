@@ -113,3 +113,18 @@ fn discard_under_pin_or_lock() {
     drop(slots);
     table.deregister(region.stag()).unwrap();
 }
+
+/// `discard` revokes a window that stays pinned.
+#[test]
+fn region_of_revoked_window_deregistered() {
+    let table = table();
+    let region = plain(&table);
+    let window = table.alloc_window(PD, WindowType::One).unwrap();
+    let bound = table.bind(&window, &region, None, BASE, 100, Access::REMOTE, None).unwrap();
+    if let Some(TableSlot::Entry(_, Some(binding))) = table.shard(bound).0.read().get(&bound.index()) {
+        binding.pin_count().revoke();
+    }
+    assert!(write(&table, bound, BASE, 8).is_err());
+    assert!(table.dealloc(&window));
+    table.deregister(region.stag()).unwrap();
+}
