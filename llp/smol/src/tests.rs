@@ -583,3 +583,35 @@ fn descriptor_readable_while_events_pending() {
     server.peek().unwrap().unwrap().consume(2, RemainingBytes::Useful);
     world.until(|_| !ready());
 }
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[test]
+fn send_of_unmapped_memory_fails() {
+    extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        // SAFETY: `context` is that of this signal.
+        if !unsafe { uiw_mem::recover::recover(context) } {
+            std::process::abort();
+        }
+    }
+    // SAFETY: all fields of the action may be zero, and the handler has the type that SA_SIGINFO
+    // requires.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_flags = libc::SA_SIGINFO;
+        action.sa_sigaction = handler as *const () as usize;
+        assert_eq!(libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut()), 0);
+    }
+    let mut world = TestWorld::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    // SAFETY: only a recoverable copy accesses the bytes. Page 0 is never mapped.
+    let nowhere = unsafe { IoVec::from_raw(std::ptr::without_provenance(16), 100) };
+    assert!(uiw_llp::is_memory_fault(&client.send(&[nowhere]).unwrap_err()));
+    assert_eq!(client.send(&[IoVec::from(&b"good"[..]), nowhere]).unwrap(), 4);
+    let mut bytes = [0; 8];
+    let mut count = 0;
+    world.until(|_| {
+        count = server.recv(&mut [IoVecMut::from(&mut bytes[..])]).unwrap_or(0);
+        count > 0
+    });
+    assert_eq!(bytes[..count], *b"good");
+}

@@ -345,12 +345,16 @@ impl Conn {
             let mut done = 0;
             while done < buf.len() {
                 let part = buf.sub(done..buf.len());
+                let mut is_mapped = true;
                 let taken = self.socket_mut().send(|room| {
                     let count = room.len().min(part.len());
-                    part.sub(0..count).copy_to(&mut room[..count]);
-                    (count, count)
+                    is_mapped = part.sub(0..count).try_copy_to(&mut room[..count]);
+                    if is_mapped { (count, count) } else { (0, 0) }
                 });
                 match taken {
+                    Ok(_) if !is_mapped && total == 0 => {
+                        return Err(io::Error::from_raw_os_error(libc::EFAULT));
+                    }
                     Ok(0) => return Ok(total),
                     Ok(count) => (done, total) = (done + count, total + count),
                     Err(_) if total > 0 => return Ok(total),
