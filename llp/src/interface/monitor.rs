@@ -118,8 +118,10 @@ impl InterfaceMonitor {
                     return Err(io::Error::other("the descriptor of the netlink socket is another file now"));
                 }
                 Err(Errno::INTR) => {}
-                // Announcements were lost, so the whole state is read again.
+                // Announcements were lost, so the whole state is read again. The error overtakes
+                // older announcements, which must not be applied to the newer state.
                 Err(Errno::NOBUFS) => {
+                    self.discard_announcements();
                     let now = eventually(all, || std::thread::sleep(PAUSE));
                     let before = std::mem::replace(&mut self.known, now);
                     compare_links(&before, &self.known, &mut changes);
@@ -128,6 +130,12 @@ impl InterfaceMonitor {
             }
         }
         Ok(changes)
+    }
+
+    fn discard_announcements(&mut self) {
+        while let Ok((_, _, Some(_))) | Err(Errno::NOBUFS | Errno::INTR) =
+            recvfrom(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT)
+        {}
     }
 }
 
@@ -260,6 +268,7 @@ fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::sockopt;
     use std::process::Command;
     use std::sync::mpsc;
     use std::time::Duration;
@@ -371,6 +380,38 @@ mod tests {
                 netlink::messages(&cut).for_each(|message| apply(&mut links, &message, &mut Vec::new()));
             }
         }
+    }
+
+    #[test]
+    fn overtaken_announcements_discarded() {
+        let Some(network) = Network::veth() else { return };
+        network.inside_server(|| {
+            let ip = |args: &str| {
+                let status = Command::new("ip").args(args.split(' ')).status().unwrap();
+                assert!(status.success(), "{args}");
+            };
+            ip("link set lo up");
+            let mut monitor = InterfaceMonitor::new().unwrap();
+            sockopt::set_socket_recv_buffer_size(&monitor.socket, 1).unwrap();
+            // Otherwise the test would not end if the announcement is lost.
+            let limit = Some(Duration::from_secs(20));
+            sockopt::set_socket_timeout(&monitor.socket, sockopt::Timeout::Recv, limit).unwrap();
+            for _ in 0..10 {
+                ip("link set lo down");
+                ip("link set lo up");
+            }
+            ip("link set lo down");
+            let mut next = || loop {
+                let changes = monitor.wait().unwrap();
+                let of_loopback = changes.into_iter().find(|(name, _)| name == "lo");
+                if let Some((_, change)) = of_loopback {
+                    return change;
+                }
+            };
+            assert_eq!(next(), InterfaceChange::Down);
+            ip("address add 10.9.9.9/32 dev lo");
+            assert_eq!(next(), InterfaceChange::Addresses);
+        });
     }
 
     #[test]
