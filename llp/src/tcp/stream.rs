@@ -19,7 +19,7 @@ use super::syscall::Subflows;
 use super::{data, flags, setup, syscall};
 use crate::{
     Interest, Multipath, Readable, StreamChange, StreamExtensions, StreamInfo, Token, TransportStream,
-    attached_stream, no_bytes,
+    attached_stream, is_memory_fault, no_bytes,
 };
 
 /// Number of queries of the EMSS after which the kernel is asked again. Its segment size changes
@@ -57,7 +57,7 @@ enum ConnectState {
     Pending,
     Made,
     /// The connection has failed with this error. The kernel reports an error once, and this stream
-    /// returns it from every call.
+    /// returns it from every transfer.
     Failed(i32),
 }
 
@@ -120,6 +120,28 @@ impl TcpStream {
         self.socket.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
+    /// Returns the socket, unless the connection has failed.
+    fn usable_socket(&self) -> io::Result<&Socket> {
+        match self.connection {
+            ConnectState::Failed(errno) if self.socket.is_some() => Err(io::Error::from_raw_os_error(errno)),
+            _ => self.socket(),
+        }
+    }
+
+    /// Keeps the error of a transfer if it is the one with which the connection has failed.
+    fn note_error(&mut self, error: &io::Error) {
+        use io::ErrorKind::*;
+        let is_other = matches!(
+            error.kind(),
+            WouldBlock | NotConnected | BrokenPipe | ConnectionReset | Interrupted | OutOfMemory
+        );
+        if self.connection == ConnectState::Pending
+            && let Some(errno) = error.raw_os_error().filter(|_| !is_other && !is_memory_fault(error))
+        {
+            self.connection = ConnectState::Failed(errno);
+        }
+    }
+
     /// Removes the socket from its epoll set. Another process may have a copy of the descriptor
     /// (fork), which would keep it in the set.
     fn leave_set(&mut self) {
@@ -142,14 +164,14 @@ impl TcpStream {
 
 impl TransportStream for TcpStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
-        match syscall::send(self.socket()?.as_fd(), bufs) {
+        match syscall::send(self.usable_socket()?.as_fd(), bufs) {
             Ok(0) => Err(no_bytes()),
-            sent => sent,
+            sent => sent.inspect_err(|error| self.note_error(error)),
         }
     }
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
-        match syscall::recv(self.socket()?.as_fd(), bufs) {
+        match syscall::recv(self.usable_socket()?.as_fd(), bufs) {
             Ok(0) if IoVecMut::total(bufs) == 0 => Err(no_bytes()),
             // With MPTCP, a connection that was reset before it was accepted reports no error.
             Err(error)
@@ -157,7 +179,7 @@ impl TransportStream for TcpStream {
             {
                 Err(io::ErrorKind::ConnectionReset.into())
             }
-            received => received,
+            received => received.inspect_err(|error| self.note_error(error)),
         }
     }
 
@@ -171,11 +193,9 @@ impl TransportStream for TcpStream {
     }
 
     fn connect_result(&mut self) -> io::Result<bool> {
-        let socket = self.socket()?;
-        match self.connection {
-            ConnectState::Made => return Ok(true),
-            ConnectState::Failed(errno) => return Err(io::Error::from_raw_os_error(errno)),
-            ConnectState::Pending => {}
+        let socket = self.usable_socket()?;
+        if self.connection == ConnectState::Made {
+            return Ok(true);
         }
         if let Some(error) = socket.take_error()? {
             self.connection = ConnectState::Failed(error.raw_os_error().unwrap_or(libc::EIO));

@@ -220,6 +220,28 @@ fn refused_and_said_so_twice() {
 }
 
 #[test]
+fn refused_connection_fails_every_transfer() {
+    let mut stack = TcpStack::new().unwrap();
+    let free = {
+        let listen = ListenConfig::default();
+        stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &listen, LISTENER).unwrap().local_addr()
+    };
+    type Call = fn(&mut dyn TransportStream) -> io::Result<()>;
+    let calls: [Call; 3] = [
+        |stream| stream.connect_result().map(drop),
+        |stream| send(stream, b"x").map(drop),
+        |stream| recv(stream, 1).map(drop),
+    ];
+    for first in 0..3 {
+        let mut client = stack.connect(None, free, &TransportConfig::default(), CLIENT).unwrap();
+        wait(&mut stack, |e| e.token == CLIENT && e.writable);
+        for call in calls.iter().cycle().skip(first).take(4) {
+            assert_eq!(call(&mut *client).unwrap_err().kind(), ErrorKind::ConnectionRefused, "{first}");
+        }
+    }
+}
+
+#[test]
 fn undecided_while_no_answer_comes() {
     // If a listener's queue is full, it drops SYNs, so the attempt stays undecided.
     let mut stack = TcpStack::new().unwrap();
