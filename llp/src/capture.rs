@@ -153,7 +153,7 @@ impl PcapSink {
         self.due.store(CLEAN, Ordering::Relaxed);
         match file.failure {
             Some(kind) => Err(kind.into()),
-            None => file.writer.flush(),
+            None => file.writer.flush().inspect_err(|error| file.fail(error)),
         }
     }
 

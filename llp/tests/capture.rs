@@ -258,6 +258,29 @@ fn failing_file_fails_no_stream() {
     assert_eq!(sink.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
 }
 
+#[test]
+fn failed_flush_ends_capture() {
+    /// Fails once.
+    struct FailingSink(bool);
+    impl Write for FailingSink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            if std::mem::replace(&mut self.0, false) {
+                Err(io::ErrorKind::StorageFull.into())
+            } else {
+                Ok(())
+            }
+        }
+    }
+    let sink = PcapSink::new(Box::new(FailingSink(true))).unwrap();
+    for _ in 0..2 {
+        assert_eq!(sink.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
+    }
+}
+
 /// Returns the packets of a pcapng file, with their captured and original lengths, and the number
 /// of its sections.
 fn packets_of(path: &std::path::Path) -> (Vec<(u32, u32)>, usize) {
