@@ -153,7 +153,14 @@ impl CaptureStream {
     }
 
     fn segment(&mut self, outgoing: bool, parts: &mut Vec<IoVec<'_>>, len: &mut usize) {
-        self.write(outgoing, PSH | ACK, *len, |out| parts.iter().for_each(|part| part.append_to(out)));
+        self.write(outgoing, PSH | ACK, *len, |out| {
+            for part in parts.iter() {
+                let at = out.len();
+                out.resize(at + part.len(), 0);
+                // The program may have unmapped the bytes since they were sent.
+                let _ = part.try_copy_to(&mut out[at..]);
+            }
+        });
         parts.clear();
         *len = 0;
     }
