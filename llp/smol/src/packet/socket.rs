@@ -6,7 +6,7 @@ use crate::netdev::{ethernet_address, mtu_of};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use uiw_llp::interface::index_of;
+use uiw_llp::interface::{check, index_of};
 
 /// Size of the socket's buffers in bytes. Frames arrive in bursts of whole windows.
 const BUFFER: libc::c_int = 8 << 20;
@@ -177,8 +177,4 @@ impl PacketSocket {
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
-}
-
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::time::Duration;
+use uiw_llp::interface::check;
 
 /// Number of entries of each ring.
 pub(super) const RING: u32 = CHUNKS / 2;
@@ -303,8 +304,4 @@ fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
         return Err(io::Error::new(io::ErrorKind::Unsupported, why));
     }
     Ok(offsets)
-}
-
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
