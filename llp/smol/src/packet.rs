@@ -31,6 +31,8 @@ pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
 const LONGEST_SENT: usize = 65_535;
 /// Maximum number of frames that wait to be sent.
 const WAITING: usize = 64;
+/// Maximum number of frames that wait, including replies, which need no room.
+const WAITING_REPLIES: usize = 4 * WAITING;
 /// Interval at which a failed interface is checked while it is used.
 const LOOK: Duration = Duration::from_millis(200);
 /// Interval at which a failed interface is checked while it is not used.
@@ -232,6 +234,10 @@ impl Link for PacketLink {
             buffer.resize(whole, 0);
         }
         let segmentation = fill(&mut buffer[HEADER..whole]);
+        if self.waiting.len() >= WAITING_REPLIES {
+            self.free.push(buffer);
+            return;
+        }
         virtio::complete(&mut buffer[..whole], segmentation);
         self.waiting.push_back((buffer, whole));
         // Frames always pass through the queue, which keeps them in order when there is no room.
