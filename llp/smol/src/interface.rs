@@ -328,8 +328,11 @@ impl<L: Link> SmolInterface<L> {
         let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
         let (mtu, cuts) = (self.mtu(), self.link.capabilities().segmentation.is_some());
         let conn = &mut self.conns[id];
-        // The checksum was already verified.
-        if cuts && let Some(size) = mss::limit(bytes, mtu) {
+        // The checksum was already verified. A SYN that arrives later is old or forged.
+        if cuts
+            && !conn.is_established()
+            && let Some(size) = mss::limit(bytes, mtu)
+        {
             conn.segmentation = Some(Segmentation { size });
         }
         self.link.send_for(conn.queue);

@@ -56,12 +56,12 @@ fn find(options: &[u8]) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
 
     /// Returns a segment with these options, whose size is a multiple of four bytes.
-    fn segment(v6: bool, options: &[u8], syn: bool) -> Vec<u8> {
+    pub(crate) fn segment(v6: bool, options: &[u8], syn: bool) -> Vec<u8> {
         let ip = if v6 { 40 } else { 20 };
         let tcp = TCP_HEADER + options.len();
         let mut frame = vec![0; ETHERNET_HEADER + ip + tcp];

@@ -72,11 +72,15 @@ impl Stretch {
     }
 
     /// Handles a frame with a TCP segment that has arrived. Returns the parts in which smoltcp
-    /// should get its acknowledgement before the frame itself.
-    pub(super) fn note_received(&mut self, frame: &[u8], mss: usize) -> Option<Parts> {
+    /// should get its acknowledgement before the frame itself. A SYN on a connection that is
+    /// `established` is ignored, as by smoltcp.
+    pub(super) fn note_received(&mut self, frame: &[u8], mss: usize, established: bool) -> Option<Parts> {
         let (at, bytes) = segment_of(frame)?;
         let segment = TcpPacket::new_checked(&frame[at..at + bytes]).ok()?;
         if segment.syn() {
+            if established {
+                return None;
+            }
             self.scale = scale_of(&segment);
         }
         if !segment.ack() || segment.rst() {
@@ -158,6 +162,16 @@ impl Parts {
 mod tests {
     use super::*;
     use smoltcp::wire::EthernetFrame;
+
+    #[test]
+    fn syn_on_established_connection_ignored() {
+        let syn = crate::mss::tests::segment(false, &[3, 3, 7, 0], true);
+        for (established, scale) in [(true, 0), (false, 7)] {
+            let mut stretch = Stretch::default();
+            assert!(stretch.note_received(&syn, 1460, established).is_none());
+            assert_eq!(stretch, Stretch { scale, ..Stretch::default() });
+        }
+    }
 
     #[test]
     fn stretched_parts_ordered_and_aligned() {

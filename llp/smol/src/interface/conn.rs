@@ -216,7 +216,7 @@ impl Conn {
     /// Handles a frame with a segment of the peer: see [`Stretch::note_received`].
     pub(super) fn note_received(&mut self, frame: &[u8], emss: usize, now: Tick) -> Option<Parts> {
         let before = self.stretch.acknowledged();
-        let parts = self.stretch.note_received(frame, emss);
+        let parts = self.stretch.note_received(frame, emss, self.is_established());
         let acknowledged = self.stretch.acknowledged();
         self.path.note_acknowledged(acknowledged, micros(now));
         self.probe.note_received(acknowledged != before, micros(now));
