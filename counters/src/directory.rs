@@ -238,7 +238,7 @@ impl Directory {
             all.into_iter().filter_map(|name| Some((changed(&name).ok()?, name))).collect();
         by_age.sort_unstable();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs().cast_signed());
-        let mut surplus = by_age.len() - KEEP_FILES;
+        let mut surplus = by_age.len().saturating_sub(KEEP_FILES);
         for (changed_at, name) in by_age {
             if surplus == 0 {
                 break;
