@@ -5,7 +5,8 @@ use core::{fmt, marker::PhantomData, ops::Range};
 use crate::{copy, recover};
 
 /// Bytes to send: an address and a length that are valid for `'a`. A peer or the program may modify
-/// the bytes during that time, so they cannot be borrowed as a slice.
+/// the bytes during that time, so they cannot be borrowed as a slice. Bytes that a program has
+/// unmapped are inaccessible: only system calls and [`IoVec::try_copy_to`] report this as an error.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct IoVec<'a> {
@@ -24,7 +25,8 @@ impl<'a> IoVec<'a> {
     /// Creates an element for the `len` bytes at `at`.
     ///
     /// # Safety
-    /// The bytes are readable for `'a`, and all concurrent writes are atomic or by the kernel.
+    /// The bytes are readable for `'a`, or inaccessible because a program has unmapped them. All
+    /// concurrent writes are atomic or by the kernel.
     pub unsafe fn from_raw(at: *const u8, len: usize) -> Self {
         Self { raw: libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, _bytes: PhantomData }
     }

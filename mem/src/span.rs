@@ -201,8 +201,8 @@ impl<'a> PinnedSpan<'a> {
     /// # Panics
     /// If `range` is out of bounds.
     pub fn io_vec(&self, range: Range<usize>) -> IoVec<'_> {
-        // SAFETY: the pin keeps the bytes valid as long as the result exists. They are modified
-        // only atomically, or not at all if the memory is exclusive.
+        // SAFETY: the pin keeps the bytes as long as the result exists, except those that a program
+        // unmaps. They are modified only atomically, or not at all if the memory is exclusive.
         unsafe { IoVec::from_raw(self.at(&range), range.len()) }
     }
 
@@ -405,12 +405,15 @@ impl<'a> PinnedSpan<'a> {
     /// # Panics
     /// If the eight bytes are out of bounds.
     pub fn atomic_u64(&self, offset: usize, mut f: impl FnMut(u64) -> u64) -> Result<u64, UpdateError> {
-        let cell = self.atomic_cell(offset)?;
+        let at = self.aligned(offset)?;
         if self.region.may_be_gone() {
             // SAFETY: the address is aligned. Other accesses are atomic, or excluded if the memory
             // is exclusive.
-            return Ok(unsafe { recover::update(cell.as_ptr(), self.region.stag(), f) }?);
+            return Ok(unsafe { recover::update(at, self.region.stag(), f) }?);
         }
+        // SAFETY: the address is aligned and within the pinned bytes, which are accessible and which
+        // the pin keeps valid. Other accesses are atomic, or excluded if the memory is exclusive.
+        let cell = unsafe { AtomicU64::from_ptr(at) };
         // Sequentially consistent, so that it is ordered with other atomics, and with the copies
         // before and after it in this stream.
         Ok(cell
@@ -422,19 +425,26 @@ impl<'a> PinnedSpan<'a> {
     /// of peers.
     ///
     /// # Errors
-    /// [`Unaligned`] if the address is not a multiple of eight.
+    /// An [`UpdateError`]. Memory that a program may unmap counts as gone.
     ///
     /// # Panics
     /// If the eight bytes are out of bounds.
-    pub fn atomic_cell(&self, offset: usize) -> Result<&AtomicU64, Unaligned> {
-        let at: *mut u64 = self.at(&(offset..offset.saturating_add(8))).cast();
-        if !at.is_aligned() {
-            return Err(Unaligned { address: at.addr() });
+    pub fn atomic_cell(&self, offset: usize) -> Result<&AtomicU64, UpdateError> {
+        let at = self.aligned(offset)?;
+        if self.region.may_be_gone() {
+            return Err(self.gone().into());
         }
-        // SAFETY: the address is aligned and within the pinned bytes, which the pin keeps valid as
-        // long as the result exists. Other accesses are atomic, or excluded if the memory is
-        // exclusive.
+        // SAFETY: the address is aligned and within the pinned bytes, which are accessible and which
+        // the pin keeps valid as long as the result exists. Other accesses are atomic, or excluded
+        // if the memory is exclusive.
         Ok(unsafe { AtomicU64::from_ptr(at) })
+    }
+
+    /// Returns the address of the eight bytes at `offset`.
+    #[inline]
+    fn aligned(&self, offset: usize) -> Result<*mut u64, Unaligned> {
+        let at: *mut u64 = self.at(&(offset..offset.saturating_add(8))).cast();
+        if at.is_aligned() { Ok(at) } else { Err(Unaligned { address: at.addr() }) }
     }
 }
 

@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use uiw_mem::{Span, Unaligned, UpdateError};
+use uiw_mem::{Span, UpdateError};
 use uiw_verbs::{Access, Bind, Memory, RawMr, RawMw, RemoteMr, STag, SendFlags, SendOp, WindowType};
 
 /// Registered memory, allocated by the engine, to which peers can be given access. Clones refer to
@@ -120,10 +120,7 @@ impl SharedMr {
     pub fn update_u64(&self, offset: usize, f: impl FnMut(u64) -> u64) -> Result<u64> {
         let span = self.span(offset, 8)?;
         let Ok(pin) = span.pin() else { return Err(ErrorKind::NotConnected.into()) };
-        pin.atomic_u64(0, f).map_err(|error| match error {
-            UpdateError::Unaligned(error) => misaligned(error),
-            UpdateError::Gone(_) => ErrorKind::NotConnected.into(),
-        })
+        pin.atomic_u64(0, f).map_err(not_updated)
     }
 
     /// Returns the 8-byte integer at `offset`, in native byte order, without writing to the memory.
@@ -136,7 +133,7 @@ impl SharedMr {
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
         let span = self.span(offset, 8)?;
         let Ok(pin) = span.pin() else { return Err(ErrorKind::NotConnected.into()) };
-        Ok(pin.atomic_cell(0).map_err(misaligned)?.load(Ordering::SeqCst))
+        Ok(pin.atomic_cell(0).map_err(not_updated)?.load(Ordering::SeqCst))
     }
 
     /// Returns the address and key that a peer needs to access the bytes in `range`.
@@ -208,8 +205,13 @@ impl Connection {
 /// and the memory.
 type PendingBind = (RemoteMr, RawMw, SharedMr);
 
-fn misaligned(_: Unaligned) -> Error {
-    ErrorKind::Misuse("an atomic needs an offset that is a multiple of 8").into()
+fn not_updated(error: UpdateError) -> Error {
+    match error {
+        UpdateError::Unaligned(_) => {
+            ErrorKind::Misuse("an atomic needs an offset that is a multiple of 8").into()
+        }
+        UpdateError::Gone(_) => ErrorKind::NotConnected.into(),
+    }
 }
 
 impl std::fmt::Debug for SharedMr {

@@ -128,3 +128,14 @@ fn region_of_revoked_window_deregistered() {
     assert!(table.dealloc(&window));
     table.deregister(region.stag()).unwrap();
 }
+
+#[test]
+fn atomic_cell_of_foreign_memory_refused() {
+    let table = table();
+    let mut memory = pages(1);
+    let region = foreign(&table, &mut memory);
+    let span = region.span(0, 8).unwrap();
+    let pin = span.pin().unwrap();
+    assert_eq!(pin.atomic_cell(0).err(), Some(MemoryGone { stag: region.stag() }.into()));
+    assert_eq!(pin.atomic_u64(0, |old| old + 1), Ok(0));
+}
