@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 fn data(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/data").join(file)
@@ -75,15 +75,16 @@ fn findings(text: &str) -> Vec<&str> {
     text.lines().filter(|line| line.contains("] ")).collect()
 }
 
+/// Starts `uiw decode -` with pipes.
+fn decode_stdin() -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+    command.args(["decode", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
 #[test]
 fn standard_input_decoded_while_read() {
     let bytes = std::fs::read(data("siw/tool-send.pcap")).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
-        .args(["decode", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = decode_stdin();
     let mut input = child.stdin.take().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     // All but the end of the last packet: what is complete is printed although nothing follows.
@@ -103,12 +104,7 @@ fn standard_input_decoded_while_read() {
 #[test]
 fn live_decode_ends_with_reader() {
     let bytes = std::fs::read(data("siw/tool-send.pcap")).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
-        .args(["decode", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = decode_stdin();
     drop(child.stdout.take());
     let mut input = child.stdin.take().unwrap();
     // More than the pipe and the buffer of the program take.

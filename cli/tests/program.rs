@@ -4,10 +4,10 @@ mod common;
 
 use common::{Server, text, uiw};
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -438,17 +438,20 @@ fn echo(server: &Server) -> Connection {
     connection
 }
 
+/// Starts `uiw ping` without an end. Returns it after its first round, with its further output.
+fn endless_ping(server: &Server, options: &[&str]) -> (Child, Lines<BufReader<ChildStdout>>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+    command.args(["ping", &server.address, "--count", "0", "--json"]).args(options);
+    let mut ping = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(ping.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    (ping, lines)
+}
+
 #[test]
 fn ping_prints_summary_on_signal() {
     let server = Server::start();
-    let mut ping = Command::new(env!("CARGO_BIN_EXE_uiw"))
-        .args(["ping", &server.address, "--count", "0", "--interval", "0.001", "--json"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(ping.stdout.take().unwrap()).lines();
-    lines.next().unwrap().unwrap();
+    let (mut ping, lines) = endless_ping(&server, &["--interval", "0.001"]);
     kill_process(Pid::from_child(&ping), Signal::INT).unwrap();
     let last: Value = serde_json::from_str(&lines.map_while(Result::ok).last().unwrap()).unwrap();
     assert_eq!(last["type"], "summary");
@@ -460,15 +463,7 @@ fn ping_of_stopped_server_ends_on_signal() {
     // All of them wait at the same time for the server to close.
     let pings = [&["--op", "send"][..], &["--op", "read"], &["--rping"]].map(|op| {
         let server = Server::start();
-        let mut ping = Command::new(env!("CARGO_BIN_EXE_uiw"))
-            .args(["ping", &server.address, "--count", "0", "--json"])
-            .args(op)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(ping.stdout.take().unwrap()).lines();
-        lines.next().unwrap().unwrap();
+        let (ping, lines) = endless_ping(&server, op);
         server.signal(Signal::STOP);
         kill_process(Pid::from_child(&ping), Signal::TERM).unwrap();
         (op, server, ping, lines)
