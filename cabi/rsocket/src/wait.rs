@@ -410,7 +410,8 @@ pub(crate) fn complete<T>(
         if let Some(found) = attempts.poll(begun, most, || pending(call(RetryMode::Processed))) {
             return found;
         }
-        if if time.is_some() { held.interrupts_poll() } else { held.interrupts_read() } {
+        let is_interrupted = if time.is_some() { held.interrupts_poll() } else { held.interrupts_read() };
+        if is_interrupted {
             return Err(Errno::INTR);
         }
     }

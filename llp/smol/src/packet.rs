@@ -31,7 +31,7 @@ pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
 const LONGEST_SENT: usize = 65_535;
 /// Maximum number of frames that wait to be sent.
 const WAITING: usize = 64;
-/// Maximum number of frames that wait, including replies, which need no room.
+/// Maximum number of frames that wait, including replies, which are also queued without room.
 const WAITING_REPLIES: usize = 4 * WAITING;
 /// Interval at which a failed interface is checked while it is used.
 const LOOK: Duration = Duration::from_millis(200);

@@ -17,9 +17,9 @@ const MOVING: u64 = u64::MAX - 1;
 /// Token of a connection that may move between shards.
 ///
 /// It is replaced by another token only while the thread that moves the connection holds the core
-/// of the shard that the connection leaves or enters. So a command that runs on the shard of the token, and
-/// finds with [`ConnLocation::has_left`] that the connection has not left, has the connection to
-/// itself.
+/// of the shard that the connection leaves or enters. So a command that runs on the shard of the
+/// token, and finds with [`ConnLocation::has_left`] that the connection has not left, has the
+/// connection to itself.
 #[derive(Debug)]
 pub(crate) struct ConnLocation(AtomicU64);
 
