@@ -354,7 +354,12 @@ impl Link for XdpLink {
 
     fn recycle(&mut self, frame: XdpFrame) {
         match frame.0 {
-            FrameSource::Queue { queue, received } => self.sockets[queue].recycle(received),
+            FrameSource::Queue { queue, received } => {
+                // Not a frame of this link if it has no such queue.
+                if let Some(socket) = self.sockets.get_mut(queue) {
+                    socket.recycle(received);
+                }
+            }
             FrameSource::Groups(frame) => self.groups.recycle(frame),
         }
     }

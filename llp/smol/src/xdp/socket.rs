@@ -1,10 +1,9 @@
 //! One AF_XDP socket: its memory, four rings, and one queue of the interface.
 
 use super::ring::Ring;
-use super::umem::{CHUNKS, Layout, Umem};
+use super::umem::{CHUNKS, Chunk, Layout, Umem};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::time::Duration;
 use uiw_llp::interface::check;
 
@@ -21,22 +20,15 @@ const BUSY_WAIT: Duration = Duration::from_millis(10);
 /// Received frame.
 pub(super) enum ReceivedFrame {
     /// A frame in one chunk of the memory.
-    Chunk { at: u64, bytes: NonNull<u8>, len: usize },
+    Chunk(Chunk),
     /// A frame that was copied from several chunks.
     Copied(Vec<u8>),
 }
 
-// SAFETY: the chunk belongs to this value alone until it is recycled, and lives as long as the
-// socket, which outlives its frames (`SmolInterface::tick` recycles each frame before it receives
-// the next one).
-unsafe impl Send for ReceivedFrame {}
-
 impl ReceivedFrame {
     pub(super) fn bytes(&mut self) -> &mut [u8] {
         match self {
-            // SAFETY: `pointer` has checked the range. The kernel does not use the chunk until it
-            // is recycled, and nothing else has its address.
-            Self::Chunk { bytes, len, .. } => unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), *len) },
+            Self::Chunk(chunk) => chunk.bytes(),
             Self::Copied(bytes) => bytes,
         }
     }
@@ -153,11 +145,10 @@ impl XdpSocket {
             let more = piece.options & libc::XDP_PKT_CONTD != 0;
             let len = piece.len as usize;
             if !more && self.partial.is_empty() {
-                let (bytes, len) = self.umem.pointer(piece.addr, len);
-                return Some(ReceivedFrame::Chunk { at: piece.addr, bytes, len });
+                return Some(ReceivedFrame::Chunk(self.umem.take(piece.addr, len)));
             }
             self.partial.extend_from_slice(self.umem.bytes(piece.addr, len));
-            self.give_back(piece.addr);
+            self.fill(self.umem.chunk_of(piece.addr));
             if !more {
                 let empty = self.spare.pop().unwrap_or_default();
                 return Some(ReceivedFrame::Copied(std::mem::replace(&mut self.partial, empty)));
@@ -165,9 +156,14 @@ impl XdpSocket {
         }
     }
 
+    /// Takes back the memory of a frame. That of another socket's frame is dropped.
     pub(super) fn recycle(&mut self, received: ReceivedFrame) {
         match received {
-            ReceivedFrame::Chunk { at, .. } => self.give_back(at),
+            ReceivedFrame::Chunk(chunk) => {
+                if let Some(start) = self.umem.give_back(chunk) {
+                    self.fill(start);
+                }
+            }
             ReceivedFrame::Copied(mut bytes) => {
                 bytes.clear();
                 self.spare.push(bytes);
@@ -175,9 +171,8 @@ impl XdpSocket {
         }
     }
 
-    /// Returns a chunk to the kernel, which may fill it again.
-    fn give_back(&mut self, at: u64) {
-        let chunk = self.umem.chunk_of(at);
+    /// Gives a chunk to the kernel, which may fill it.
+    fn fill(&mut self, chunk: u64) {
         // The ring has as many entries as there are receive chunks, so it cannot be full.
         self.fill.push(chunk);
         self.fill.publish();
