@@ -80,7 +80,7 @@ const LOWEST: usize = 4096;
 /// bytes in flight; UIW_STABLE_TX is for programs that make such changes.
 ///
 /// # Errors
-/// The errors of the table in the module [`mapping`](crate::mapping).
+/// The errors of the table in the module [`mapping`].
 fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemory> {
     let on_demand = flags & flags::IBV_ACCESS_ON_DEMAND != 0;
     let start = addr.addr();

@@ -14,7 +14,7 @@ impl ConnRequest {
     /// or on the channel of the listener.
     ///
     /// # Errors
-    /// The errors of [`crate::cm::connect`]; [`Error::NotConnected`] if the peer has closed the
+    /// The errors of [`crate::cm::connect()`]; [`Error::NotConnected`] if the peer has closed the
     /// connection.
     pub fn accept(
         mut self,

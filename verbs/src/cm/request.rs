@@ -82,7 +82,7 @@ impl ConnRequest {
     }
 
     /// Returns the listener at which the request arrived, or `None` if it arrived on a socket that
-    /// was passed to [`accept_open`](super::accept_open).
+    /// was passed to [`accept_open`](super::accept_open()).
     #[must_use]
     pub fn listener(&self) -> Option<ListenerId> {
         self.listener.map(|token| ListenerId(token.0))

@@ -1,4 +1,4 @@
-//! [`Drive`] for a [`Shard`], and the shard's calls into [`progress`](super::progress).
+//! [`Drive`] for a [`Shard`], and the shard's calls into [`progress`].
 
 use super::ActiveTask;
 use super::Shard;

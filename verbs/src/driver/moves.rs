@@ -9,7 +9,7 @@
 //!
 //! A move consists of two commands: the first takes the connection out of its shard, the second
 //! adds it to the other shard. Between them the connection has no token
-//! ([`ConnLocation`](crate::qp::ConnLocation)). Posts then ring no doorbell, because the second
+//! ([`ConnLocation`]). Posts then ring no doorbell, because the second
 //! command serves everything that was posted, and control calls wait until the second command has
 //! run.
 

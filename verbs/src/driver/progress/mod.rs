@@ -44,7 +44,7 @@
 //! | `background_turn` | unowned, with a poll hint; armed, served | the background thread is on standby with a timer |
 //! | `background_turn` | polled | the same, or without a timer (*parked*) if the poller has slept for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns without rounds |
 //! | `end_sleep` | polled | the background thread is woken if it is parked |
-//! | `withhold` | armed | a post's token is written later ([`comp_channel`](crate::comp_channel)) |
+//! | `withhold` | armed | a post's token is written later (`comp_channel`) |
 //!
 //! If another thread polls steadily, each arrival would wake the active poller in vain, and take the
 //! processor from the other thread. So the active poller gives up its role, and for a while
