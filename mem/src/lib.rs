@@ -66,5 +66,5 @@ pub use memory::{Memory, give_back_free_pages, share_arenas};
 pub use page_state::PageState;
 pub use region::Region;
 pub use span::{PinnedSpan, Span};
-pub use table::{Entry, EntryKind, HeldRegion, Limits, MrCache, Rereg, Table, Window};
+pub use table::{Entry, EntryKind, Limits, MrCache, PinnedRegion, Rereg, Table, Window};
 pub use uiw_ddp::STag;

@@ -32,7 +32,7 @@ use crate::{
 };
 pub use entry::{Entry, EntryKind, Window};
 use index::Indexes;
-pub use mr_cache::{HeldRegion, MrCache};
+pub use mr_cache::{MrCache, PinnedRegion};
 
 /// Number of shards. There are more than cores that drive progress on common machines, so two
 /// drivers rarely contend for one lock.

@@ -144,7 +144,7 @@ impl<M> RdmapStream<M> {
         if due
             && self.shared.reads.acks.on
             && !self.shared.completes_by_placement()
-            && !self.shared.hold
+            && !self.shared.sending_blocked
             && !self.loopback
             && !self.receiver.is_stalled()
             && self.sender.is_finished(&self.shared, host)
@@ -158,7 +158,7 @@ impl<M> RdmapStream<M> {
     fn may_drain(&self) -> bool {
         self.is_open()
             && self.shared.reads.acks.on
-            && !self.shared.hold
+            && !self.shared.sending_blocked
             && !self.loopback
             && !self.sender.is_inside_request()
             && !self.shared.fin.wanted
@@ -255,7 +255,7 @@ impl<M> RdmapStream<M> {
     fn terminate_for(&self, error: &ConnError) -> Option<Terminate> {
         // RFC 5044 section 7.1.1: a responder sends no FPDU before it has validated the first FPDU
         // of the initiator.
-        if self.shared.hold || self.shared.fin.sent || !self.is_open() {
+        if self.shared.sending_blocked || self.shared.fin.sent || !self.is_open() {
             return None;
         }
         match error {

@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     /// True while no FPDU may be sent: a responder before it has validated the first FPDU of the
     /// initiator (RFC 5044 section 7.1.1), an initiator before [`crate::RdmapStream::establish`],
     /// and after FIN.
-    pub(crate) hold: bool,
+    pub(crate) sending_blocked: bool,
     /// True if the initiator may not send its first FPDU before [`crate::RdmapStream::establish`],
     /// which was not called yet.
     pub(crate) awaits_establish: bool,
@@ -66,7 +66,7 @@ impl Shared {
     /// Returns whether this end acknowledges placement, and still can.
     #[inline]
     pub(crate) fn sends_placement_acks(&self) -> bool {
-        self.caps.sends_placement_acks() && !self.hold
+        self.caps.sends_placement_acks() && !self.sending_blocked
     }
 
     /// Handles the arrival of the peer's first FPDU.

@@ -215,7 +215,7 @@ impl<M> RdmapStream<M> {
             shared.caps.due = Some(shared.caps.request());
         }
         shared.awaits_establish = shared.initiator && shared.config.awaits_establish;
-        shared.hold = !shared.initiator || shared.awaits_establish;
+        shared.sending_blocked = !shared.initiator || shared.awaits_establish;
         // A responder of the peer-to-peer model waits for the RTR message, within the same time
         // limit.
         if shared.initiator || !negotiated.peer_to_peer {
@@ -235,7 +235,7 @@ impl<M> RdmapStream<M> {
             return;
         }
         self.shared.now = now;
-        self.shared.hold = self.shared.fin.sent;
+        self.shared.sending_blocked = self.shared.fin.sent;
         self.begin_capability_repeats();
         self.doorbell();
     }

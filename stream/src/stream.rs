@@ -146,7 +146,7 @@ impl<M> RdmapStream<M> {
             placement: PlacementAcks::default(),
             peer_placed: None,
             fin: Fin::default(),
-            hold: false,
+            sending_blocked: false,
             awaits_establish: false,
             first_fpdu: false,
             detached: false,
@@ -341,7 +341,7 @@ impl<M> RdmapStream<M> {
             } else if fin.wanted && !fin.sent && self.sender.is_finished(&self.shared, host) {
                 self.shared.fin.sent = true;
                 // Nothing may follow the FIN, whatever the peer requests or the host posts.
-                self.shared.hold = true;
+                self.shared.sending_blocked = true;
                 return Some(Transmit::Fin);
             }
         }

@@ -13,8 +13,8 @@ use crate::{LocalError, MemoryGone, PdId, PinnedSpan, Region, RemoteError, Right
 /// its STag, so a cached region is used until it becomes invalid. The cache keeps no memory of a
 /// region that has ended.
 ///
-/// It also saves a pin for each segment of a batch: [`Table::hold_remote`] and
-/// [`Table::hold_local`] pin the region once, until [`MrCache::let_go`], a lookup of another
+/// It also saves a pin for each segment of a batch: [`Table::pin_remote`] and
+/// [`Table::pin_local`] pin the region once, until [`MrCache::unpin`], a lookup of another
 /// region, or the drop of the cache. The end of a region waits for that pin, so the holder must
 /// release it at the end of its batch, and before it ends a region itself.
 #[derive(Default)]
@@ -27,12 +27,14 @@ pub struct MrCache {
 struct CachedRegion {
     region: Option<Arc<Region>>,
     /// True if the cache holds a pin of the region.
-    held: bool,
+    pinned: bool,
 }
 
 impl fmt::Debug for MrCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MrCache").field("holds", &(self.remote.held, self.local.held)).finish_non_exhaustive()
+        f.debug_struct("MrCache")
+            .field("pinned", &(self.remote.pinned, self.local.pinned))
+            .finish_non_exhaustive()
     }
 }
 
@@ -45,14 +47,14 @@ impl MrCache {
     /// Returns whether the cache pins a region.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
-        self.remote.held || self.local.held
+        self.remote.pinned || self.local.pinned
     }
 
     /// Releases the pins of the batch. The results are kept.
     #[inline]
-    pub fn let_go(&mut self) {
-        self.remote.let_go();
-        self.local.let_go();
+    pub fn unpin(&mut self) {
+        self.remote.unpin();
+        self.local.unpin();
     }
 }
 
@@ -61,7 +63,7 @@ impl CachedRegion {
     #[inline(always)]
     fn find(&mut self, stag: STag, find: impl FnOnce() -> Option<Arc<Region>>) -> Option<&Arc<Region>> {
         if !self.region.as_ref().is_some_and(|region| region.stag() == stag && region.is_live()) {
-            self.let_go();
+            self.unpin();
             self.region = find();
         }
         self.region.as_ref()
@@ -69,21 +71,21 @@ impl CachedRegion {
 
     /// Returns a pin under that of the cache, which is taken first if necessary.
     #[inline(always)]
-    fn hold(&mut self, offset: usize, len: usize) -> Option<PinnedSpan<'_>> {
-        PinnedSpan::lent(self.hold_region()?, offset, len)
+    fn pin(&mut self, offset: usize, len: usize) -> Option<PinnedSpan<'_>> {
+        PinnedSpan::lent(self.pin_region()?, offset, len)
     }
 
     /// Returns the region under the pin of the cache, which is taken first if necessary.
     #[inline(always)]
-    fn hold_region(&mut self) -> Option<&Arc<Region>> {
+    fn pin_region(&mut self) -> Option<&Arc<Region>> {
         let region = self.region.as_ref()?;
-        self.held = self.held || region.pin_count().enter();
-        self.held.then_some(region)
+        self.pinned = self.pinned || region.pin_count().enter();
+        self.pinned.then_some(region)
     }
 
     #[inline]
-    fn let_go(&mut self) {
-        if std::mem::take(&mut self.held)
+    fn unpin(&mut self) {
+        if std::mem::take(&mut self.pinned)
             && let Some(region) = &self.region
         {
             region.pin_count().leave();
@@ -91,21 +93,21 @@ impl CachedRegion {
     }
 }
 
-/// Region that a [`MrCache`] keeps pinned, for local elements ([`Table::hold_local_region`]).
-pub struct HeldRegion<'a> {
+/// Region that a [`MrCache`] keeps pinned, for local elements ([`Table::pin_local_region`]).
+pub struct PinnedRegion<'a> {
     region: &'a Arc<Region>,
     /// True if the memory is shared and stays mapped, so that its bytes can be copied without a
     /// span.
     is_plain: bool,
 }
 
-impl fmt::Debug for HeldRegion<'_> {
+impl fmt::Debug for PinnedRegion<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldRegion").field("stag", &self.region.stag()).finish_non_exhaustive()
+        f.debug_struct("PinnedRegion").field("stag", &self.region.stag()).finish_non_exhaustive()
     }
 }
 
-impl HeldRegion<'_> {
+impl PinnedRegion<'_> {
     /// Fills `to` with the bytes at `addr`.
     ///
     /// # Errors
@@ -126,7 +128,7 @@ impl HeldRegion<'_> {
     /// Copies `from` to `addr`. In shared memory the last bytes become visible last.
     ///
     /// # Errors
-    /// The errors of [`HeldRegion::copy_to`]; some bytes may have been written.
+    /// The errors of [`PinnedRegion::copy_to`]; some bytes may have been written.
     #[inline(always)]
     pub fn copy_from(&self, addr: u64, from: &[u8]) -> Result<(), LocalError> {
         let offset = self.region.check_local_range(addr, from.len() as u64)?;
@@ -154,7 +156,7 @@ impl HeldRegion<'_> {
 
 impl Drop for CachedRegion {
     fn drop(&mut self) {
-        self.let_go();
+        self.unpin();
     }
 }
 
@@ -164,7 +166,7 @@ impl Table {
     ///
     /// # Errors
     /// The [`RemoteError`] for which the access is refused.
-    pub fn hold_remote<'a>(
+    pub fn pin_remote<'a>(
         &self,
         cache: &'a mut MrCache,
         stag: STag,
@@ -175,7 +177,7 @@ impl Table {
         let invalid = RemoteError::InvalidStag { stag };
         let region = cache.remote.find(stag, || self.find(stag, TableSlot::named_by_peer)).ok_or(invalid)?;
         let offset = region.check_remote(stream, pd, to, len, right)?;
-        cache.remote.hold(offset, len as usize).ok_or(invalid)
+        cache.remote.pin(offset, len as usize).ok_or(invalid)
     }
 
     /// Like [`Table::local`], but pins the range at once, until `cache` releases it. Elements that
@@ -186,7 +188,7 @@ impl Table {
     // Always inlined, because a pin that is returned through memory is read in larger pieces than
     // it was written in, and has to wait for the stores.
     #[inline(always)]
-    pub fn hold_local<'a>(
+    pub fn pin_local<'a>(
         &self,
         cache: &'a mut MrCache,
         lkey: STag,
@@ -197,26 +199,26 @@ impl Table {
         let (stag, invalid) = (lkey, LocalError::InvalidLkey { lkey });
         let region = cache.local.find(stag, || self.find(stag, TableSlot::named_by_us)).ok_or(invalid)?;
         let offset = region.check_local(pd, addr, len, write)?;
-        cache.local.hold(offset, len as usize).ok_or(invalid)
+        cache.local.pin(offset, len as usize).ok_or(invalid)
     }
 
-    /// Like [`Table::hold_local`], for many elements with the same key. The range of each element
+    /// Like [`Table::pin_local`], for many elements with the same key. The range of each element
     /// must still be checked.
     ///
     /// # Errors
     /// The [`LocalError`] for which the element is invalid.
-    pub fn hold_local_region<'a>(
+    pub fn pin_local_region<'a>(
         &self,
         cache: &'a mut MrCache,
         lkey: STag,
         pd: PdId,
         write: bool,
-    ) -> Result<HeldRegion<'a>, LocalError> {
+    ) -> Result<PinnedRegion<'a>, LocalError> {
         let (stag, invalid) = (lkey, LocalError::InvalidLkey { lkey });
         let region = cache.local.find(stag, || self.find(stag, TableSlot::named_by_us)).ok_or(invalid)?;
         region.check_local_use(pd, write)?;
-        let region = cache.local.hold_region().ok_or(invalid)?;
-        Ok(HeldRegion { region, is_plain: region.is_shared() && !region.may_be_gone() })
+        let region = cache.local.pin_region().ok_or(invalid)?;
+        Ok(PinnedRegion { region, is_plain: region.is_shared() && !region.may_be_gone() })
     }
 
     #[cold]

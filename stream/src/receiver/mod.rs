@@ -228,7 +228,7 @@ impl Receiver {
             return;
         }
         shared.first_fpdu = true;
-        shared.hold = shared.fin.sent;
+        shared.sending_blocked = shared.fin.sent;
         shared.timers.cancel(Timer::Startup);
         shared.report_established();
     }

@@ -179,7 +179,7 @@ impl<M> Sender<M> {
     ) -> Result<BurstResult, ConnError> {
         let answers_first = !shared.reads.inbound.is_empty() && !self.responses_were_first;
         let own_first = shared.caps.due.is_some() || self.rtr.is_some() || shared.reads.acks.is_due();
-        if shared.hold || own_first || answers_first || shared.detached {
+        if shared.sending_blocked || own_first || answers_first || shared.detached {
             return Ok(BurstResult::NotSmall);
         }
         if self.drained {

@@ -43,7 +43,7 @@ impl<M> Sender<M> {
             self.drain_read = false;
             return Ok(Some(self.own_read(ReadOrigin::Drain, shared)));
         }
-        if shared.hold {
+        if shared.sending_blocked {
             // Only requests that send nothing may be handled.
             return self.take_request(shared, host);
         }
@@ -172,7 +172,7 @@ impl<M> Sender<M> {
             if no_credit && !core::mem::replace(&mut shared.reads.lacks_credit, true) {
                 host.count_wait(Wait::Credit);
             }
-            if fenced || no_credit || shared.hold && !local {
+            if fenced || no_credit || shared.sending_blocked && !local {
                 return Ok(None);
             }
             let id = request.id;

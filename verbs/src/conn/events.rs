@@ -215,7 +215,7 @@ impl Conn {
             _ => {}
         }
         // The received bytes will never be part of an FPDU.
-        self.hold(&[], services);
+        self.keep_bytes(&[], services);
         let reason = wire_reason(ended);
         self.complete_all(ended, reason, services);
         self.raise(&ended.error, reason, services);
@@ -366,7 +366,7 @@ impl Conn {
     /// Ends the connection of an unreliable queue pair. Messages in progress are lost, and the
     /// queue pair waits for another connection.
     fn lose(&mut self, services: &mut Services) {
-        self.hold(&[], services);
+        self.keep_bytes(&[], services);
         if let Some(qp) = &self.qp {
             qp.complete_unreliable(false, &mut services.wakes);
             if let Some(receive) = self.state.take_unfilled_receive() {

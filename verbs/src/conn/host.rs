@@ -60,7 +60,7 @@ impl Drop for QpHost<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.unlock();
-        self.state.cache.let_go();
+        self.state.cache.unpin();
     }
 }
 
@@ -239,7 +239,7 @@ impl<'a> QpHost<'a> {
             }
             let pin = self
                 .table
-                .hold_local(&mut state.cache, sge.lkey, qp.pd.id(), (sge.addr, taken), false)
+                .pin_local(&mut state.cache, sge.lkey, qp.pd.id(), (sge.addr, taken), false)
                 .map_err(|_| LocalError::Protection)?;
             pin.copy_to_vec(0..pin.len(), &mut state.long).map_err(|_| LocalError::Protection)?;
             from += taken;
@@ -268,7 +268,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         }
         let from = (self.state.stream, qp.pd.id());
         self.table
-            .hold_remote(&mut self.state.cache, stag, from, (to, len), Right::Write)
+            .pin_remote(&mut self.state.cache, stag, from, (to, len), Right::Write)
             .map(drop)
             .map_err(|error| access_error(&error))
     }
@@ -284,7 +284,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         }
         let (from, range) = ((self.state.stream, qp.pd.id()), (to, payload.len() as u32));
         self.table
-            .hold_remote(&mut self.state.cache, stag, from, range, Right::Write)
+            .pin_remote(&mut self.state.cache, stag, from, range, Right::Write)
             .map_err(|error| access_error(&error))?
             .copy_from(0, payload.as_bytes())
             .map_err(|_| AccessError::InvalidStag)
@@ -300,7 +300,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         }
         let from = (self.state.stream, qp.pd.id());
         self.table
-            .hold_remote(&mut self.state.cache, stag, from, (to, len), Right::Read)
+            .pin_remote(&mut self.state.cache, stag, from, (to, len), Right::Read)
             .map(Source)
             .map_err(|error| access_error(&error))
     }
@@ -313,7 +313,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         let from = (self.state.stream, qp.pd.id());
         let pin = self
             .table
-            .hold_remote(&mut self.state.cache, request.stag, from, (request.to, 8), Right::Atomic)
+            .pin_remote(&mut self.state.cache, request.stag, from, (request.to, 8), Right::Atomic)
             .map_err(|error| access_error(&error))?;
         pin.atomic_u64(0, |old| request.apply(old)).map_err(|error| match error {
             UpdateError::Unaligned(_) => AtomicError::Unaligned,
@@ -379,7 +379,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             return Err(LocalError::GivenUp);
         }
         if message.awaits_ack {
-            self.state.hold(completion(qp, wr_id, &message));
+            self.state.hold_receive(completion(qp, wr_id, &message));
             return Ok(());
         }
         let cqe = completion(qp, wr_id, &message);
@@ -446,7 +446,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     #[inline(always)]
     fn release(&mut self) {
         self.unlock();
-        self.state.cache.let_go();
+        self.state.cache.unpin();
     }
 
     #[inline(always)]
@@ -495,7 +495,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         self.unlock_sends();
         let range = (sge.addr.wrapping_add(u64::from(skip)), len.min(sge.length - skip));
         self.table
-            .hold_local(&mut self.state.cache, sge.lkey, qp.pd.id(), range, false)
+            .pin_local(&mut self.state.cache, sge.lkey, qp.pd.id(), range, false)
             .map(Source)
             .map_err(|_| LocalError::Protection)
     }

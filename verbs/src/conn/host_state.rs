@@ -115,7 +115,7 @@ impl HostState {
     /// Keeps a completion until the acknowledgement of its message is sent. Not inlined, because
     /// most connections do not need it.
     #[inline(never)]
-    pub(super) fn hold(&mut self, cqe: Cqe) {
+    pub(super) fn hold_receive(&mut self, cqe: Cqe) {
         self.held.push_back(cqe);
     }
 

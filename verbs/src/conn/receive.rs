@@ -188,7 +188,7 @@ impl Conn {
         if !self.partial.is_empty() {
             moved = self.handle_partial(services);
             if !self.stream.is_open() {
-                self.hold(&[], services);
+                self.keep_bytes(&[], services);
                 return ControlFlow::Break(moved);
             }
             if !self.takes_bytes() {
@@ -295,7 +295,7 @@ impl Conn {
             services.pool.give(self.partial.keep_staged(staged));
             return self.update_held_bytes(services);
         }
-        self.hold(if is_open { staged.bytes() } else { &[] }, services);
+        self.keep_bytes(if is_open { staged.bytes() } else { &[] }, services);
         services.give_staging(staged.into_buffer());
     }
 
@@ -429,7 +429,7 @@ impl Conn {
     }
 
     /// Keeps bytes until the next round.
-    pub(super) fn hold(&mut self, rest: &[u8], services: &mut Services) {
+    pub(super) fn keep_bytes(&mut self, rest: &[u8], services: &mut Services) {
         if rest.is_empty() {
             self.drop_partial(services);
         } else {

@@ -90,7 +90,7 @@ impl QpInner {
             let (now, later) = rest.split_at(take);
             let range = (sge.addr.wrapping_add(skip), take as u32);
             table
-                .hold_local(cache, sge.lkey, self.pd.id(), range, true)
+                .pin_local(cache, sge.lkey, self.pd.id(), range, true)
                 .map_err(|_| LocalError::Protection)?
                 .copy_from(0, now)
                 .map_err(|_| LocalError::Protection)?;
@@ -123,7 +123,7 @@ impl QpInner {
             let take = left.min(sge.length - skip);
             let part = (sge.addr.wrapping_add(u64::from(skip)), take);
             let pin = table
-                .hold_local(cache, sge.lkey, self.pd.id(), part, false)
+                .pin_local(cache, sge.lkey, self.pd.id(), part, false)
                 .map_err(|_| LocalError::Protection)?;
             out.append_pinned(&pin).map_err(|_| LocalError::Protection)?;
             left -= take;

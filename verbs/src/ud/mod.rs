@@ -12,7 +12,7 @@
 //!   `Staging`, and passes up to 256 datagrams to one `DatagramSocket::send`. Consecutive requests
 //!   to the same destination are a run: the header is made once, and only the MSN is replaced in
 //!   each datagram. If the requests of a run use one region, it is looked up and pinned once
-//!   (`uiw_mem::HeldRegion`). The CRC over the bytes before the MSN is computed once for the run
+//!   (`uiw_mem::PinnedRegion`). The CRC over the bytes before the MSN is computed once for the run
 //!   (`uiw_datagram::RunCrc`). If the socket has no room, the remaining datagrams stay in the send
 //!   queue, and are built again when the socket is writable.
 //! * **Receiving.** `receive` reads up to 16 buffers of 64 KiB (UDP_GRO) and ends its turn after

@@ -235,7 +235,7 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
         }
     }
     drop(receives);
-    endpoint.cache.let_go();
+    endpoint.cache.unpin();
     endpoint.finish(slot, services);
     true
 }
@@ -262,7 +262,7 @@ fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr,
                 let own = &services.shared.datagram_sockets;
                 endpoint.received.same_device = endpoint.last_peer.is_own(own, peer);
                 endpoint.deliver(&qp, &mut None, &checked.header, (&mut arrived, 1), slot, services);
-                endpoint.cache.let_go();
+                endpoint.cache.unpin();
                 endpoint.finish(slot, services);
             }
         }
@@ -402,10 +402,11 @@ impl Endpoint {
                     placed: &mut self.placed,
                 };
                 let (table, cache) = (&services.table, &mut self.cache);
-                let held = lkey.map(|lkey| table.hold_local_region(cache, lkey, qp.pd.id(), true));
-                let placed = match held {
-                    Some(Ok(held)) => batch.place(|wqe, message| {
-                        single(&wqe.sges).is_some_and(|element| held.copy_from(element.addr, message).is_ok())
+                let pinned = lkey.map(|lkey| table.pin_local_region(cache, lkey, qp.pd.id(), true));
+                let placed = match pinned {
+                    Some(Ok(pinned)) => batch.place(|wqe, message| {
+                        single(&wqe.sges)
+                            .is_some_and(|element| pinned.copy_from(element.addr, message).is_ok())
                     }),
                     _ => batch.place(|wqe, message| qp.scatter(table, cache, &wqe.sges, 0, message).is_ok()),
                 };
@@ -464,7 +465,7 @@ impl Endpoint {
 
     /// Completes a receive with an error, which also fails the queue pair.
     fn fail(&mut self, wr_id: u64, status: WcStatus, services: &mut Services) {
-        self.cache.let_go();
+        self.cache.unpin();
         if let Some(detail) = self.detail.take() {
             self.qp.log_local(&detail);
         }

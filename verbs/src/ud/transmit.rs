@@ -155,7 +155,7 @@ impl Endpoint {
         staging.begin_batch();
         let (socket, failed) = self.builder().build(port, services, staging, is_first);
         staging.fill_crcs();
-        self.cache.let_go();
+        self.cache.unpin();
         let mut sent = SendOutcome::default();
         if let Some(at) = socket {
             sent = send(port, at, staging);
@@ -318,9 +318,9 @@ impl DatagramBuilder<'_> {
                 None => batch.build(payload, |wqe, mut place| {
                     qp.gather(table, cache, wqe, 0..wqe.len, &mut place).is_ok()
                 }),
-                Some(lkey) => match table.hold_local_region(cache, lkey, qp.pd.id(), false) {
-                    Ok(held) => batch.build(payload, |wqe, place| {
-                        single(&wqe.sges).is_some_and(|element| held.copy_to(element.addr, place).is_ok())
+                Some(lkey) => match table.pin_local_region(cache, lkey, qp.pd.id(), false) {
+                    Ok(pinned) => batch.build(payload, |wqe, place| {
+                        single(&wqe.sges).is_some_and(|element| pinned.copy_to(element.addr, place).is_ok())
                     }),
                     Err(_) => (0, Some(WcStatus::LocalProtection)),
                 },

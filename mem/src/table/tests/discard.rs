@@ -51,7 +51,7 @@ fn discarded_pages_refused() {
     let mut cache = MrCache::default();
     let hold = |cache: &mut MrCache, page: u64| {
         let to = BASE + page * PAGE as u64;
-        table.hold_remote(cache, stag, (STREAM, PD), (to, 4), Right::Write).map(drop)
+        table.pin_remote(cache, stag, (STREAM, PD), (to, 4), Right::Write).map(drop)
     };
     assert_eq!(hold(&mut cache, 0), Ok(()));
     assert_eq!(hold(&mut cache, 4), Err(RemoteError::InvalidStag { stag }));
