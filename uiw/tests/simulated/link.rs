@@ -19,11 +19,6 @@ pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Virtual time after which a run counts as stuck.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Number of rounds in which a device polls its stack once.
-const POLL_STACK_EVERY: u32 = 32;
-/// The clock advances by at least this time only after both devices have polled their stacks.
-const PAUSE: Duration = Duration::from_millis(4);
-
 /// Medium between the two stacks.
 enum LinkMedium {
     /// Simulated byte streams.
@@ -105,13 +100,6 @@ impl Simulation {
         }
     }
 
-    /// Lets both devices poll their stacks before a longer time passes, because a device with few
-    /// connections does that only in some rounds. Returns whether there was work.
-    fn poll_before_pause(&self) -> bool {
-        let is_pause = self.next_due().is_none_or(|at| at > self.now() + PAUSE);
-        is_pause && (0..POLL_STACK_EVERY).any(|_| self.client.pump() + self.server.pump() > 0)
-    }
-
     /// Returns the time of the next event: on the network of streams, or a timer of a device.
     fn next_due(&self) -> Option<Instant> {
         let timers = [&self.client, &self.server].into_iter().filter_map(Device::deadline);
@@ -134,7 +122,6 @@ impl Simulation {
     pub(crate) fn round(&self) -> bool {
         let work = self.client.pump() + self.server.pump();
         let moved = match &self.medium {
-            LinkMedium::Streams(_) if work == 0 && self.poll_before_pause() => true,
             LinkMedium::Streams(network) => self.step(network),
             LinkMedium::Frames(_) => false,
         };

@@ -36,7 +36,7 @@ impl Drive for Shard {
     }
 
     fn try_handle_stack_event(self: &Arc<Self>) -> bool {
-        self.try_lock().map(|mut locked| locked.handle_stack_event()).is_some()
+        self.try_lock().map(|mut locked| locked.pump_all()).is_some()
     }
 }
 

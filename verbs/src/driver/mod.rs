@@ -323,7 +323,7 @@ impl Driver {
 
     /// Makes one round of each shard. Returns the amount of work done.
     pub(crate) fn pump(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().pump()).sum()
+        self.shards.iter().map(|shard| shard.lock().pump_all()).sum()
     }
 
     /// Calls `poll` until it is ready or `deadline` has passed. Meanwhile the thread drives the

@@ -301,11 +301,12 @@ impl<'a> LockedCore<'a> {
         events
     }
 
-    /// Makes a round after an event of the stack has ended a sleep. If it finds nothing, polls the
-    /// stack.
-    pub(super) fn handle_stack_event(&mut self) {
-        if self.pump() == 0 {
-            self.poll_stack();
+    /// Makes a round. If it finds nothing, polls the stack, which most rounds with few connections
+    /// do not. Returns the amount of work done.
+    pub(super) fn pump_all(&mut self) -> usize {
+        match self.pump() {
+            0 => self.poll_stack(),
+            work => work,
         }
     }
 
