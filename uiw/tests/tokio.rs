@@ -59,7 +59,7 @@ async fn only_one_task_drives() {
     let refused = uiw::with_tokio::drive(&device).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy);
     drop(first);
-    // The tasks end when they run the next time.
+    // The tasks end when they run the next time. Until then their descriptors are registered.
     tokio::task::yield_now().await;
     let _again = uiw::with_tokio::drive(&device).unwrap();
 }
@@ -68,6 +68,65 @@ async fn only_one_task_drives() {
 fn drive_outside_of_runtime_refused() {
     let refused = uiw::with_tokio::drive(&Device::open().unwrap()).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
+}
+
+/// Echoes messages of one peer on a device of its own. Returns its address.
+fn echo_on_other_device() -> SocketAddr {
+    let device = Device::open().unwrap();
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let pd = device.alloc_pd().unwrap();
+    let listener = Listener::bind(&pd, any, &ConnectionConfig::default()).unwrap();
+    let address = listener.local_addr();
+    std::thread::spawn(move || device.block_on(async { echo(listener.accept().await.unwrap()).await }));
+    address
+}
+
+/// Exchanges messages on a thread that does not return to its runtime in between.
+fn exchange_blocking(device: &Device, address: SocketAddr) {
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnectionConfig::default();
+    let connection = device.block_on(Connection::connect(&pd, address, &settings)).unwrap();
+    for round in 0..10u8 {
+        device.block_on(connection.send_copy(&[round])).unwrap();
+        assert_eq!(*device.block_on(connection.recv()).unwrap().unwrap(), [round]);
+    }
+}
+
+/// Runs `test` on a thread with a runtime, and panics if it does not end.
+fn run_on_thread(test: impl FnOnce(tokio::runtime::Runtime) + Send + 'static) {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        test(tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(std::time::Duration::from_secs(60)).expect("the thread neither hangs nor panics");
+}
+
+#[test]
+fn blocking_calls_drive_inside_runtime() {
+    run_on_thread(|runtime| {
+        runtime.block_on(async {
+            let device = Device::open().unwrap();
+            let _driver = uiw::with_tokio::drive(&device).unwrap();
+            exchange_blocking(&device, echo_on_other_device());
+            talk(&device).await;
+        });
+    });
+}
+
+#[test]
+fn dropped_driver_gives_role_back_outside_runtime() {
+    run_on_thread(|runtime| {
+        let device = Device::open().unwrap();
+        let driver = runtime.block_on(async { uiw::with_tokio::drive(&device) }).unwrap();
+        exchange_blocking(&device, echo_on_other_device());
+        drop(driver);
+        exchange_blocking(&device, echo_on_other_device());
+        // Here the background thread drives.
+        let settings = ConnectionConfig::default();
+        let pd = device.alloc_pd().unwrap();
+        runtime.block_on(Connection::connect(&pd, echo_on_other_device(), &settings)).unwrap();
+    });
 }
 
 /// Only the runtime drives the device, which has no thread.

@@ -238,8 +238,8 @@ impl Device {
         self.driver.deadline()
     }
 
-    /// Waits, for at most `timeout`, until the connections of destroyed queue pairs have sent all
-    /// their data. Returns whether they have.
+    /// Waits, for at most `timeout`, until the connections of destroyed queue pairs, and those that
+    /// are closing, have sent all their data. Returns whether they have.
     ///
     /// Call this before the process exits, so that peers receive the last bytes. With a user-space
     /// TCP stack it then also ends all other connections, as the kernel does for its own when a
@@ -251,8 +251,8 @@ impl Device {
     /// a signal handler that has interrupted a round of the same thread: then it returns `false`
     /// after `timeout` at the latest.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
-        let until = Instant::now() + timeout;
-        let left = || until.saturating_duration_since(Instant::now());
+        let begun = Instant::now();
+        let left = || timeout.saturating_sub(begun.elapsed());
         loop {
             match self.driver.is_draining(left()) {
                 Some(false) => break,

@@ -155,7 +155,8 @@ pub fn end_with_last_handle(device: &Device, connection: Weak<dyn Linger>) {
 }
 
 /// Role of driving one shard of a device, held by the task of a runtime. While it exists, the
-/// background thread of the shard sleeps.
+/// background thread of the shard sleeps. A thread that waits in a call of the engine takes over
+/// the role until its wait ends.
 pub struct ShardTask {
     shard: Arc<Shard>,
     active: ActiveTask,
@@ -197,6 +198,11 @@ impl ShardTask {
     #[must_use]
     pub fn pump_events(&self) -> Option<bool> {
         self.shard.pump_events()
+    }
+
+    /// Releases the role, which is otherwise released on drop.
+    pub fn release(&self) {
+        self.active.release();
     }
 
     /// Makes one round, unless another thread drives. Returns the amount of work done.

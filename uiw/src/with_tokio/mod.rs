@@ -43,11 +43,22 @@ impl Wake for WakeHandle {
 #[must_use = "dropping the driver stops it"]
 #[derive(Debug)]
 pub struct Driver {
-    _shards: JoinSet<()>,
+    shards: Vec<Arc<ShardTask>>,
+    _tasks: JoinSet<()>,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // The runtime may not run again, and the tasks end only when it does.
+        for shard in &self.shards {
+            shard.release();
+        }
+    }
 }
 
 /// Drives `device` from the current tokio runtime, until the [`Driver`] is dropped. Meanwhile the
-/// device's background threads sleep.
+/// device's background threads sleep. A thread that waits in a blocking call, for example
+/// [`Device::block_on`], drives the device itself.
 ///
 /// This makes programs faster that use a single-threaded runtime (`flavor = "current_thread"`). On
 /// a multi-threaded runtime it works as well, but is slower than the background threads, because an
@@ -75,27 +86,29 @@ pub struct Driver {
 /// Panics if the runtime was built without I/O. Without time, tasks of the returned driver panic.
 pub fn drive(device: &Device) -> io::Result<Driver> {
     let runtime = Handle::try_current().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
-    let mut shards = JoinSet::new();
+    let (mut shards, mut tasks) = (Vec::new(), JoinSet::new());
     for index in 0..device.shards() {
         let handle = Arc::new(WakeHandle(Notify::new()));
         let shard = ShardTask::try_new(device.as_raw(), index, || Waker::from(Arc::clone(&handle)));
-        let shard = shard.ok_or(io::ErrorKind::ResourceBusy)?;
+        let shard = Arc::new(shard.ok_or(io::ErrorKind::ResourceBusy)?);
+        shards.push(Arc::clone(&shard));
         let set = shard.wait_fd().ok_or(io::ErrorKind::Unsupported)?;
         // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and
         // the same until it is deregistered.
         let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
         let task = async move {
-            if let Err(error) = drive_shard(shard, set, handle).await {
+            if let Err(error) = drive_shard(&shard, set, handle).await {
+                shard.release();
                 tracing::error!(shard = index, %error, "tokio can no longer drive the device");
             }
         };
-        shards.spawn_on(task, &runtime);
+        tasks.spawn_on(task, &runtime);
     }
-    Ok(Driver { _shards: shards })
+    Ok(Driver { shards, _tasks: tasks })
 }
 
 async fn drive_shard(
-    shard: ShardTask,
+    shard: &ShardTask,
     set: AsyncFd<Arc<OwnedFd>>,
     handle: Arc<WakeHandle>,
 ) -> io::Result<()> {

@@ -231,3 +231,19 @@ fn wait_timeout_leaves_operation_under_way() {
     assert_eq!(server.recv().unwrap().unwrap()[..], vec![8; 2 * LEN]);
     assert_eq!(later.wait_timeout(TIMEOUT).unwrap().unwrap().len(), 2 * LEN);
 }
+
+/// The operations of a dropped connection are sent before the process may exit.
+#[test]
+fn wait_for_idle_includes_detached_operations() {
+    const COUNT: usize = 50;
+    let ((client_device, client), (_s, server)) = connected(&ConnectionConfig::default());
+    let client = client.into_async();
+    for _ in 0..COUNT {
+        drop(client.send(client.pd().register(vec![0; 1 << 20]).unwrap()));
+    }
+    drop(client);
+    let receiver = std::thread::spawn(move || (0..COUNT).all(|_| server.recv().unwrap().is_some()));
+    assert!(client_device.wait_idle(Duration::MAX));
+    assert_eq!(client_device.counters().total().traffic.send.sent.messages, COUNT as u64);
+    assert!(receiver.join().unwrap());
+}

@@ -286,6 +286,7 @@ impl Conn {
     /// dropped its last handle. A connection that is already closing keeps its own deadline.
     pub(crate) fn limit_lifetime(&mut self, timeout: Duration, services: &mut Services) {
         self.stream.limit_lifetime(timeout, services.now);
+        self.is_limited = true;
     }
 
     /// Returns the segment sizes, TCP state and peer kind of the connection.

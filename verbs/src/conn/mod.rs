@@ -116,6 +116,9 @@ pub(crate) struct Conn {
     address_entry: Option<AddressEntry>,
     /// True once Full Operation has begun.
     was_open: bool,
+    /// True if the program has dropped the connection, or closes it, and requests are in progress
+    /// ([`Conn::limit_lifetime`]).
+    is_limited: bool,
     /// Call of the stack that the shard makes after it has served this connection.
     pub(crate) stack_request: StackRequest,
     /// Local address that the application requested.
@@ -177,6 +180,7 @@ impl Conn {
             half_open: None,
             address_entry: None,
             was_open: false,
+            is_limited: false,
             stack_request: StackRequest::Nothing,
             asked_local: None,
             connected_note: None,
@@ -237,10 +241,10 @@ impl Conn {
         (self.state.has_long_message() && self.stream.is_open() && waits).then_some(self.message_at)
     }
 
-    /// Returns whether the stream stays open only for the last responses and acknowledgements,
-    /// because the queue pair was destroyed or an orderly close has begun.
+    /// Returns whether the connection only sends what was posted, or the last responses and
+    /// acknowledgements, because the program has dropped it or closes it.
     pub(crate) fn is_draining(&self) -> bool {
-        self.stream.is_draining()
+        self.stream.is_draining() || self.is_limited && self.stream.is_open()
     }
 
     /// Handles the doorbell: requests were posted, or a receive was posted for a stalled stream.

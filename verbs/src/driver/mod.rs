@@ -299,10 +299,10 @@ impl Driver {
     /// Returns whether `ask` returns true for any shard, or `None` if there is no answer within
     /// `timeout`.
     fn any_within(&self, timeout: Duration, ask: fn(&mut Core) -> bool) -> Option<bool> {
-        let until = Instant::now() + timeout;
+        let begun = Instant::now();
         let mut any = false;
         for shard in &self.shards {
-            any |= shard.call_within(until.saturating_duration_since(Instant::now()), ask)?;
+            any |= shard.call_within(timeout.saturating_sub(begun.elapsed()), ask)?;
         }
         Some(any)
     }

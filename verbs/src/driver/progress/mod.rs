@@ -24,8 +24,8 @@
 //!
 //! | transition | caller | from | to | condition |
 //! |---|---|---|---|---|
-//! | `claim` | a thread in a wait, a driving task | all but polled | polled | it has nothing to do; for a thread, no pause (see below) |
-//! | `release` | the active poller | polled | unowned | its wait is over, or another thread polls steadily |
+//! | `claim` | a thread in a wait, a driving task | all but polled; for a thread, also polled by a task | polled | it has nothing to do; for a thread, no pause (see below) |
+//! | `release` | the active poller | polled | unowned; polled by the task from which it was taken | its wait is over, or another thread polls steadily |
 //! | `background_turn` | background | unowned | background | no poll hint since its last turn |
 //! | `background_turn` | background | armed, served | background | neither rounds nor armings for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns, or unserved events at two turns |
 //! | `background_release` | background | background | unowned | its sleep ended |
@@ -39,7 +39,7 @@
 //!
 //! | call | owner | effect |
 //! |---|---|---|
-//! | `claim_or_stand_by` | polled | the thread is on standby |
+//! | `claim_or_stand_by` | polled by a thread | the thread is on standby |
 //! | | any, during the pause described below | the thread sleeps until it is woken, or the pause ends |
 //! | `background_turn` | unowned, with a poll hint; armed, served | the background thread is on standby with a timer |
 //! | `background_turn` | polled | the same, or without a timer (*parked*) if the poller has slept for [`IDLE_TURNS`](ownership::IDLE_TURNS) turns without rounds |

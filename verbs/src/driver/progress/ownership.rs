@@ -69,6 +69,9 @@ impl ActivePoller {
 #[derive(Default)]
 struct OwnershipState {
     owner: ShardOwner,
+    /// Task whose role the active poller, a thread, has taken over until its wait ends: the runtime
+    /// of the task may not run meanwhile.
+    replaced_task: Option<Waker>,
     /// Number of claims and armings.
     epoch: u32,
     /// Threads that wait while another one is the active poller.
@@ -159,6 +162,14 @@ impl OwnershipState {
         true
     }
 
+    /// Wakes the threads that may take over the role of the active poller.
+    fn hand_over(&mut self, background: &Parker) {
+        if let Some(next) = self.standby.pop() {
+            next.notify();
+        }
+        self.wake_parked_background(background);
+    }
+
     fn wake_parked_background(&mut self, background: &Parker) {
         if std::mem::take(&mut self.background_parked) {
             background.notify();
@@ -176,9 +187,9 @@ impl Ownership {
         self.inner.lock().claim(&self.background, poller)
     }
 
-    /// Like [`Ownership::claim`] for the thread of `parker`, but puts the thread on standby if
-    /// there is an active poller. Does neither while waiting threads leave the shard to a thread that
-    /// polls ([`Ownership::leave`]).
+    /// Like [`Ownership::claim`] for the thread of `parker`, but takes over the role of a task, and
+    /// puts the thread on standby if another thread is the active poller. Does neither while waiting
+    /// threads leave the shard to a thread that polls ([`Ownership::leave`]).
     pub(super) fn claim_or_stand_by(&self, parker: &Arc<Parker>, now: impl Fn() -> Nanos) -> WaitRole {
         let mut inner = self.inner.lock();
         // Usually no thread has left the shard, and the clock is not read.
@@ -190,6 +201,10 @@ impl Ownership {
             if now >= inner.left_until + PAUSE {
                 inner.left_until = 0;
             }
+        }
+        if let ShardOwner::Polled(ActivePoller::Task(waker)) = &inner.owner {
+            inner.replaced_task = Some(waker.clone());
+            inner.owner = ShardOwner::Unowned;
         }
         if inner.claim(&self.background, || ActivePoller::Thread(Arc::clone(parker))) {
             return WaitRole::Poller { was_left: inner.left_until > 0 };
@@ -216,15 +231,28 @@ impl Ownership {
         self.inner.lock().wake_parked_background(&self.background);
     }
 
-    /// Ends the role of the active poller. A thread on standby takes over, or the background thread
-    /// once the poll hint ends.
+    /// Ends the role of the active poller, a thread. The task that had the role before gets it back.
+    /// Otherwise a thread on standby takes over, or the background thread once the poll hint ends.
     pub(super) fn release(&self) {
         let mut inner = self.inner.lock();
-        inner.owner = ShardOwner::Unowned;
-        if let Some(next) = inner.standby.pop() {
-            next.notify();
+        inner.owner = match inner.replaced_task.take() {
+            Some(task) => {
+                // It reads the deadline, which may have changed.
+                task.wake_by_ref();
+                ShardOwner::Polled(ActivePoller::Task(task))
+            }
+            None => ShardOwner::Unowned,
+        };
+        inner.hand_over(&self.background);
+    }
+
+    /// Ends the role of the task that drives, also if a thread has taken it over.
+    pub(super) fn release_task(&self) {
+        let mut inner = self.inner.lock();
+        if inner.replaced_task.take().is_none() {
+            inner.owner = ShardOwner::Unowned;
+            inner.hand_over(&self.background);
         }
-        inner.wake_parked_background(&self.background);
     }
 
     /// Makes the program of `watch`, which has armed a queue, the owner, unless there is an active

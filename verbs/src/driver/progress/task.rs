@@ -4,32 +4,44 @@ use super::State;
 use super::ownership::ActivePoller;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Instant;
 
 /// Task that is the active poller: the reactor of a runtime waits for the stack's descriptor. The
 /// role is released on drop.
-pub(crate) struct ActiveTask(Arc<State>);
+pub(crate) struct ActiveTask {
+    state: Arc<State>,
+    released: AtomicBool,
+}
 
 impl ActiveTask {
     /// Makes the task of `waker` the active poller, unless there is one.
     pub(in super::super) fn claim(state: &Arc<State>, waker: impl FnOnce() -> Waker) -> Option<Self> {
-        state.ownership.claim(|| ActivePoller::Task(waker())).then(|| Self(Arc::clone(state)))
+        let claimed = state.ownership.claim(|| ActivePoller::Task(waker()));
+        claimed.then(|| Self { state: Arc::clone(state), released: AtomicBool::new(false) })
     }
 
     /// Returns the descriptor to wait for.
     pub(crate) fn set(&self) -> Option<Arc<OwnedFd>> {
-        self.0.stack.clone()
+        self.state.stack.clone()
     }
 
     /// Returns the next deadline of the streams.
     pub(crate) fn timer(&self) -> Option<Instant> {
-        self.0.deadline()
+        self.state.deadline()
+    }
+
+    /// Releases the role, if this was not done before.
+    pub(crate) fn release(&self) {
+        if !self.released.swap(true, Ordering::SeqCst) {
+            self.state.ownership.release_task();
+        }
     }
 }
 
 impl Drop for ActiveTask {
     fn drop(&mut self) {
-        self.0.release();
+        self.release();
     }
 }

@@ -329,3 +329,19 @@ fn waiting_thread_replaces_armed_program() {
     assert!(!watched.is_on() && watched.watch.is_taken());
     assert!(!f.arm(&watched, 0), "there is an active poller");
 }
+
+#[test]
+fn thread_replaces_task_until_release() {
+    let f = OwnershipFixture::new();
+    let thread = parker();
+    assert!(f.claim_asleep());
+    assert!(f.claim(&thread));
+    assert!(!f.claim_asleep(), "the role is taken");
+    f.ownership.release();
+    assert!(f.ownership.is_owned() && !f.ownership.is_owned_by(&thread), "by the task");
+    assert!(f.claim(&thread));
+    f.ownership.release_task();
+    assert!(f.ownership.is_owned_by(&thread));
+    f.ownership.release();
+    assert!(!f.ownership.is_owned());
+}
