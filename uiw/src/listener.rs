@@ -1,7 +1,7 @@
 //! Listeners and connection requests of the async API.
 
 use crate::connection::{Connection, PendingConnection};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::handshakes::{AcceptFailure, Handshakes};
 use crate::llp::PeerIdentity;
 use crate::pd::Pd;
@@ -79,7 +79,8 @@ impl Listener {
     /// that is when its first message has arrived.
     ///
     /// Up to 1,024 handshakes run at the same time, so a silent peer does not delay others. Peers
-    /// whose handshake fails are logged and counted ([`Listener::failures`]).
+    /// whose handshake fails, and peers for whose connection resources are missing, are logged and
+    /// counted ([`Listener::failures`]).
     ///
     /// # Cancel safety
     /// Dropping the future, for instance in `select!`, loses no peer: the next call continues with
@@ -93,16 +94,25 @@ impl Listener {
     }
 
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<Connection>> {
-        while self.handshakes.has_room() {
-            let Poll::Ready(incoming) = self.poll_incoming(cx)? else { break };
-            let peer = incoming.peer_addr();
-            match incoming.begin(&self.pd, &self.settings) {
-                Ok(pending) => self.handshakes.begin(peer, pending.established()),
-                Err(error) if is_peer_failure(&error) => self.handshakes.fail(AcceptFailure { peer, error }),
-                Err(error) => return Poll::Ready(Err(error)),
+        loop {
+            while self.handshakes.has_room() {
+                let Poll::Ready(incoming) = self.poll_incoming(cx)? else { break };
+                let peer = incoming.peer_addr();
+                match incoming.begin(&self.pd, &self.settings) {
+                    Ok(pending) => self.handshakes.begin(peer, pending.established()),
+                    Err(error) if matches!(error.kind(), ErrorKind::Startup(_)) => {
+                        return Poll::Ready(Err(error));
+                    }
+                    Err(error) => self.handshakes.fail(AcceptFailure { peer, error }),
+                }
+            }
+            let was_full = !self.handshakes.has_room();
+            match self.handshakes.poll_established(cx) {
+                // Failures have made room for requests, which nothing has polled yet.
+                Poll::Pending if was_full && self.handshakes.has_room() => {}
+                established => return established.map(Ok),
             }
         }
-        self.handshakes.poll_established(cx).map(Ok)
     }
 
     /// Waits for the next connection request, which the program can inspect before it accepts or
@@ -154,19 +164,6 @@ impl Stream for Listener {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.poll_accept(cx).map(Some)
     }
-}
-
-/// Returns whether only this peer failed, so that other peers can still be accepted.
-fn is_peer_failure(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::NotConnected
-            | ErrorKind::Lost { .. }
-            | ErrorKind::TimedOut { .. }
-            | ErrorKind::PeerStartup { .. }
-            | ErrorKind::PeerRefusal { .. }
-            | ErrorKind::ClosedInStartup { .. }
-    )
 }
 
 /// Connection request of a peer. Dropping it rejects the request.
@@ -244,5 +241,28 @@ impl Incoming {
     /// peer has closed the connection.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         Ok(self.request.reject(private_data)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use futures_util::future::join;
+    use std::time::Duration;
+
+    /// All handshakes fail between two polls of the listener.
+    #[test]
+    fn failed_handshakes_make_room() {
+        let (device, settings) = (Device::open().unwrap(), ConnectionConfig::default());
+        let pd = device.alloc_pd().unwrap();
+        let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &settings).unwrap();
+        let address = listener.local_addr();
+        while listener.handshakes.has_room() {
+            listener.handshakes.begin(address, async { Err(ErrorKind::NotConnected.into()) });
+        }
+        let both = async { join(listener.accept(), Connection::connect(&pd, address, &settings)).await };
+        let (accepted, connected) = device.block_on_for(Duration::from_secs(60), both).expect("no hang");
+        assert!(accepted.is_ok() && connected.is_ok());
     }
 }

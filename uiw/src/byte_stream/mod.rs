@@ -24,6 +24,8 @@ use uiw_verbs::integration::register_waker;
 /// The peer sends such a message when it has read half of the messages for which this end has
 /// credits. So at most two can arrive before this end sends data again.
 const RESERVED_RECEIVES: u32 = 2;
+/// Length in bytes of the send buffers for short messages. Those for others have the maximum length.
+const SHORT_BUFFER: usize = 4 << 10;
 /// Maximum payload length of a message in bytes.
 const MAX_PAYLOAD: u32 = 256 << 10;
 
@@ -128,6 +130,9 @@ struct WriteState {
     depth: usize,
     /// True if the last message of this direction has been sent.
     ended: bool,
+    /// Kind and text of the first error of a Send: bytes that were written are lost, which every
+    /// later write and flush reports.
+    failed: Option<(io::ErrorKind, String)>,
 }
 
 /// List of tasks that are woken together.
@@ -172,6 +177,7 @@ impl ByteStream {
             free: Vec::new(),
             depth: connection.send_depth() as usize,
             ended: false,
+            failed: None,
         };
         let mut stream = Self { reading, writing, connection };
         let max_payload = (size - HEADER_LEN as u32).min(MAX_PAYLOAD);
@@ -241,7 +247,7 @@ impl ByteStream {
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             if let Some(copied) = self.reading.copy(buf) {
-                self.grant_credits(cx)?;
+                self.grant_credits(cx);
                 return Poll::Ready(Ok(copied));
             }
             if self.reading.ended || buf.is_empty() {
@@ -249,8 +255,12 @@ impl ByteStream {
             }
             // Try again to grant credits for which the send queue had no room earlier: the peer may
             // be waiting for them.
-            self.grant_credits(cx)?;
-            ready!(self.poll_message(cx))?;
+            self.grant_credits(cx);
+            if self.poll_message(cx)?.is_pending() {
+                // The peer may be waiting for credits that this end cannot send.
+                self.writing.check()?;
+                return Poll::Pending;
+            }
         }
     }
 
@@ -267,10 +277,12 @@ impl ByteStream {
 
     /// Poll function of [`ByteStream::flush`].
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.writing.in_flight.is_empty() {
+        loop {
             ready!(self.writing.poll_sent(cx))?;
+            if self.writing.in_flight.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
         }
-        Poll::Ready(Ok(()))
     }
 
     /// Poll function of [`ByteStream::shutdown`].
@@ -322,13 +334,17 @@ impl ByteStream {
 
     /// Grants free receives to the peer in a message of their own, if their number has reached the
     /// threshold, from which the peer may be waiting for them, and the send queue has room.
-    /// Otherwise the next call or the next message with payload grants them.
-    fn grant_credits(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        if self.reading.freed >= self.reading.threshold && self.writing.poll_room(cx)?.is_ready() {
+    /// Otherwise the next call or the next message with payload grants them. Errors are those of
+    /// the other direction, which keeps them.
+    fn grant_credits(&mut self, cx: &mut Context<'_>) {
+        if self.reading.freed >= self.reading.threshold
+            && let Poll::Ready(Ok(())) = self.writing.poll_room(cx)
+        {
             let credits = self.reading.take_freed();
-            self.send(Header { credits, fin: false }, &[])?;
+            if let Err(error) = self.send(Header { credits, fin: false }, &[]) {
+                let _ = self.writing.fail(error);
+            }
         }
-        Ok(())
     }
 
     /// Sends a message that takes a credit. The caller has waited for [`Self::poll_credit`].
@@ -344,8 +360,9 @@ impl ByteStream {
         let mut buffer = match reusable {
             Some(buffer) => buffer,
             None => {
-                let capacity = self.writing.max_payload.map_or(payload.len(), |max| max as usize);
-                self.connection.pd().register(vec![0; HEADER_LEN + capacity])?
+                let longest = HEADER_LEN + self.writing.max_payload.map_or(0, |max| max as usize);
+                let capacity = if len <= SHORT_BUFFER { SHORT_BUFFER } else { longest };
+                self.connection.pd().register(vec![0; capacity])?
             }
         };
         let bytes = buffer.bytes_mut();
@@ -400,25 +417,44 @@ impl WriteState {
     /// Waits until the send queue has room for another message.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Also takes the buffers of all Sends that have already completed.
-        while !self.in_flight.is_empty() {
+        loop {
             match self.poll_sent(cx)? {
+                Poll::Ready(()) if self.in_flight.is_empty() => return Poll::Ready(Ok(())),
                 Poll::Ready(()) => {}
-                Poll::Pending if self.in_flight.len() < self.depth => break,
+                Poll::Pending if self.in_flight.len() < self.depth => return Poll::Ready(Ok(())),
                 Poll::Pending => return Poll::Pending,
             }
         }
-        Poll::Ready(Ok(()))
     }
 
     /// Waits for the oldest Send in flight, if there is one, and keeps its buffer for reuse.
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check()?;
         let Some(op) = self.in_flight.front_mut() else { return Poll::Ready(Ok(())) };
         // Register before the poll: an operation that completes right after the poll must find the
         // waker.
         register_waker(&mut self.waiting_tasks.0.lock(), cx.waker());
         let outcome = ready!(Pin::new(op).poll(&mut Context::from_waker(&self.waker)));
         self.in_flight.pop_front();
-        self.free.push(outcome?);
+        match outcome {
+            Ok(buffer) => self.free.push(buffer),
+            Err(error) => return Poll::Ready(Err(self.fail(error.into()))),
+        }
         Poll::Ready(Ok(()))
+    }
+
+    /// Records the error of a Send, and returns it.
+    fn fail(&mut self, error: Error) -> io::Error {
+        let error = io::Error::from(error);
+        self.failed.get_or_insert_with(|| (error.kind(), error.to_string()));
+        error
+    }
+
+    /// Returns the recorded error again.
+    fn check(&self) -> io::Result<()> {
+        match &self.failed {
+            Some((kind, text)) => Err(io::Error::new(*kind, text.clone())),
+            None => Ok(()),
+        }
     }
 }

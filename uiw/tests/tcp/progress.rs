@@ -2,14 +2,14 @@
 
 use crate::common::{TIMEOUT, connected, loopback};
 use std::future::{Future, poll_fn};
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use uiw::blocking::{Connection, Listener};
+use uiw::blocking::{ByteStream, Connection, Listener};
 use uiw::llp::tcp::TcpStack;
 use uiw::{Access, ConnectionConfig, Device, DeviceConfig, Progress};
 use uiw_mpa::wire::startup::Frame;
@@ -246,4 +246,25 @@ fn wait_for_idle_includes_detached_operations() {
     assert!(client_device.wait_idle(Duration::MAX));
     assert_eq!(client_device.counters().total().traffic.send.sent.messages, COUNT as u64);
     assert!(receiver.join().unwrap());
+}
+
+/// The error of a lost write belongs to the writing direction, which keeps it.
+#[test]
+fn lost_write_does_not_disturb_reads() {
+    let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default().recv_depth(12));
+    let (mut stream, mut peer) = (ByteStream::new(client).unwrap(), ByteStream::new(server).unwrap());
+    for byte in 0..9 {
+        peer.write_all(&[byte]).unwrap();
+    }
+    peer.shutdown().unwrap();
+    drop(peer);
+    stream.connection().ended();
+    assert_eq!(stream.write(b"lost").unwrap(), 4);
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    for _ in 0..3 {
+        assert_eq!(stream.flush().unwrap_err().kind(), ErrorKind::BrokenPipe);
+    }
+    assert_eq!(stream.write(b"more").unwrap_err().kind(), ErrorKind::BrokenPipe);
 }
