@@ -273,7 +273,7 @@ impl Connection {
             // Either the receives were flushed because the connection has ended, or none was posted
             // because the program still holds all messages.
             _ if ending.is_closed() => Ok(None),
-            _ => Err(self.dispatcher.ended(ending)),
+            _ => Err(self.dispatcher.end_error(ending)),
         })
     }
 
@@ -321,7 +321,7 @@ impl Connection {
         let connection = self.clone();
         async move {
             let ending = connection.ended().await;
-            begun.map(|()| ending).map_err(|_| connection.dispatcher.ended(ending))
+            begun.map(|()| ending).map_err(|_| connection.dispatcher.end_error(ending))
         }
     }
 
@@ -340,12 +340,7 @@ impl Connection {
 
     /// Waits until either side has ended the connection, and returns how it ended.
     pub async fn ended(&self) -> CloseReason {
-        poll_fn(|cx| self.poll_ended(cx)).await
-    }
-
-    /// Poll form of [`Connection::ended`].
-    pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
-        self.dispatcher.poll_ended(cx)
+        self.dispatcher.ended().await
     }
 
     /// Posts `request`, and keeps `memory`, which it uses, until the request is complete, even if

@@ -14,10 +14,13 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::ConnectionConfig;
 use parking_lot::{Mutex, MutexGuard};
+use slab::Slab;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::future::Future;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
@@ -62,6 +65,7 @@ impl ConnectionHandle {
             channel: Arc::new(CmChannel::default()),
             info: std::sync::OnceLock::new(),
             ending: Mutex::new(None),
+            end_waiters: Arc::default(),
         });
         let waker = Waker::from(Arc::new(DeferredWaker(Arc::downgrade(&dispatcher))));
         let _ = dispatcher.completions.deferred.set(waker);
@@ -108,6 +112,53 @@ pub(crate) struct Dispatcher {
     pub(crate) info: std::sync::OnceLock<ConnInfo>,
     /// Reason for which the connection ended, once it is known.
     ending: Mutex<Option<CloseReason>>,
+    end_waiters: Arc<EndWaiters>,
+}
+
+/// Tasks that wait for the end of a connection.
+#[derive(Default)]
+struct EndWaiters {
+    /// One for each [`EndFuture`], which removes it when it is dropped.
+    futures: Mutex<Slab<Waker>>,
+    /// Tasks that wait for something that the end also completes.
+    others: Mutex<Vec<Waker>>,
+}
+
+impl Wake for EndWaiters {
+    fn wake(self: Arc<Self>) {
+        let mut wakers = std::mem::take(&mut *self.others.lock());
+        wakers.extend(self.futures.lock().iter().map(|(_, waker)| waker.clone()));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Future of [`Dispatcher::ended`].
+struct EndFuture<'a> {
+    dispatcher: &'a Dispatcher,
+    /// Key of its waker.
+    key: Option<usize>,
+}
+
+impl Future for EndFuture<'_> {
+    type Output = CloseReason;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<CloseReason> {
+        let mut futures = self.dispatcher.end_waiters.futures.lock();
+        match self.key.and_then(|key| futures.get_mut(key)) {
+            Some(waker) => waker.clone_from(cx.waker()),
+            None => self.key = Some(futures.insert(cx.waker().clone())),
+        }
+        drop(futures);
+        self.dispatcher.poll_end_event()
+    }
+}
+
+impl Drop for EndFuture<'_> {
+    fn drop(&mut self) {
+        let waker = self.key.map(|key| self.dispatcher.end_waiters.futures.lock().remove(key));
+        // Dropping a waker may run user code, so the lock is released before.
+        drop(waker);
+    }
 }
 
 /// Actions deferred until all locks are released, because each of them may run user code.
@@ -354,7 +405,7 @@ impl Dispatcher {
         if let Some((outcome, buffer)) = ops.take_done(key) {
             drop(ops);
             let result = match ending {
-                Some(reason) => Err(self.ended(reason)),
+                Some(reason) => Err(self.end_error(reason)),
                 None => outcome.into_result(self.peer(), Some(&self.qp)),
             };
             return Poll::Ready((result, buffer));
@@ -379,7 +430,7 @@ impl Dispatcher {
     }
 
     /// Returns the error of an operation that was not performed because the connection had ended.
-    pub(crate) fn ended(&self, reason: CloseReason) -> Error {
+    pub(crate) fn end_error(&self, reason: CloseReason) -> Error {
         if reason.is_closed() {
             return self.closed();
         }
@@ -446,9 +497,23 @@ impl Dispatcher {
         Poll::Pending
     }
 
+    /// Waits for the end of the connection, and returns the reason.
+    pub(crate) fn ended(&self) -> impl Future<Output = CloseReason> {
+        EndFuture { dispatcher: self, key: None }
+    }
+
     /// Returns the reason for the end of the connection, once it has ended. The engine reports the
     /// end after the last completion, so every message is in the inbox then.
     pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
+        integration::register_waker(&mut self.end_waiters.others.lock(), cx.waker());
+        self.poll_end_event()
+    }
+
+    /// Takes the event of the end. The caller has registered its waker before, so that an event
+    /// that comes later wakes it.
+    fn poll_end_event(&self) -> Poll<CloseReason> {
+        let waker = Waker::from(Arc::clone(&self.end_waiters));
+        let cx = &mut Context::from_waker(&waker);
         // The lock is held while the event is taken. Otherwise a second caller could miss the event
         // and wait for another one.
         let mut ending = self.ending.lock();
@@ -497,6 +562,22 @@ mod tests {
             (client.block_on(connection).unwrap(), accepted.join().unwrap())
         });
         (client, connection, server, accepted)
+    }
+
+    /// A program that waits for the end in each of its tasks keeps no waker of those that are gone.
+    #[test]
+    fn dropped_future_of_end_leaves_no_waker() {
+        let (client, connection, _server, accepted) = pair(&ConnectionConfig::default());
+        for _ in 0..3 {
+            begin(pin!(connection.ended()));
+        }
+        assert!(connection.dispatcher.end_waiters.futures.lock().is_empty());
+        let mut kept = pin!(connection.ended());
+        begin(kept.as_mut());
+        begin(kept.as_mut());
+        assert_eq!(connection.dispatcher.end_waiters.futures.lock().len(), 1);
+        drop(accepted);
+        assert!(client.block_on(kept).orderly);
     }
 
     #[test]
