@@ -1,8 +1,9 @@
 //! Key-value store: clients put with a Send, and get with one RDMA Read, without involving the
 //! server's program.
 //!
-//! An entry has a version at its beginning and at its end. While the server changes the entry, the
-//! version is odd or the two differ, and the client reads again.
+//! An entry has a version at its beginning and at its end. The server changes the one at the end
+//! first and the one at the beginning last, while a Read goes from the beginning to the end. If it
+//! finds two different versions, the client reads again.
 
 use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -41,10 +42,9 @@ fn serve(connection: &Connection, table: &SharedMr) -> uiw::Result<()> {
             continue;
         };
         let at = place(key);
-        let version = table.update_u64(at, |version| version + 1)?;
+        table.update_u64(at + ENTRY - 8, |version| version + 1)?;
         table.write(at + 8, &put)?;
-        table.update_u64(at + ENTRY - 8, |_| version + 2)?;
-        table.update_u64(at, |_| version + 2)?;
+        table.update_u64(at, |version| version + 1)?;
         connection.send_copy(b"stored")?;
     }
     Ok(())
@@ -79,7 +79,7 @@ impl Client {
             entry = self.connection.read(entry, self.table.slice(at..at + ENTRY)?).wait()?;
             let (version, rest) = entry.bytes().split_first_chunk::<8>().ok_or("short")?;
             let (entry, behind) = rest.split_last_chunk::<8>().ok_or("short")?;
-            if u64::from_ne_bytes(*version) % 2 == 1 || version != behind {
+            if version != behind {
                 continue;
             }
             let value = entry.strip_prefix(&key).map(String::from_utf8_lossy);

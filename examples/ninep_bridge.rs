@@ -88,13 +88,14 @@ fn start(program: &[OsString]) -> Result<Child, AnyError> {
     command.spawn().map_err(|error| format!("cannot run {}: {error}", name.display()).into())
 }
 
-/// Accepts connections forever, and starts a process of `program` for each.
+/// Accepts connections forever, and starts a process of `program` for each. One that cannot be
+/// started ends its connection only.
 fn listen(listener: &Listener, program: &[OsString]) -> Result<(), AnyError> {
     loop {
         let connection = listener.accept()?;
-        let server = start(program)?;
+        let server = start(program);
         thread::spawn(move || {
-            if let Err(error) = serve(&connection, server) {
+            if let Err(error) = server.and_then(|server| serve(&connection, server)) {
                 eprintln!("ninep_bridge: {error}");
             }
         });

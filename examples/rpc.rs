@@ -88,7 +88,12 @@ impl Service<Vec<u8>> for Client {
         let (call, connection, calls) = (self.next, self.connection.clone(), Arc::clone(&self.calls));
         Box::pin(async move {
             let (caller, answer) = oneshot::channel();
-            calls.lock().map_err(|_| "a caller panicked")?.insert(call, caller);
+            {
+                let mut waiting = calls.lock().map_err(|_| "a caller panicked")?;
+                // Callers that have given up, for example after a time-out, wait for no answer.
+                waiting.retain(|_, caller| !caller.is_closed());
+                waiting.insert(call, caller);
+            }
             connection.send_copy(&message(call, &request)).await?;
             Ok(answer.await.map_err(|_| "the connection has ended")?)
         })

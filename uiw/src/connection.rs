@@ -98,7 +98,7 @@ impl PendingConnection {
     /// Begins to connect to `peer`.
     pub(crate) fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let pending = Self::new(pd, settings)?;
-        let options = Arc::new(settings.options.clone());
+        let options = settings.raw_options();
         cm::connect(pending.qp(), None, peer, &options, &settings.private_data, pending.channel())?;
         Ok(pending)
     }
@@ -303,7 +303,10 @@ impl Connection {
         &self.pd
     }
 
-    /// Returns the queue pair underneath, for the [raw layer](crate::raw).
+    /// Returns the queue pair underneath, for queries with the [raw layer](crate::raw).
+    ///
+    /// Nothing may be posted there: the connection takes every completion for one of its own
+    /// requests and receives.
     #[must_use]
     pub fn qp(&self) -> &Qp {
         self.dispatcher.qp()

@@ -63,7 +63,7 @@ impl Listener {
         let device = pd.device();
         settings.check(device.limits())?;
         let channel = Arc::new(CmChannel::default());
-        let options = Arc::new(settings.options.clone());
+        let options = settings.raw_options();
         let port = cm::Listener::bind(device.as_raw(), local, BACKLOG, &options, &channel)?;
         let handshakes = Handshakes::default();
         Ok(Self { pd: pd.clone(), settings: settings.clone(), port, channel, handshakes })
@@ -229,7 +229,7 @@ impl Incoming {
     /// Accepts the request without waiting for the connection.
     pub(crate) fn begin(self, pd: &Pd, settings: &ConnectionConfig) -> Result<PendingConnection> {
         let pending = PendingConnection::new(pd, settings)?;
-        let options = Arc::new(settings.options.clone());
+        let options = settings.raw_options();
         self.request.accept(pending.qp(), Some(&options), &settings.private_data, Some(pending.channel()))?;
         Ok(pending)
     }

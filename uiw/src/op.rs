@@ -70,6 +70,9 @@ impl<T, E> Op<T, E> {
     ///
     /// # Errors
     /// The errors are those of [`Op::wait`].
+    ///
+    /// # Panics
+    /// Panics if a call or a poll before has returned the result.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<T, E>> {
         let device = self.dispatcher.device().clone();
         device.block_on_for(timeout, self)
@@ -80,7 +83,7 @@ impl<T, E> Future for Op<T, E> {
     type Output = Result<T, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(ticket) = self.ticket else { return Poll::Pending };
+        let Some(ticket) = self.ticket else { panic!("the result of an operation is returned once") };
         let (result, buffer) = ready!(self.dispatcher.poll_op(ticket, cx));
         self.ticket = None;
         Poll::Ready((self.finish)(result, buffer))

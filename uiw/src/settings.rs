@@ -1,6 +1,7 @@
 //! Settings of the safe API's connections.
 
 use crate::error::Result;
+use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::{ConnConfig, Limits};
 
@@ -74,6 +75,12 @@ impl ConnectionConfig {
     pub fn options(mut self, options: ConnConfig) -> Self {
         self.options = options;
         self
+    }
+
+    /// Returns the options for the raw layer. The end of the connection ends its operations, so the
+    /// queue pair must not wait for another connection.
+    pub(crate) fn raw_options(&self) -> Arc<ConnConfig> {
+        Arc::new(self.options.clone().outlives_peer(false))
     }
 
     /// Sets the private data that is sent to the peer during start-up: at most 512 bytes with MPA

@@ -54,9 +54,15 @@ impl Source for Device {
         if self.wait_fds().is_empty() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        self.wait_fds()
-            .iter()
-            .try_for_each(|fd| SourceFd(&fd.as_raw_fd()).register(registry, token, interests))
+        for (at, fd) in self.wait_fds().iter().enumerate() {
+            if let Err(error) = SourceFd(&fd.as_raw_fd()).register(registry, token, interests) {
+                for registered in &self.wait_fds()[..at] {
+                    let _ = SourceFd(&registered.as_raw_fd()).deregister(registry);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     fn reregister(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {

@@ -108,7 +108,8 @@ macro_rules! connection_options {
             /// nothing of this end is in progress, or if the peer's queue pair enters the error
             /// state (Terminate: local catastrophic error), the queue pair then stays in RTS with
             /// its receives posted, and waits for another connection. InfiniBand behaves like this,
-            /// because a queue pair does not detect the end of the other one. Default: false.
+            /// because a queue pair does not detect the end of the other one. A `uiw::Connection`
+            /// always ends with its peer. Default: false.
             outlives_peer: bool = false,
             /// Time limit for the setup of TCP and MPA together. Default: 10 s.
             startup_timeout: std::time::Duration = std::time::Duration::from_secs(10),

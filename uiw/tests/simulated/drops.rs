@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use uiw::raw::QpState;
-use uiw::{Access, BufferOp, ConnectionConfig, IoBuf, Mr, Pd};
+use uiw::{Access, BufferOp, ConnectionConfig, ErrorKind, IoBuf, Mr, Pd};
 use uiw_testkit::sim::Link;
 
 use crate::link::Simulation;
@@ -184,19 +184,18 @@ fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<CountedBuffer> {
     pd.register(buffer).unwrap()
 }
 
-/// The queue pair could get another connection, but no handle is left that could establish one.
+/// A connection has no second peer, whatever its queue pair could have.
 #[test]
-fn detached_operations_freed_after_connection() {
+fn operations_end_with_peer() {
     let simulation = Simulation::new(7, Link::default());
-    let mut settings = ConnectionConfig::default();
-    settings.options.outlives_peer = true;
-    let ((pd, client), (_, server)) = simulation.connect(&settings);
-    simulation.run(async { client.ended().await }, async { drop(server) });
-    let alive = Arc::new(());
-    drop(client.send(counted(&pd, &alive)));
-    assert_eq!(Arc::strong_count(&alive), 2, "it waits for a connection");
-    drop(client);
-    assert_eq!(Arc::strong_count(&alive), 1);
+    let settings = ConnectionConfig::default().outlives_peer(true);
+    let ((_, client), (_, server)) = simulation.connect(&settings);
+    let sent = async {
+        client.ended().await;
+        client.send_copy(b"too late").await
+    };
+    let (sent, ()) = simulation.run(sent, async { drop(server) });
+    assert!(matches!(sent.unwrap_err().kind(), ErrorKind::Closed { .. }));
 }
 
 /// RESET discards the posted requests, so they never complete.
