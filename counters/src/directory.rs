@@ -214,6 +214,7 @@ impl Directory {
         for name in list_names(&directory, |name| name.ends_with(SUFFIX))? {
             let runs = match CounterFile::open(&directory, &name) {
                 Ok(file) => file.owner()? != Owner::Ended,
+                Err(FileError::Own) => true,
                 Err(_) => false,
             };
             is_empty &= !runs && unlinkat(&directory, &name, AtFlags::empty()).is_ok();
@@ -225,7 +226,9 @@ impl Directory {
     /// their files when they end, and not every user runs `uiw stat`, which removes them.
     pub(crate) fn trim(&self) -> io::Result<()> {
         let directory = self.open(OFlags::RDONLY)?;
-        if statat(&directory, Self::RUN_LOCK, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+        if self.kind == DirectoryKind::Given
+            && statat(&directory, Self::RUN_LOCK, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+        {
             return Ok(());
         }
         let all = list_names(&directory, |name| name.ends_with(SUFFIX))?;
@@ -243,10 +246,13 @@ impl Directory {
             if surplus == 0 {
                 break;
             }
-            // Other files are kept, but old unfinished counter files are removed.
-            let ended = match CounterFile::open(&directory, &name) {
-                Ok(file) => matches!(file.owner(), Ok(Owner::Ended)),
-                Err(_) => name.starts_with(NEW) && changed_at + UNFINISHED_SECONDS < now,
+            // An unfinished file may be one of this process, which is about to lock it, and closing
+            // a descriptor of it would release the lock.
+            let ended = if name.starts_with(NEW) {
+                changed_at + UNFINISHED_SECONDS < now
+            } else {
+                CounterFile::open(&directory, &name)
+                    .is_ok_and(|file| matches!(file.owner(), Ok(Owner::Ended)))
             };
             if ended && unlinkat(&directory, &name, AtFlags::empty()).is_ok() {
                 surplus -= 1;

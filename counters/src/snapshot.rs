@@ -329,8 +329,9 @@ fn read_stable(mut read: impl FnMut() -> Option<Words>) -> Option<Words> {
         if before.is_multiple_of(2) {
             let again = read()?;
             if again[conn::SEQUENCE] == before {
-                // Return the later copy, which belongs to the same connection as the first one.
-                return Some(again);
+                // The sequence number, which is read before the counts, did not change while the
+                // first copy was read. It may have changed while the second one was.
+                return Some(words);
             }
             words = again;
         } else {
