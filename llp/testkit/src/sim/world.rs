@@ -227,6 +227,8 @@ impl World {
                     end.state = WorldState::Failed(ErrorKind::ConnectionRefused);
                 }
                 SimPacket::Established | SimPacket::Refused => {}
+                // A reset socket takes nothing more.
+                SimPacket::Bytes(_) if matches!(end.state, WorldState::Failed(_)) => {}
                 SimPacket::Bytes(bytes) if end.held => end.received.extend(bytes),
                 SimPacket::Bytes(_) => {
                     // The receiving end is closed, so TCP answers with a RST.

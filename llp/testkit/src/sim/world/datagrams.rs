@@ -129,11 +129,11 @@ impl World {
         Some((datagram.from, datagram.bytes))
     }
 
-    /// Returns the smallest capacity in bytes of the links that start at `from`, or that of the
+    /// Returns the smallest capacity in bytes of the links that start at `from`, one of which is the
     /// default link.
     fn min_capacity_from(&self, from: IpAddr) -> usize {
         let links = self.links.iter().filter(|((source, _), _)| *source == from);
-        links.map(|(_, link)| link.capacity).min().unwrap_or(self.default.capacity)
+        links.map(|(_, link)| link.capacity).fold(self.default.capacity, usize::min)
     }
 
     pub(super) fn poll_datagrams(&self, stack: u32, events: &mut Vec<Event>) {
