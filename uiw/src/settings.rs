@@ -135,7 +135,9 @@ impl ConnectionConfig {
     /// Default: 60 s. [`Duration::MAX`] means no limit.
     ///
     /// If operations are still in progress after this time, the connection is aborted. Messages
-    /// that the peer sends meanwhile are dropped.
+    /// that the peer sends meanwhile are dropped. An operation whose buffer contains a
+    /// [`Message`](crate::Message) of the same connection is not dropped in this sense, because the
+    /// message is a handle of the connection.
     ///
     /// With [`crate::Progress::Manual`] the connection also ends when the last handle of the device
     /// is dropped, because nothing drives the device any more. Handles are [`crate::Device`],
