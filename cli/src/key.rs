@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             note!("{}", key.public_key().fingerprint());
         }
         KeyCommand::Show { file, pem, json } => {
-            let key = SecretKey::read(file).map_err(failure)?.public_key();
+            let key = SecretKey::read(file).map_err(|error| not_private(file, error))?.public_key();
             let fingerprint = key.fingerprint().to_string();
             if *json {
                 text::json(&json!({ "key": key.to_string(), "fingerprint": fingerprint }));
@@ -137,6 +137,16 @@ fn public_key(text: &str) -> Result<PublicKey> {
     })
 }
 
+/// Creates the error for a file that should contain a private key.
+fn not_private(file: &Path, error: KeyError) -> Failure {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    if text.trim().parse::<PublicKey>().is_ok() {
+        let fix = "give the file of its private key";
+        return Failure::usage(file.display(), "this is a public key", fix);
+    }
+    failure(error)
+}
+
 /// Creates the error for a file of keys or certificates.
 pub(crate) fn failure(error: KeyError) -> Failure {
     let (what, why) = match error.to_string().split_once(": ") {
@@ -150,7 +160,7 @@ pub(crate) fn failure(error: KeyError) -> Failure {
         KeyError::File { source, .. } => match source.kind() {
             ErrorKind::AlreadyExists => "choose another name: a key is never replaced",
             ErrorKind::NotFound => {
-                "`uiw key new` makes a key, `uiw key pin` a file of pinned keys; docs/tls.md has the file of --tls"
+                "`uiw key new` makes a key for `mode raw`, `uiw key pin` a file of pinned keys; docs/tls.md has the file of --tls"
             }
             _ => "check the path and the permissions of the file",
         },

@@ -43,7 +43,7 @@ enum Command {
     /// Transfer a file with every RDMA operation, verify it, and compare with raw TCP
     #[command(after_help = EXIT_CODES)]
     Demo(demo::Args),
-    /// Reference server: echo, rping and perf
+    /// Server: echo, rping and perf, and shares for `uiw cp`
     #[command(after_help = EXIT_CODES)]
     Serve(serve::Args),
     /// Round trips, each verified
@@ -274,10 +274,12 @@ fn report_usage_error(error: &clap::Error) -> ExitCode {
         Some("run") if error.kind() == clap::error::ErrorKind::UnknownArgument => {
             "`--` goes in front of the program, as in `uiw run -- PROGRAM`; see `uiw run --help`".to_owned()
         }
+        Some("cp") if text.contains("'-r'") => "directories are copied without an option".to_owned(),
         Some(name) => format!("see `uiw {name} --help`"),
         None => "see `uiw --help`".to_owned(),
     };
-    let failure = Failure::usage("invalid command line", why.join(" "), hint);
+    why.retain(|line| !line.is_empty());
+    let failure = Failure::usage("invalid command line", why.join("; "), hint);
     note!("{failure}");
     failure.exit.into()
 }

@@ -77,7 +77,7 @@ pub(crate) struct Args {
     /// program ends
     #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "payload")]
     require: Option<Requirement>,
-    /// Report as a JSON object. Without --require, the exit code stays that of the program
+    /// Report as a JSON object, on standard error. Without --require, the exit code stays that of the program
     #[arg(long)]
     json: bool,
     /// The program and its arguments

@@ -459,6 +459,15 @@ fn ping_prints_summary_on_signal() {
 }
 
 #[test]
+fn ping_prints_summary_if_server_ends() {
+    let server = Server::start();
+    let (mut ping, lines) = endless_ping(&server, &[]);
+    server.signal(Signal::KILL);
+    assert!(lines.map_while(Result::ok).last().unwrap().contains("summary"));
+    assert_eq!(ping.wait().unwrap().code(), Some(4));
+}
+
+#[test]
 fn ping_of_stopped_server_ends_on_signal() {
     // All of them wait at the same time for the server to close.
     let pings = [&["--op", "send"][..], &["--op", "read"], &["--rping"]].map(|op| {

@@ -213,7 +213,7 @@ fn hostile_file_names_shown_escaped() {
     let errors = String::from_utf8(output.stderr).unwrap();
     assert!(!errors.contains(['\x1b', '\u{202e}']), "{errors:?}");
     assert_eq!(errors.lines().filter(|line| line.starts_with("warning: ")).count(), 17, "{errors}");
-    assert!(errors.ends_with("warning: 24 other files cannot be read either\n"), "{errors}");
+    assert!(errors.contains("warning: 24 other files cannot be read either\n"), "{errors}");
 }
 
 /// A service publishes in a directory of its own, where no user's `uiw stat` looks by itself.

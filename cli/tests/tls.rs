@@ -90,6 +90,7 @@ fn hangup_ends_connections_of_removed_keys() {
     let refused = files.uiw(&["ping", &server.address, "--tls", "gone"]);
     assert_eq!(refused.status.code(), Some(3), "{refused:?}");
     assert!(text(&refused.stderr).contains("alert CertificateUnknown"), "{refused:?}");
+    assert!(text(&refused.stderr).contains("it must pin this end's key"), "{refused:?}");
     // A file that is wrong changes nothing.
     fs::write(files.0.join("server.pins"), "nonsense").unwrap();
     server.signal(Signal::HUP);

@@ -32,11 +32,14 @@ def start(options, command):
 
 
 def main():
-    if len(sys.argv) != 3 or sys.argv[1] not in "12345":
+    if len(sys.argv) != 3 or sys.argv[1] not in ("1", "2", "3", "4", "5"):
         print(__doc__, file=sys.stderr)
         sys.exit(2)
+    if not os.access(sys.argv[2], os.X_OK):
+        print(f"{sys.argv[2]} is no program", file=sys.stderr)
+        sys.exit(2)
     if not shutil.which(UIW):
-        sys.exit("uiw is not in PATH")
+        sys.exit(f"there is no program {UIW}; the variable UIW names another one")
     number, program = int(sys.argv[1]), os.path.abspath(sys.argv[2])
     capture = f"exercise-{number}.pcapng"
     options = ["--persona", "roce"] if number == 5 else []

@@ -64,7 +64,7 @@ where
 ///
 /// Raises ValueError if a variable has an invalid value or a file for TLS is invalid, and OSError
 /// if the system refuses to open the device.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "uiw")]
 pub(crate) struct Device(DeviceDomain);
 
 #[pymethods]
@@ -126,7 +126,7 @@ impl Device {
 }
 
 /// Listening port. Peers are answered while `accept` waits.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "uiw")]
 pub(crate) struct Listener {
     domain: DeviceDomain,
     port: Port,
@@ -166,7 +166,7 @@ impl Listener {
 }
 
 /// Connection to a peer.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "uiw")]
 pub(crate) struct Connection {
     domain: DeviceDomain,
     inner: uiw::Connection,

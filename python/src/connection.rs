@@ -16,7 +16,8 @@ pub(crate) type Address = (String, u16);
 /// Returns the first address of a name, which is resolved without the interpreter's lock.
 pub(crate) fn resolve(py: Python<'_>, (host, port): Address) -> PyResult<SocketAddr> {
     let name = host.clone();
-    let found = py.detach(|| (name.as_str(), port).to_socket_addrs().map(|mut all| all.next()))?;
+    let found = py.detach(|| (name.as_str(), port).to_socket_addrs().map(|mut all| all.next()));
+    let found = found.map_err(|error| PyOSError::new_err(format!("{host}: {error}")))?;
     found.ok_or_else(|| PyOSError::new_err(format!("{host} has no address")))
 }
 

@@ -8,7 +8,7 @@ use pyo3::types::PyBytes;
 use uiw::{Access, Pd, RemoteMr, SharedMr};
 
 /// Memory that peers can read, write or change by atomics.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "uiw")]
 pub(crate) struct Memory(SharedMr);
 
 impl Memory {
@@ -90,7 +90,7 @@ impl Memory {
 }
 
 /// Reference to memory of a peer. It has 20 bytes, which can be sent in a message.
-#[pyclass(frozen, eq)]
+#[pyclass(frozen, eq, module = "uiw")]
 #[derive(PartialEq)]
 pub(crate) struct Remote(pub(crate) RemoteMr);
 

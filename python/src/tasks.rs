@@ -95,7 +95,7 @@ impl TaskTable {
 }
 
 /// Device that an event loop drives.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "uiw")]
 pub(crate) struct AsyncDevice {
     device: uiw::Device,
     pd: Pd,
@@ -208,7 +208,7 @@ impl AsyncDevice {
 }
 
 /// Listening port of an `AsyncDevice`.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "uiw")]
 pub(crate) struct AsyncListener {
     port: Arc<Port>,
     tasks: Arc<TaskTable>,
@@ -232,7 +232,7 @@ impl AsyncListener {
 }
 
 /// Connection of an `AsyncDevice`.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "uiw")]
 pub(crate) struct AsyncConnection {
     connection: Arc<uiw::Connection>,
     tasks: Arc<TaskTable>,

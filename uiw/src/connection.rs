@@ -217,12 +217,16 @@ impl Connection {
 
     /// Atomically adds `add` to the 8-byte integer at `at` in the peer's memory, and returns the
     /// old value (RFC 7306).
+    ///
+    /// The operation fails with [`ErrorKind::Misuse`] if the address is not a multiple of 8.
     pub fn fetch_add(&self, at: RemoteMr, add: u64) -> Op<u64> {
         self.atomic(at, |remote| SendOp::FetchAdd { remote, add, mask: 0 })
     }
 
     /// Atomically replaces the 8-byte integer at `at` in the peer's memory by `swap` if it equals
     /// `compare`, and returns the old value (RFC 7306).
+    ///
+    /// The operation fails with [`ErrorKind::Misuse`] if the address is not a multiple of 8.
     pub fn compare_swap(&self, at: RemoteMr, compare: u64, swap: u64) -> Op<u64> {
         let all = u64::MAX;
         self.atomic(at, |remote| SendOp::CmpSwap { remote, compare, compare_mask: all, swap, swap_mask: all })
@@ -237,9 +241,16 @@ impl Connection {
         };
         match self.pd.register(vec![0; 8]) {
             Ok(buffer) => {
-                let target = at.slice(0..8).map_err(Error::from);
-                let request = target
-                    .and_then(|target| Ok(request(op(target.into()), SendFlags::empty(), buffer.sge()?)));
+                let request = at.slice(0..8).map_err(Error::from).and_then(|target| {
+                    let target = Remote::from(target);
+                    // The peer would end the connection.
+                    if !target.addr.is_multiple_of(8) {
+                        return Err(
+                            ErrorKind::Misuse("an atomic needs an address that is a multiple of 8").into()
+                        );
+                    }
+                    Ok(request(op(target), SendFlags::empty(), buffer.sge()?))
+                });
                 self.submit(request, buffer, finish)
             }
             Err(refused) => self.submit(Err(refused.error), (), finish),

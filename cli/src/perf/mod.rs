@@ -79,8 +79,8 @@ pub(crate) struct Args {
     /// Poll all the time (default with --latency)
     #[arg(long, conflicts_with_all = ["wait", "wait_descriptor"])]
     spin: bool,
-    /// Compare with raw TCP, in alternating slices
-    #[arg(long, conflicts_with_all = ["iterations", "connections"])]
+    /// Compare with raw TCP, in alternating slices; takes about 20 seconds
+    #[arg(long, conflicts_with_all = ["iterations", "connections", "seconds"])]
     compare: bool,
     /// Slices of a comparison
     #[arg(long, value_name = "N", default_value_t = SLICES, requires = "compare", hide = true)]

@@ -98,12 +98,18 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let mut times = RoundTripTimes::new()?;
     let mut round = 0;
     let begun = Instant::now();
+    let mut result = Ok(());
     while (args.count == 0 && !text::is_stdout_lost() || round < args.count) && !stop.is_set() {
         let start = Instant::now();
         match rounds.round(round) {
+            Ok(()) => {}
             // The stop has ended the wait for the peer.
             Err(failure) if stop.is_set() && failure.exit == Exit::Lost => break,
-            result => result?,
+            Err(failure) if failure.exit == Exit::Lost => {
+                result = Err(failure);
+                break;
+            }
+            Err(failure) => return Err(failure),
         }
         let took = start.elapsed();
         times.add(took);
@@ -111,9 +117,11 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         round += 1;
         pause(args, begun, round, &stop);
     }
-    rounds.close();
+    if result.is_ok() {
+        rounds.close();
+    }
     summary(args, peer, &times);
-    Ok(())
+    result
 }
 
 fn wait(args: &Args) -> WaitMode {
@@ -136,7 +144,7 @@ fn pause(args: &Args, begun: Instant, round: u64, stop: &StopFlag) {
 }
 
 fn report(args: &Args, peer: SocketAddr, round: u64, took: Duration) {
-    let us = took.as_secs_f64() * 1e6;
+    let us = took.as_nanos() as f64 / 1e3;
     if args.json {
         text::json(&json!({"type": "round", "round": round, "bytes": args.size, "us": us}));
     } else if args.interval > 0.0 || args.count <= 20 && args.count > 0 {

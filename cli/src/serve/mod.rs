@@ -184,7 +184,10 @@ fn serve(
     }
     let connections = descriptors::connections(&shares);
     if connections < MAX {
-        tracing::warn!(connections, "the limit of descriptors (`ulimit -n`) bounds the connections");
+        tracing::info!(
+            connections,
+            "fewer connections than {MAX}, because of the limit of descriptors (`ulimit -n`)"
+        );
     }
     let pd = device.alloc_pd()?;
     let server = Arc::new(Server {

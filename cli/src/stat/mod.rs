@@ -81,6 +81,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "no such program of this user publishes any",
             "see `uiw stat` for those that do, and --all for those that have ended",
         )),
+        None if shown == 0 => {
+            note!("no program of this user publishes counters now");
+            Ok(())
+        }
         _ => Ok(()),
     }
 }
@@ -96,7 +100,8 @@ fn show(args: &Args, collected: &CollectedDevices, before: Option<(Duration, &Co
         if !(process.is_running() || args.all && process.claim()) {
             continue;
         }
-        let earlier = before.and_then(|(time, all)| Some((time, all.find_same(process)?)));
+        let earlier = before.filter(|_| process.is_running());
+        let earlier = earlier.and_then(|(time, all)| Some((time, all.find_same(process)?)));
         match args.json {
             true => show::print_json(process, earlier),
             false => show::print_text(process, earlier),

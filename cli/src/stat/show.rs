@@ -67,12 +67,15 @@ pub(super) fn print_text(process: &ProgramDevice, before: Option<(Duration, &Sna
         None if process.is_elsewhere => format!("{} {} (in another PID namespace)", about.pid, about.name),
         None => format!("{} {} (ended)", about.pid, about.name),
     };
+    let mut connections = number(total.established, "connection");
+    if process.is_running() {
+        let open = grouped(total.established - total.ended.min(total.established));
+        connections = format!("{open} of {connections} open");
+    }
     text::line(format!(
-        "{name}: {}, {}, {} of {} open; {}",
+        "{name}: {}, {}, {connections}; {}",
         number(about.devices_opened, "device"),
         number(about.queue_pairs_created, "queue pair"),
-        grouped(total.established - total.ended.min(total.established)),
-        number(total.established, "connection"),
         about.library,
     ));
     if !about.command.is_empty() {

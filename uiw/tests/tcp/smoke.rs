@@ -25,6 +25,8 @@ fn every_operation_moves_its_bytes() {
     assert_eq!(client.fetch_add(at, 2).unwrap(), 40);
     assert_eq!(client.compare_swap(at, 42, 7).unwrap(), 42);
     assert_eq!(shared.load_u64(8).unwrap(), 7);
+    let misaligned = client.fetch_add(remote.slice(9..17).unwrap(), 1).unwrap_err();
+    assert!(matches!(misaligned.kind(), ErrorKind::Misuse(_)), "{misaligned}");
     assert!(matches!(shared.load_u64(12).unwrap_err().kind(), ErrorKind::Misuse(_)));
     assert!(matches!(shared.update_u64(12, |_| 0).unwrap_err().kind(), ErrorKind::Misuse(_)));
     assert!(matches!(shared.load_u64((1 << 20) - 4).unwrap_err().kind(), ErrorKind::OutOfRange { .. }));

@@ -162,6 +162,11 @@ impl Conn {
 
     /// Returns the error to report when the transport is lost during start-up.
     pub(super) fn startup_lost_error(&self, error: &io::Error) -> Error {
+        // A copy, because the caller keeps the error.
+        #[cfg(feature = "tls")]
+        if let Some(error) = error.get_ref().and_then(|cause| cause.downcast_ref::<uiw_tls::TlsError>()) {
+            return Error::Lost { peer: self.socket.peer_addr(), source: error.clone().into() };
+        }
         let source = match error.raw_os_error() {
             Some(code) => io::Error::from_raw_os_error(code),
             None => io::Error::new(error.kind(), error.to_string()),

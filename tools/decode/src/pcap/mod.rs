@@ -64,7 +64,7 @@ pub enum Error {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The first bytes belong to no capture format.
-    #[error("not a packet capture (it begins with {0:02x?})")]
+    #[error("{}", if .0.is_empty() { "the file is empty".to_owned() } else { format!("not a packet capture (it begins with \"{}\")", .0.escape_ascii()) })]
     NotACapture(Vec<u8>),
     /// The first bytes belong to a compressed file.
     #[error("compressed with {0}")]
