@@ -123,7 +123,7 @@ fn make_target_directory(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> 
         Reply::Failed { errno, text } => {
             let is_absent = i32::from(errno) == Errno::NOENT.raw_os_error();
             let fix = if is_absent {
-                "the directory that it is in must be there"
+                "create the directories above it first"
             } else {
                 "see the server's messages"
             };
