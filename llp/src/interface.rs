@@ -84,7 +84,12 @@ pub fn index_of(name: &str) -> io::Result<u32> {
     let text = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: the name ends with a zero.
     match unsafe { libc::if_nametoindex(text.as_ptr()) } {
-        0 => Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no interface `{name}`"))),
+        0 => match io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => {
+                Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no interface `{name}`")))
+            }
+            error => Err(error),
+        },
         index => Ok(index),
     }
 }

@@ -406,7 +406,7 @@ pub trait TransportListener: Send {
     /// * `NetworkDown`: the interface is down. The listener continues when it is up again.
     /// * `NotFound`: the interface is gone for good, so no more connections can arrive.
     /// * Other errors concern the process, for example if it is out of descriptors. The connection
-    ///   stays in the queue and the listener stays readable.
+    ///   is lost, or stays in the queue and the listener stays readable.
     ///
     /// `NetworkDown` and `NotFound` are announced by a readable event, and each is reported once.
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>>;

@@ -85,7 +85,7 @@ impl Default for ListenConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// The segment size is out of range.
-    #[error("segments of {bytes} bytes are too short; the system requires at least 88")]
+    #[error("segments of {bytes} bytes: the system allows 88 to 32,767")]
     Segment {
         /// Requested size in bytes.
         bytes: u16,

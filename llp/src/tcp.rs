@@ -236,7 +236,11 @@ impl TransportListener for TcpListener {
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let (socket, peer) = loop {
             match self.accept_next() {
-                Ok((socket, peer)) => break (socket2::Socket::from(socket), peer),
+                Ok((socket, peer)) => {
+                    // Another thread may have taken the descriptor that `close_one` has freed.
+                    self.spare = self.spare.take().or_else(spare);
+                    break (socket2::Socket::from(socket), peer);
+                }
                 // The peer has aborted the connection while it was waiting, or a signal has
                 // interrupted the call. The next connection is tried.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}

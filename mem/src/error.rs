@@ -78,6 +78,9 @@ pub enum ReregError {
         /// Number of windows.
         windows: u32,
     },
+    /// The new protection domain belongs to another device.
+    #[error("the protection domain belongs to another device")]
+    OtherDevice,
     /// The new rights or memory are invalid.
     #[error(transparent)]
     Register(#[from] RegisterError),

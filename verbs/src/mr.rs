@@ -151,6 +151,9 @@ impl RawMr {
         memory: Option<(Memory, u64)>,
         access: Option<Access>,
     ) -> std::result::Result<(), uiw_mem::ReregError> {
+        if pd.is_some_and(|pd| !Arc::ptr_eq(pd.driver(), self.pd.driver())) {
+            return Err(uiw_mem::ReregError::OtherDevice);
+        }
         let change = Rereg { pd: pd.map(Pd::id), memory, access };
         self.region = self.pd.driver().shared.table.rereg(self.lkey(), change)?;
         if let Some(pd) = pd {
@@ -174,6 +177,8 @@ impl RawMr {
     }
 }
 
+/// Deregisters the region unless windows are still bound, which keep it and its memory for as long as
+/// the device exists.
 impl Drop for RawMr {
     fn drop(&mut self) {
         if !self.is_deregistered {
@@ -293,6 +298,12 @@ pub(crate) fn bind(
     let window = table.entry(bind.window).ok_or(BindError::NotAWindow { stag: bind.window })?;
     if window.pd() != pd {
         return Err(BindError::ProtectionDomain { window: window.pd(), region: pd });
+    }
+    // A window of type 1 is unbound without a region.
+    if bind.length == 0
+        && let Ok(stag) = table.unbind(&window)
+    {
+        return Ok(stag);
     }
     let region = table.region(bind.region).ok_or(BindError::NotARegion { stag: bind.region })?;
     let key = Some(bind.new_stag.key());

@@ -114,26 +114,26 @@ impl Srq {
     ///
     /// # Errors
     /// [`Error::Zero`] if the new depth is 0. [`Error::Limit`] if more receives are posted than the
-    /// new depth allows, if the depth exceeds the limit of the device, or if the new limit exceeds
-    /// the depth.
+    /// new depth allows, if the depth exceeds the limit of the device, or if the limit exceeds the
+    /// depth. Nothing has changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let mut queue = self.queue.lock();
+        let depth = max_wr.unwrap_or(queue.depth());
+        // The present limit may be too large for a smaller depth.
+        let limit_then = limit.unwrap_or_else(|| self.limit.load(Ordering::Acquire));
+        if limit_then > depth {
+            return Err(Error::Limit {
+                what: "shared receive queue limit",
+                asked: limit_then.into(),
+                limit: depth.into(),
+            });
+        }
         if let Some(max_wr) = max_wr {
-            self.pd.driver().limits().check(
-                "shared receive queue depth",
-                max_wr.into(),
-                self.pd.driver().limits().max_srq_wr.into(),
-            )?;
+            let limits = self.pd.driver().limits();
+            limits.check("shared receive queue depth", max_wr.into(), limits.max_srq_wr.into())?;
             queue.set_depth(max_wr)?;
         }
         if let Some(limit) = limit {
-            if limit > queue.depth() {
-                return Err(Error::Limit {
-                    what: "shared receive queue limit",
-                    asked: limit.into(),
-                    limit: queue.depth().into(),
-                });
-            }
             self.limit.store(limit, Ordering::Release);
         }
         Ok(())
@@ -233,6 +233,18 @@ impl Drop for Srq {
 mod tests {
     use super::*;
     use uiw_llp::Token;
+
+    #[test]
+    fn refused_modification_changes_nothing() {
+        let device = crate::Device::open().unwrap();
+        let srq = device.alloc_pd().unwrap().create_srq(SrqAttr { max_wr: 4, max_sge: 1, limit: 3 }).unwrap();
+        for (max_wr, limit) in [(Some(2), Some(3)), (Some(2), None), (Some(0), Some(0)), (None, Some(5))] {
+            assert!(srq.modify(max_wr, limit).is_err(), "{max_wr:?}, {limit:?}");
+            assert_eq!((srq.query().max_wr, srq.query().limit), (4, 3));
+        }
+        srq.modify(Some(2), Some(2)).unwrap();
+        assert_eq!((srq.query().max_wr, srq.query().limit), (2, 2));
+    }
 
     #[test]
     fn receive_put_back_wakes_waiting_connections() {

@@ -122,11 +122,8 @@ fn make_target_directory(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> 
         Reply::Listed { .. } => Ok(()),
         Reply::Failed { errno, text } => {
             let is_absent = i32::from(errno) == Errno::NOENT.raw_os_error();
-            let fix = if is_absent {
-                "create the directories above it first"
-            } else {
-                "see the server's messages"
-            };
+            let fix =
+                if is_absent { "create the directories above it first" } else { "see the server's messages" };
             Err(source_failure(path, text, fix))
         }
         _ => Err(Failure::lost(path, "the server gave another answer than a list")),

@@ -169,7 +169,10 @@ fn names_in(text: &str) -> Vec<String> {
     text.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
 }
 
-fn place_of(all: &mut Vec<InterfaceAddresses>, name: &str, flags: impl FnOnce() -> c_int) -> usize {
+/// Returns the place of an interface in `all`. The name may be the label of an IPv4 address, which
+/// consists of the name of its interface and a suffix, as `eth0:1`.
+fn place_of(all: &mut Vec<InterfaceAddresses>, label: &str, flags: impl FnOnce() -> c_int) -> usize {
+    let name = label.split_once(':').map_or(label, |(name, _)| name);
     all.iter().position(|interface| interface.name == name).unwrap_or_else(|| {
         all.push(InterfaceAddresses::new(name, flags()));
         all.len() - 1

@@ -106,7 +106,11 @@ fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io:
     }
     match options.tos {
         Some(tos) if address.is_ipv4() => socket.set_tos_v4(tos.into())?,
-        Some(class) => socket.set_tclass_v6(class.into())?,
+        Some(class) => {
+            socket.set_tclass_v6(class.into())?;
+            // For IPv4 peers of a socket for both versions. Others do not need it.
+            let _ = socket.set_tos_v4(class.into());
+        }
         None => {}
     }
     if let Some(name) = &options.interface {
@@ -119,8 +123,11 @@ fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io:
     }
     if let Some(bytes) = options.max_segment {
         socket.set_tcp_mss(bytes.into()).map_err(|error| match error.raw_os_error() {
-            Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT) => OptionError::Multipath { what: "size of segments" },
-            _ => OptionError::Segment { bytes },
+            Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT) => {
+                OptionError::Multipath { what: "size of segments" }.into()
+            }
+            Some(libc::EINVAL) => OptionError::Segment { bytes }.into(),
+            _ => error,
         })?;
     }
     Ok(())

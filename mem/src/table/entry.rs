@@ -216,8 +216,14 @@ impl Table {
     }
 
     /// Revokes the binding of a type 1 window, and increments the key byte.
-    fn unbind(&self, window: &Window) -> Result<STag, BindError> {
+    ///
+    /// # Errors
+    /// [`BindError::NotAWindow`] for other entries, and if the window was deallocated.
+    pub fn unbind(&self, window: &Window) -> Result<STag, BindError> {
         let stag = window.stag();
+        if window.kind != EntryKind::Window(WindowType::One) {
+            return Err(BindError::NotAWindow { stag });
+        }
         let set = self.set(window, None, None, |slot, _| match slot {
             TableSlot::Entry(_, now) => Ok(now.take()),
             _ => Err(BindError::NotAWindow { stag }),

@@ -14,6 +14,9 @@ use uiw_counters::Refusal;
 use uiw_llp::{ListenConfig, Token};
 use uiw_stream::RdmapStream;
 
+/// Maximum number of connections that a listener accepts before other connections are served.
+const ACCEPTED_PER_TURN: usize = 64;
+
 /// Logs once per process, for the first address that is not a loopback address, that the traffic is
 /// not encrypted (RFC 5042 section 5.4: IPsec is left to the configuration of the network).
 fn warn_of_cleartext(local: SocketAddr) {
@@ -169,10 +172,11 @@ impl Drop for Listener {
     }
 }
 
-/// Accepts all connections that wait at a listener.
-pub(crate) fn accept_all(core: &mut Core, token: Token) {
+/// Accepts the connections that wait at a listener, at most [`ACCEPTED_PER_TURN`]. The stack then
+/// reports the others.
+pub(crate) fn accept_waiting(core: &mut Core, token: Token) {
     let shared = Arc::clone(&core.services.shared);
-    loop {
+    for _ in 0..ACCEPTED_PER_TURN {
         let limit = shared.limits.max_half_open;
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
@@ -181,7 +185,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         // connections lock out no peer.
         let oldest = if half_open.count() > limit { oldest_without_request(core, token) } else { None };
         if half_open.count() > limit && oldest.is_none() {
-            let Some(peer) = core.listener(token).and_then(drop_one) else { return };
+            let Some(peer) = drop_one(core, token) else { return };
             core.services.counters.refused(Refusal::SetUpLimit);
             let peer = uiw_llp::canonical(peer);
             tracing::warn!(%peer, limit, "too many connections in set-up: the newest is cut");
@@ -190,7 +194,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         let sink = match shared.table.reserve() {
             Ok(sink) => sink,
             Err(error) => {
-                let Some(peer) = core.listener(token).and_then(drop_one) else { return };
+                let Some(peer) = drop_one(core, token) else { return };
                 core.services.counters.refused(Refusal::Keys);
                 let peer = uiw_llp::canonical(peer);
                 tracing::warn!(%peer, %error, "a connection is cut");
@@ -227,15 +231,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
             }
             Err(error) => {
                 shared.table.release(sink);
-                if matches!(error.kind(), io::ErrorKind::NetworkDown | io::ErrorKind::NotFound) {
-                    report_listener_down(core, token, error);
-                } else if error.kind() != io::ErrorKind::WouldBlock {
-                    core.services.counters.refused(Refusal::System);
-                    // No descriptors are left, or the peer has gone already. The listener
-                    // continues.
-                    tracing::warn!(%error, "accepting failed");
-                }
-                return;
+                return on_accept_error(core, token, error);
             }
         }
     }
@@ -280,12 +276,29 @@ fn oldest_without_request(core: &mut Core, listener: Token) -> Option<Token> {
     }
 }
 
-/// Closes the next waiting connection and returns the address of its peer. Returns `None` if there
-/// is none.
-fn drop_one(slot: &mut ListenerSlot) -> Option<SocketAddr> {
-    let mut stream = slot.listener.accept(Token(u64::MAX)).ok()?;
-    stream.abort();
-    Some(stream.peer_addr())
+/// Closes the next waiting connection, and returns the address of its peer. Returns `None` if there
+/// is none; then an error was reported.
+fn drop_one(core: &mut Core, listener: Token) -> Option<SocketAddr> {
+    match core.listener(listener)?.listener.accept(Token(u64::MAX)) {
+        Ok(mut stream) => {
+            stream.abort();
+            Some(stream.peer_addr())
+        }
+        Err(error) => {
+            on_accept_error(core, listener, error);
+            None
+        }
+    }
+}
+
+fn on_accept_error(core: &mut Core, listener: Token, error: io::Error) {
+    if matches!(error.kind(), io::ErrorKind::NetworkDown | io::ErrorKind::NotFound) {
+        report_listener_down(core, listener, error);
+    } else if error.kind() != io::ErrorKind::WouldBlock {
+        core.services.counters.refused(Refusal::System);
+        // No descriptors are left, or the peer has gone already. The listener continues.
+        tracing::warn!(%error, "accepting failed");
+    }
 }
 
 fn accept_one(

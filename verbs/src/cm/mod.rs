@@ -18,7 +18,7 @@ pub(crate) use half_open::HalfOpenGuard;
 pub use handle::ConnHandle;
 pub use id::{ConnId, ListenerId};
 pub use listener::Listener;
-pub(crate) use listener::{ListenerSlot, accept_all};
+pub(crate) use listener::{ListenerSlot, accept_waiting};
 pub use request::ConnRequest;
 pub(crate) use sidr::SidrSlot;
 pub use sidr::{SidrHandle, SidrInfo, SidrListener, SidrRequest};

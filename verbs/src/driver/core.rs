@@ -578,7 +578,7 @@ impl Core {
             Some(Slot::Conn(_)) => {
                 self.with_conn(event.token, |conn, services| conn.on_event(event, services));
             }
-            Some(Slot::Listener(_)) => crate::cm::accept_all(self, event.token),
+            Some(Slot::Listener(_)) => crate::cm::accept_waiting(self, event.token),
             Some(Slot::DatagramSocket(port)) => {
                 let port = *port;
                 if event.writable {

@@ -301,13 +301,11 @@ impl<'a> LockedCore<'a> {
         events
     }
 
-    /// Makes a round. If it finds nothing, polls the stack, which most rounds with few connections
+    /// Makes a round. If it moves nothing, polls the stack, which most rounds with few connections
     /// do not. Returns the amount of work done.
     pub(super) fn pump_all(&mut self) -> usize {
-        match self.pump() {
-            0 => self.poll_stack(),
-            work => work,
-        }
+        let work = self.pump();
+        if work > 0 || self.core().services.moved > 0 { work.max(1) } else { self.poll_stack() }
     }
 
     fn flush(&mut self) {

@@ -105,8 +105,9 @@ impl PortSlot {
 
     /// Records that no queue pair waits for room in `socket`.
     pub(super) fn stop_waiting(&mut self, socket: Token) {
+        let interest = if self.in_use == 0 { Interest::NONE } else { Interest::READ };
         if let Some(socket) = self.sockets.iter_mut().find(|other| other.token == socket) {
-            let _ = socket.socket.set_interest(Interest::READ);
+            let _ = socket.socket.set_interest(interest);
         }
     }
 

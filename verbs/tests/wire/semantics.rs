@@ -491,6 +491,34 @@ fn writes_before_invalidation_in_batch() {
     }
 }
 
+/// A program unbinds it without naming a region.
+#[test]
+fn type_1_window_unbound() {
+    let (a, b) = pair();
+    let window = b.pd.alloc_window(WindowType::One).unwrap();
+    bind(&b, &window, new_key(window.stag(), 3), Access::REMOTE_READ);
+    let bound = window.stag();
+    let unbind = Bind {
+        window: bound,
+        new_stag: new_key(bound, 4),
+        region: STag(0),
+        addr: 0,
+        length: 0,
+        access: Access::empty(),
+    };
+    b.post(2, SendOp::Bind(unbind), &[], SendFlags::SIGNALED).unwrap();
+    b.sent_ok(2);
+    a.op(3, read(Remote { addr: b.mr.addr(), rkey: STag(bound.0) }), 0, 8);
+    assert_eq!(a.sent().status, WcStatus::RemoteAccess);
+}
+
+#[test]
+fn domain_of_other_device_refused() {
+    let (a, mut b) = pair();
+    let refused = b.mr.rereg(Some(&a.pd), None, None).unwrap_err();
+    assert!(matches!(refused, uiw_mem::ReregError::OtherDevice));
+}
+
 // [test:RFC5040-8.1.1-05] [test:RFC5041-8.3.1-05]
 #[test]
 fn window_that_is_destroyed_is_revoked() {

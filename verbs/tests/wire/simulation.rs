@@ -17,9 +17,6 @@ use uiw_verbs::{Device, DeviceConfig, Limits, Progress};
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// EMSS of the kernel's TCP on its loopback interface.
 const EMSS: usize = 65_483;
-/// Number of rounds without work after which a device is idle. With few connections a device polls
-/// its stack only once in 32 rounds.
-const QUIET_ROUNDS: usize = 33;
 /// Maximum number of rounds with work while the clock stands still; more rounds mean a livelock.
 const MAX_ROUNDS: usize = 1_000_000;
 
@@ -116,7 +113,7 @@ pub(crate) fn run_until_idle() {
 fn round() -> bool {
     // A round may run wakers that create devices.
     let devices = SIMULATION.with(|simulation| simulation.devices.borrow().clone());
-    (0..QUIET_ROUNDS).any(|_| devices.iter().map(Device::pump).sum::<usize>() > 0)
+    devices.iter().map(Device::pump).sum::<usize>() > 0
 }
 
 /// Advances the clock to the next deadline, but not beyond `until`. Returns false if `until` has

@@ -114,7 +114,7 @@ impl World {
     fn enqueue_datagram(&mut self, to: u64, due: Time, from: SocketAddr, bytes: &[u8], capacity: usize) {
         let Some(socket) = self.sockets.get_mut(&to) else { return };
         let held: usize = socket.inbound.iter().map(|datagram| datagram.bytes.len()).sum();
-        if held + bytes.len() > 2 * capacity {
+        if held >= 2 * capacity {
             return;
         }
         let at = socket.inbound.partition_point(|other| other.due <= due);
