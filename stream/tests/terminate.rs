@@ -251,6 +251,29 @@ fn own_ord_respected() {
     pair.ends[0].host.assert_all_completed();
 }
 
+/// A Terminate quotes an RDMAP header only if it is that of a Read Request (RFC 5040 section 4.8).
+#[test]
+fn only_read_requests_quoted() {
+    let quoted = |pair: &Pair| {
+        let terminate = pair.ends[1].ended.as_ref().and_then(|ended| ended.terminate).expect("a Terminate");
+        assert!(terminate.ddp_header.is_some());
+        terminate.read_request
+    };
+    let mut sent = pair();
+    sent.receives(1, 1, 64);
+    sent.ends[0].post(Op::SendInvalidate { stag: STag(9) }, &[1; 64]);
+    sent.run();
+    assert_eq!(quoted(&sent), None);
+    let mut atomic = pair();
+    atomic.ends[0].post(Op::FetchAdd { remote: at(1 << 40), add: 1, mask: 0 }, &[0; 8]);
+    atomic.run();
+    assert_eq!(quoted(&atomic), None);
+    let mut read = pair();
+    read.ends[0].post(Op::Read { remote: at(1 << 40), invalidate: None }, &[0; 8]);
+    read.run();
+    assert_eq!(quoted(&read).map(|request| (request.source_to, request.len)), Some((1 << 40, 8)));
+}
+
 #[test]
 fn protected_stag_not_invalidated() {
     let mut pair = pair();

@@ -1,8 +1,8 @@
 //! Checks of a Terminate, from RFC 5040 section 4.8.
 
 use super::judge::Judgements;
-use uiw_rdmap::Terminate;
 use uiw_rdmap::wire::TerminateEncoding;
+use uiw_rdmap::{Control, Opcode, Terminate};
 
 const CONTROL: usize = 4;
 const LENGTH: usize = 2;
@@ -87,12 +87,19 @@ pub(super) fn judge(payload: &[u8], sent: &[Vec<u8>], judged: &mut Judgements) {
             format!("it quotes a DDP header that was never sent: {:02x?}", header.as_slice())
         });
         if let Some(request) = &terminate.read_request {
-            let sent = of(header.as_slice()).and_then(|sent| sent.get(18..18 + READ_REQUEST));
+            let sent = of(header.as_slice()).filter(|sent| is_read_request(sent));
+            let sent = sent.and_then(|sent| sent.get(18..18 + READ_REQUEST));
             judged.check(sent == Some(&request.emit()[..]), &["RFC5040-4.8-11"], || {
-                "it quotes an RDMAP header that was never sent".to_owned()
+                "it quotes a Read Request that was never sent".to_owned()
             });
         }
     }
+}
+
+/// Returns whether a segment is untagged and has the opcode of a Read Request.
+fn is_read_request(segment: &[u8]) -> bool {
+    matches!(segment, [first, control, ..]
+        if first & 0x80 == 0 && Control::parse(*control).opcode == Opcode::ReadRequest.raw())
 }
 
 /// Checks that exactly the parts are present that M, D and R announce.
@@ -148,8 +155,12 @@ mod tests {
     }
 
     fn broken(payload: &[u8]) -> Vec<String> {
+        broken_for(payload, &sent())
+    }
+
+    fn broken_for(payload: &[u8], sent: &[u8]) -> Vec<String> {
         let mut judged = Judgements::default();
-        judge(payload, &[sent()], &mut judged);
+        judge(payload, &[sent.to_vec()], &mut judged);
         judged.broken()
     }
 
@@ -178,5 +189,14 @@ mod tests {
         assert_eq!(broken(&[0]), ["RFC5040-4.8-01"]);
         // Codes 0/1/0 in the layout of the Linux siw driver.
         assert_eq!(broken(&[[0x10, 0, 0x07, 0, 0, 46].as_slice(), &sent()].concat()), ["RFC5040-4.8-02"]);
+    }
+
+    #[test]
+    fn quoted_send_is_no_read_request() {
+        let mut send = sent();
+        send[1] = 0x43;
+        let quoted = |bits| [&[0x01, 9, bits, 0, 0, 46][..], &send].concat();
+        assert_eq!(broken_for(&quoted(M | D | R), &send), ["RFC5040-4.8-11"]);
+        assert_eq!(broken_for(&quoted(M | D)[..24], &send), [""; 0]);
     }
 }
