@@ -254,8 +254,10 @@ impl<M> RdmapStream<M> {
     /// Returns the Terminate for `error` (RFC 5040 section 4.8), if one may be sent.
     fn terminate_for(&self, error: &ConnError) -> Option<Terminate> {
         // RFC 5044 section 7.1.1: a responder sends no FPDU before it has validated the first FPDU
-        // of the initiator.
-        if self.shared.sending_blocked || self.shared.fin.sent || !self.is_open() {
+        // of the initiator. An initiator refuses a Reply even if it waits for `establish` (RFC 6581
+        // section 9).
+        let may_send = !self.shared.sending_blocked || matches!(error, ConnError::Refused(_));
+        if !may_send || self.shared.fin.sent || !self.is_open() {
             return None;
         }
         match error {

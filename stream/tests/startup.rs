@@ -349,13 +349,15 @@ fn insufficient_reply_refused_with_terminate() {
     // The Reply contains none of our RTR kinds (RFC 6581 section 9).
     let [read, send] =
         [Rtr::Read, Rtr::Send].map(|kind| config_with(|config| config.startup.rtr = rtr(kind)));
-    let mut pair = Pair::new(read, send);
-    pair.run();
-    assert!(matches!(pair.ends[0].error(), ConnError::Refused(_)), "{:?}", pair.ends[0].ended);
-    assert_eq!(pair.ends[0].terminated(), TerminateReason::LlpNoMatchingRtr);
-    assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LlpNoMatchingRtr);
-    assert!(pair.ends.iter().all(|end| end.established.is_none()));
-    pair.assert_over();
+    for awaits_establish in [false, true] {
+        let mut pair = Pair::new(RdmapConfig { awaits_establish, ..read.clone() }, send.clone());
+        pair.run();
+        assert!(matches!(pair.ends[0].error(), ConnError::Refused(_)), "{:?}", pair.ends[0].ended);
+        assert_eq!(pair.ends[0].terminated(), TerminateReason::LlpNoMatchingRtr);
+        assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LlpNoMatchingRtr);
+        assert!(pair.ends.iter().all(|end| end.established.is_none()));
+        pair.assert_over();
+    }
 }
 
 #[test]
