@@ -150,6 +150,7 @@ impl<M> RdmapStream<M> {
             awaits_establish: false,
             first_fpdu: false,
             detached: false,
+            discarded: false,
             events: VecDeque::new(),
             established: None,
         };

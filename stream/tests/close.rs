@@ -331,21 +331,41 @@ fn requests_complete_when_placed(config: &RdmapConfig) {
 #[test]
 fn detached_stream_sends_last_acks() {
     for config in [acknowledged(), acknowledged_by_reads()] {
-        detach_with_requests_in_flight(&config);
+        let mut pair = Pair::open(config.clone(), config.clone());
+        pair.receives(1, 8, 64);
+        let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
+        while forward(&mut pair).is_some() {}
+        // Everything but an acknowledging Read has arrived.
+        pair.receive(1, 8 * (2 + 18 + 5 + 3 + 4));
+        assert_eq!(pair.ends[1].host.received.len(), 8);
+        pair.detach(1);
+        assert!(pair.ends[1].stream.is_draining());
+        pair.assert_over();
+        assert_eq!(pair.ends[0].host.completed, ids);
+        assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)));
     }
 }
 
-fn detach_with_requests_in_flight(config: &RdmapConfig) {
-    let mut pair = Pair::open(config.clone(), config.clone());
-    pair.receives(1, 8, 64);
-    let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
-    while forward(&mut pair).is_some() {}
-    pair.detach(1);
-    assert!(pair.ends[1].stream.is_draining());
-    pair.assert_over();
-    assert_eq!(pair.ends[0].host.completed, ids);
-    assert!(pair.ends[1].host.received.is_empty(), "a host that has let go gets nothing");
-    assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)), "{:?}", pair.ends[0].ended);
+#[test]
+fn discarded_messages_not_acknowledged() {
+    // An acknowledging Read covers both messages.
+    for (config, completed) in [(acknowledged(), &[0][..]), (acknowledged_by_reads(), &[])] {
+        for op in [Op::Send, Op::Write { remote: at(0) }] {
+            let mut pair = Pair::open(config.clone(), config.clone());
+            pair.receives(1, 1, 64);
+            pair.ends[0].post(Op::Send, b"placed");
+            pair.ends[0].post(op, b"discarded");
+            while forward(&mut pair).is_some() {}
+            pair.receive(1, 2 + 18 + 6 + 2 + 4);
+            assert_eq!(pair.ends[1].host.received.len(), 1);
+            pair.detach(1);
+            pair.assert_over();
+            assert_eq!(pair.ends[0].host.completed, completed, "{op:?}");
+            let idle = pair.ends[0].ended.as_ref().map(|ended| ended.idle);
+            assert_eq!(idle, Some(false), "the request fails");
+            assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)));
+        }
+    }
 }
 
 /// The acknowledging Read of the last Send waits for the ORD that another Read uses, and the peer

@@ -80,9 +80,8 @@ impl Receiver {
         segment: &Segment<'_>,
         shared: &mut Shared,
     ) -> Result<(), ConnError> {
-        if shared.fin.sent {
-            // This end has closed its direction. The peer learns from the FIN that no response will
-            // come.
+        if shared.fin.sent || shared.discarded {
+            // The peer learns from the FIN that no response will come.
             return Ok(());
         }
         if !shared.reads.has_inbound_room() {

@@ -174,7 +174,9 @@ impl Receiver {
                 Err(error) => break Err(error),
             }
         };
-        shared.placement.advance(placed);
+        if !shared.discarded {
+            shared.placement.advance(placed);
+        }
         result.map(|()| at)
     }
 
@@ -292,7 +294,7 @@ impl Receiver {
                 self.discards.announce(AnnouncedWrite::from_write(header.stag, header.to));
             }
         } else if shared.detached {
-            self.message_placed(header.last, shared);
+            shared.discarded = true;
         } else {
             self.only_rtr = false;
             match host.write(header.stag, header.to, payload) {
@@ -407,7 +409,7 @@ impl Receiver {
     /// Counts a message whose last segment was placed (`last`), if this end acknowledges placement.
     #[inline]
     pub(super) fn message_placed(&self, last: bool, shared: &mut Shared) {
-        if last && shared.sends_placement_acks() {
+        if last && shared.sends_placement_acks() && !shared.discarded {
             shared.placement.message_placed();
         }
     }

@@ -33,7 +33,7 @@ impl Receiver {
         if shared.detached {
             // The message is discarded, as by an RNIC after its queue pair was destroyed.
             self.queues[0].placed(header, len);
-            self.message_placed(header.last, shared);
+            shared.discarded = true;
             return Ok(PlacementResult::Placed);
         }
         let immediate = matches!(opcode, Opcode::Immediate | Opcode::ImmediateSe);
