@@ -142,14 +142,18 @@ fn reads_and_atomics_of_wrong_memory() {
     refused(pair(), &header, &atomic(MEMORY, 4), Reason::StreamCatastrophic);
 }
 
+/// The whole range of a Read is checked before any of it is sent (RFC 5040 section 7.2).
 #[test]
 fn read_beyond_rights_refused() {
     let mut pair = pair();
-    pair.ends[1].host.forbidden = 100_000..100_001;
-    let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &vec![0; 120_000]);
+    let sent = pair.ends[1].sent.len();
+    // The byte is not in the first batch of the response.
+    pair.ends[1].host.forbidden = 260_000..260_001;
+    let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &vec![0; 1 << 18]);
     pair.run();
     assert_eq!(pair.ends[0].terminated_by_peer(), Reason::ProtectionAccessRights);
     assert_eq!(pair.ends[0].host.get(id).completions, 0);
+    assert_eq!(pair.ends[1].sent.len() - sent, 2 + 18 + uiw_rdmap::Terminate::MAX_LEN + 4);
 }
 
 #[test]

@@ -305,10 +305,14 @@ impl<M> Sender<M> {
                 .map_err(|error| ConnError::of_request(*id, error))?,
             Source::Inbound(source) => {
                 let to = source.to.wrapping_add(u64::from(message.offset));
-                // An error for a part of it is detected and reported with the segment that contains
-                // the part.
                 match host.read_source(source.stag, to, left) {
                     Ok(payload) => payload,
+                    // RFC 5040 section 7.2: the whole range is checked before the first byte.
+                    Err(error) if message.offset == 0 => {
+                        let fault = error.of_read(source.stag, to, left);
+                        return Err(ConnError::fault(fault, shared.reads.oldest_segment()));
+                    }
+                    // Memory that was invalidated meanwhile is reported with its segment.
                     Err(_) => return Ok(false),
                 }
             }
