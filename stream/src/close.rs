@@ -265,7 +265,9 @@ impl<M> RdmapStream<M> {
                 let (fault, segment) = &**fault;
                 Some(fault.terminate(segment.as_ref().map(|segment| segment.quoted())))
             }
-            ConnError::Local { .. } | ConnError::Aborted => Some(Fault::LocalCatastrophic.terminate(None)),
+            ConnError::Local { .. } | ConnError::SourceGone | ConnError::Aborted => {
+                Some(Fault::LocalCatastrophic.terminate(None))
+            }
             ConnError::FinInsideFpdu { .. } => Some(Fault::Mpa(MpaFault::LlpClosed).terminate(None)),
             ConnError::Refused(refusal) => {
                 let fault = match refusal {
@@ -274,11 +276,7 @@ impl<M> RdmapStream<M> {
                 };
                 Some(fault.terminate(None))
             }
-            ConnError::Terminated(..)
-            | ConnError::Lost
-            | ConnError::Closed
-            | ConnError::SourceGone
-            | ConnError::NoFirstFpdu => None,
+            ConnError::Terminated(..) | ConnError::Lost | ConnError::Closed | ConnError::NoFirstFpdu => None,
         }
     }
 
@@ -296,10 +294,9 @@ impl<M> RdmapStream<M> {
             ConnError::Lost
             | ConnError::NoFirstFpdu
             | ConnError::FinInsideFpdu { .. }
+            | ConnError::SourceGone
             | ConnError::Fault(_) => AffectedRequest::Oldest,
-            ConnError::Refused(_) | ConnError::Closed | ConnError::SourceGone | ConnError::Aborted => {
-                AffectedRequest::Nothing
-            }
+            ConnError::Refused(_) | ConnError::Closed | ConnError::Aborted => AffectedRequest::Nothing,
         }
     }
 

@@ -127,8 +127,9 @@ pub enum ConnError {
     /// Both ends have closed in order.
     #[error("closed in order")]
     Closed,
-    /// A partly sent FPDU cannot be finished, because its memory was deregistered.
-    #[error("memory of a partly sent FPDU was deregistered")]
+    /// Memory of a queued FPDU was deregistered. A Terminate reports it, unless the FPDU is partly
+    /// sent and so cannot be finished.
+    #[error("memory of a queued FPDU was deregistered")]
     SourceGone,
     /// The host has ended the stream.
     #[error("ended by the host")]
@@ -160,7 +161,7 @@ impl ConnError {
 
     /// Returns whether the transport can carry no more bytes.
     pub(crate) const fn is_fatal_to_transport(&self) -> bool {
-        matches!(self, Self::Lost | Self::SourceGone | Self::NoFirstFpdu)
+        matches!(self, Self::Lost | Self::NoFirstFpdu)
     }
 }
 
