@@ -7,7 +7,7 @@ use common::{MEMORY, Pair, at, config_with, pattern, send_header};
 use std::time::Duration;
 use uiw_ddp::{Header, STag};
 use uiw_rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
-use uiw_stream::{AffectedRequest, ConnError, Op, RdmapConfig, RdmapStream, ReceiveError};
+use uiw_stream::{AffectedRequest, ConnError, LocalError, Op, RdmapConfig, RdmapStream, ReceiveError};
 
 fn pair() -> Pair {
     Pair::open(RdmapConfig::default(), RdmapConfig::default())
@@ -140,6 +140,10 @@ fn reads_and_atomics_of_wrong_memory() {
     let header = untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, 1, 0);
     refused(pair(), &header, &atomic(STag(5), 0), Reason::ProtectionInvalidStag);
     refused(pair(), &header, &atomic(MEMORY, 4), Reason::StreamCatastrophic);
+    refused(pair(), &header, &atomic(MEMORY, 0)[..40], Reason::OperationUnspecified);
+    let mut unknown = atomic(MEMORY, 0);
+    unknown[3] = 1;
+    refused(pair(), &header, &unknown, Reason::UnexpectedOpcode);
 }
 
 /// The whole range of a Read is checked before any of it is sent (RFC 5040 section 7.2).
@@ -163,7 +167,7 @@ fn unsolicited_answers_are_refused() {
     refused(pair(), &response(sink), b"x", Reason::TaggedInvalidStag);
     let atomic = untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 1, 0);
     let answer = uiw_rdmap::AtomicResponse { request_id: 1, original: 5 }.emit();
-    refused(pair(), &atomic, &answer, Reason::OperationUnspecified);
+    refused(pair(), &atomic, &answer, Reason::UnexpectedOpcode);
     // The answer to an outstanding Read names another sink or contains a wrong number of bytes.
     for (stag, len, reason) in [
         (STag(1), 4, Reason::TaggedInvalidStag),
@@ -297,6 +301,8 @@ fn lost_receive_memory_blamed_locally() {
     pair.ends[0].post(Op::Send, b"x");
     pair.run();
     assert_eq!(pair.ends[1].host.failed_receives, [ReceiveError::Protection]);
+    let error = ConnError::Local { request: None, error: LocalError::Protection };
+    assert_eq!(*pair.ends[1].error(), error);
     assert_eq!(pair.ends[0].terminated_by_peer(), Reason::LocalCatastrophic);
 }
 

@@ -37,13 +37,12 @@ impl Receiver {
             assembled = self.control[qn];
             &assembled[..message.len as usize]
         };
-        let malformed = || segment.fault(OperationError::Unspecified);
         // An unreliable connection supports only Sends and Writes. Empty Reads are used to set it
         // up and to end it.
         let refused = || segment.fault(RdmapError::UnexpectedOpcode { opcode: opcode.raw() });
         match opcode {
             Opcode::ReadRequest => {
-                let request = ReadRequest::parse(bytes).map_err(|_| malformed())?;
+                let request = ReadRequest::parse(bytes).map_err(|error| segment.fault(error))?;
                 if request.len > 0 && host.is_unreliable() {
                     return Err(refused());
                 }
@@ -57,17 +56,17 @@ impl Receiver {
                 if host.is_unreliable() {
                     return Err(refused());
                 }
-                let request = AtomicRequest::parse(bytes).map_err(|_| malformed())?;
+                let request = AtomicRequest::parse(bytes).map_err(|error| segment.fault(error))?;
                 self.add_inbound(InboundKind::Atomic(request), segment, shared)
             }
             Opcode::AtomicResponse => {
-                let response = AtomicResponse::parse(bytes).map_err(|_| malformed())?;
+                let response = AtomicResponse::parse(bytes).map_err(|error| segment.fault(error))?;
                 Self::atomic_response(&response, segment, shared, host)
             }
             _ => {
                 let refuses_reply = !shared.initiator && !shared.first_fpdu;
-                let (terminate, encoding) =
-                    Terminate::parse_at(bytes, refuses_reply).map_err(|_| malformed())?;
+                let (terminate, encoding) = Terminate::parse_at(bytes, refuses_reply)
+                    .map_err(|_| segment.fault(OperationError::Unspecified))?;
                 Err(ConnError::Terminated(Box::new(terminate), encoding))
             }
         }

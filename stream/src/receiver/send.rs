@@ -5,7 +5,7 @@ use crate::error::{ConnError, LocalError};
 use crate::host::{ReceiveError, ReceivedKind, ReceivedMessage, StreamHost, Traffic};
 use crate::shared::Shared;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{DeliveryEffects, Fault, Opcode, OperationError, ProtectionError};
+use uiw_rdmap::{DeliveryEffects, Opcode, OperationError, ProtectionError};
 
 /// Length of Immediate Data (RFC 7306 section 6).
 const IMMEDIATE_LEN: u32 = 8;
@@ -75,12 +75,11 @@ impl Receiver {
             let place = place.offset as usize;
             self.control[0][place..place + payload.len()].copy_from_slice(&payload);
         } else if let Err(error) = host.place(place.offset, payload) {
-            if error != LocalError::Protection {
-                return Err(ConnError::Local { request: None, error });
+            if error == LocalError::Protection {
+                self.receiving = None;
+                host.fail_receive(ReceiveError::Protection);
             }
-            self.receiving = None;
-            host.fail_receive(ReceiveError::Protection);
-            return Err(ConnError::fault(Fault::LocalCatastrophic, None));
+            return Err(ConnError::Local { request: None, error });
         }
         host.count(Traffic::SendReceived, header.last.into(), if immediate { 0 } else { len.into() });
         if let Some(delivered) = self.queues[0].placed(header, len) {
