@@ -185,7 +185,7 @@ impl<M> RdmapStream<M> {
         }
         let error = if self.loopback { self.as_own_peer(error) } else { error };
         let idle = self.sender.has_no_open_request(&self.shared)
-            && !self.receiver.is_receiving()
+            && !self.receiver.is_inside_message()
             && !self.shared.fin.wanted;
         let named = self.named_request(&error);
         let acknowledged = self.shared.reads.acks.on;

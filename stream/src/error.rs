@@ -124,7 +124,9 @@ pub enum ConnError {
         /// Number of bytes of the FPDU that have arrived.
         bytes: usize,
     },
-    /// Both ends have closed in order.
+    /// The peer has closed after a whole FPDU, but possibly inside a message (see
+    /// [`StreamEnd::idle`](crate::StreamEnd::idle)), or the host was detached while nothing was in
+    /// progress.
     #[error("closed in order")]
     Closed,
     /// Memory of a queued FPDU was deregistered. A Terminate reports it, unless the FPDU is partly

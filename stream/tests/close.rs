@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{Pair, at, config_with, pattern};
+use common::{Pair, at, config_with, pattern, send_header};
 use std::time::Duration;
-use uiw_rdmap::TerminateReason;
+use uiw_ddp::Header;
+use uiw_rdmap::{Opcode, TerminateReason};
 use uiw_stream::{AffectedRequest, CapabilityExchange, ConnError, FpduSize, Op, RdmapConfig, RdmapStream};
 
 fn pair() -> Pair {
@@ -217,6 +218,23 @@ fn end_inside_fpdu_is_fault() {
         pair.ends[1].ended
     );
     assert_eq!(pair.ends[1].terminated(), TerminateReason::LlpClosed);
+}
+
+#[test]
+fn close_inside_message_not_idle() {
+    let read = Header::Untagged(uiw_rdmap::untagged_header(Opcode::ReadRequest, 1, 1, 0, false, 0));
+    let write = |last| Header::Tagged(uiw_rdmap::tagged_header(Opcode::Write, common::MEMORY, 0, last));
+    let headers =
+        [(send_header(1, 0, false), false), (read, false), (write(false), false), (write(true), true)];
+    for (header, idle) in headers {
+        let mut pair = pair();
+        pair.receives(1, 1, 64);
+        pair.inject(1, &header, b"part");
+        pair.ends[1].incoming_fin = true;
+        pair.run();
+        assert!(matches!(pair.ends[1].error(), ConnError::Closed));
+        assert_eq!(pair.ends[1].ended.as_ref().map(|ended| ended.idle), Some(idle), "{header:?}");
+    }
 }
 
 #[test]

@@ -116,9 +116,9 @@ impl Receiver {
         self.parked = None;
     }
 
-    /// Returns whether a receive is partly filled.
-    pub(crate) fn is_receiving(&self) -> bool {
-        self.receiving.is_some()
+    /// Returns whether a message other than a Read Response has partly arrived.
+    pub(crate) fn is_inside_message(&self) -> bool {
+        self.receiving.is_some() || self.write_len > 0 || self.queues.iter().any(UntaggedRx::in_progress)
     }
 
     #[inline]
