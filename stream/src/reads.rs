@@ -211,10 +211,22 @@ impl Reads {
         (self.inbound_peak / 2).clamp(MIN, MAX)
     }
 
-    /// Returns the request of the oldest Read or atomic of the peer, for a Terminate.
+    /// Returns the request of the oldest Read or atomic of the peer, for a Terminate. A Read Request
+    /// is updated to the location after the first `sent` bytes (RFC 5040 section 4.8).
     #[cold]
-    pub(crate) fn oldest_segment(&self) -> Option<QuotedSegment> {
-        self.inbound.front().map(|oldest| oldest.segment.clone())
+    pub(crate) fn oldest_segment(&self, sent: u32) -> Option<QuotedSegment> {
+        let oldest = self.inbound.front()?;
+        let mut segment = oldest.segment.clone();
+        if let InboundKind::Read(request) = oldest.kind {
+            let left = ReadRequest {
+                sink_to: request.sink_to.wrapping_add(sent.into()),
+                len: request.len - sent,
+                source_to: request.source_to.wrapping_add(sent.into()),
+                ..request
+            };
+            segment.bytes[Untagged::LEN..].copy_from_slice(&left.emit());
+        }
+        Some(segment)
     }
 
     /// Returns whether an RTR Read waits for its response.

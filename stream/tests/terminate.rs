@@ -7,7 +7,9 @@ use common::{MEMORY, Pair, at, config_with, pattern, send_header};
 use std::time::Duration;
 use uiw_ddp::{Header, STag};
 use uiw_rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
-use uiw_stream::{AffectedRequest, ConnError, LocalError, Op, RdmapConfig, RdmapStream, ReceiveError};
+use uiw_stream::{
+    AffectedRequest, ConnError, FpduSize, LocalError, Op, RdmapConfig, RdmapStream, ReceiveError,
+};
 
 fn pair() -> Pair {
     Pair::open(RdmapConfig::default(), RdmapConfig::default())
@@ -158,6 +160,37 @@ fn read_beyond_rights_refused() {
     assert_eq!(pair.ends[0].terminated_by_peer(), Reason::ProtectionAccessRights);
     assert_eq!(pair.ends[0].host.get(id).completions, 0);
     assert_eq!(pair.ends[1].sent.len() - sent, 2 + 18 + uiw_rdmap::Terminate::MAX_LEN + 4);
+}
+
+/// If the memory is lost while a Read is answered, the Terminate quotes the Read Request with the
+/// location that the response has reached (RFC 5040 section 4.8).
+#[test]
+fn interrupted_read_quoted_from_location() {
+    let len = 1 << 18;
+    let config = config_with(|config| config.fpdu = FpduSize::Segment);
+    let mut pair = Pair::open(config.clone(), config);
+    pair.ends[1].host.memory = pattern(len as usize, 1);
+    pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &vec![0; len as usize]);
+    let now = pair.now;
+    let (request, _) = pair.ends[0].transmit(usize::MAX, now);
+    let sink_to = u64::from_be_bytes(request[2 + 18 + 4..][..8].try_into().unwrap());
+    pair.ends[1].incoming.extend(request);
+    pair.receive(1, usize::MAX);
+    let (first, _) = pair.ends[1].transmit(usize::MAX, now);
+    // This byte is not in the first segment of the next batch.
+    let lost = first.len() + 10_000;
+    pair.ends[1].host.forbidden = lost..lost + 1;
+    pair.ends[0].incoming.extend(first);
+    pair.run();
+    let received = &pair.ends[0].host.requests[0].bytes;
+    let sent = received.iter().zip(pattern(len as usize, 1)).take_while(|(a, b)| **a == *b).count();
+    assert!(sent > lost - 1460 && sent <= lost, "{sent}");
+    let terminate = pair.ends[1].ended.as_ref().and_then(|ended| ended.terminate).expect("a Terminate");
+    assert_eq!(terminate.reason(), Reason::ProtectionAccessRights);
+    let request = terminate.read_request.expect("the Read Request");
+    let (left, sent) = (len - sent as u32, sent as u64);
+    assert_eq!((request.sink_to, request.len, request.source_to), (sink_to + sent, left, sent));
+    pair.assert_over();
 }
 
 #[test]

@@ -146,7 +146,7 @@ impl<M> Sender<M> {
                 // Responses are sent in the order of the requests, after earlier Reads (RFC 7306
                 // section 5.4).
                 let original = host.atomic(&request).map_err(|error| {
-                    ConnError::fault(error.fault(request.stag, request.to), shared.reads.oldest_segment())
+                    ConnError::fault(error.fault(request.stag, request.to), shared.reads.oldest_segment(0))
                 })?;
                 shared.reads.end_inbound();
                 let response = AtomicResponse { request_id: request.request_id, original };
