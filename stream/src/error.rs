@@ -1,5 +1,6 @@
 //! Errors of start-up, and reasons for which a stream leaves Full Operation.
 
+use crate::host::ATOMIC_BYTES;
 use crate::reads::QuotedSegment;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -68,7 +69,7 @@ pub enum AtomicError {
 impl AtomicError {
     pub(crate) fn fault(self, stag: STag, to: u64) -> Fault {
         match self {
-            Self::Access(error) => error.of_read(stag, to, 8),
+            Self::Access(error) => error.of_read(stag, to, ATOMIC_BYTES),
             Self::Unaligned => RdmapError::AtomicUnaligned { stag, to }.into(),
         }
     }

@@ -8,7 +8,7 @@ use crate::reads::{InboundKind, InboundRead};
 use crate::shared::Shared;
 use alloc::boxed::Box;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, OperationError, RdmapError, ReadRequest, Terminate};
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, RdmapError, ReadRequest, Terminate};
 
 impl Receiver {
     pub(super) fn control<H: StreamHost>(
@@ -65,8 +65,8 @@ impl Receiver {
             }
             _ => {
                 let refuses_reply = !shared.initiator && !shared.first_fpdu;
-                let (terminate, encoding) = Terminate::parse_at(bytes, refuses_reply)
-                    .map_err(|_| segment.fault(OperationError::Unspecified))?;
+                let (terminate, encoding) =
+                    Terminate::parse_at(bytes, refuses_reply).map_err(|error| segment.fault(error))?;
                 Err(ConnError::Terminated(Box::new(terminate), encoding))
             }
         }

@@ -21,11 +21,11 @@ use uiw_ddp::{Header, Tagged, UntaggedRx};
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::startup::Negotiated;
 use uiw_mpa::{Verified, VerifiedBuf};
-use uiw_rdmap::{Opcode, QN_SEND, StreamRx};
+use uiw_rdmap::{AtomicRequest, Opcode, QN_SEND, StreamRx, Terminate};
 
-/// Maximum length in bytes of messages on the queues of the stream itself. The longest are an
-/// Atomic Request and a Terminate with all headers, of 52 bytes each.
-const CONTROL_LEN: usize = 52;
+/// Maximum length in bytes of messages on the queues of the stream itself.
+const CONTROL_LEN: usize = Terminate::MAX_LEN;
+const _: () = assert!(AtomicRequest::LEN <= CONTROL_LEN);
 
 /// State of the receiving half between FPDUs.
 #[derive(Debug)]
