@@ -526,11 +526,11 @@ fn rejection_has_private_data_and_depths() {
             let (consumed, outcome) = initiator.reply(&reply).unwrap().unwrap();
             assert_eq!(consumed, reply.len());
             assert_eq!(reply[16] & 0xA0, 0x20, "R, and no Markers");
-            let Outcome::Rejected { enhanced, private_data, revision: got, markers_refused } = outcome else {
+            let Outcome::Rejected { enhanced, private_data, revision: got, markers_asked } = outcome else {
                 panic!("{outcome:?}")
             };
             assert_eq!(
-                (&private_data[..], got, markers_refused),
+                (&private_data[..], got, markers_asked),
                 (&b"go away"[..], revision as u8, want_markers)
             );
             let depths = enhanced.map(|enhanced| (enhanced.ird, enhanced.ord));

@@ -11,10 +11,9 @@
 //! (`uiw_rdmap::Terminate::parse_at`).
 //!
 //! An orderly close sends all posted requests and waits for outstanding responses; then each end
-//! sends its FIN. If the stack reports a hang-up while a Send waits for a receive, the remaining
-//! bytes of the socket are read and kept. When a send fails, the host reads the socket to its end
-//! before it reports the loss of the transport: the peer's last messages may be in front of its
-//! reset.
+//! sends its FIN. If the transport hangs up while a Send waits for a receive, the host reads and
+//! keeps the remaining bytes. When sending fails, the host reads the transport to its end before it
+//! reports the loss: the peer's last messages may be in front of its reset.
 
 use crate::Time;
 use crate::error::{ConnError, LocalError, StartupFailure};
@@ -86,11 +85,11 @@ impl<M> RdmapStream<M> {
 
     /// Detaches the host, whose queues are being destroyed. The stream closes in order if no
     /// request is in progress, and otherwise with a Terminate. After the events that are reported
-    /// now, the host is not called any more.
+    /// now, the queues of the host are not used any more; only its memory is, for the peer's Reads.
     ///
     /// A peer with acknowledged completions may still wait for responses to its last Reads, which
     /// an RNIC would send even after the queue pair is destroyed. The peer gets these responses
-    /// until a Read of this end has been answered.
+    /// until a Read of this end has been answered, or a Send or Write had to be discarded.
     pub fn detach<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if (self.may_drain() || self.is_draining()) && self.receiver.is_stalled() {

@@ -178,8 +178,8 @@ pub enum StartupFailure {
         private_data: Vec<u8>,
         /// IRD and ORD of the peer, if its Reply contains them.
         peer_ird_ord: Option<(u16, u16)>,
-        /// True if the reason was the request for Markers (RFC 5044 section 7.1.2).
-        markers_refused: bool,
+        /// True if this end asked for Markers, which may be the reason (RFC 5044 section 7.1.2).
+        markers_asked: bool,
     },
     /// The frame of the peer is invalid.
     #[error(transparent)]

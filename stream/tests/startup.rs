@@ -168,10 +168,10 @@ fn reject_carries_private_data() {
         pair.ends[1].decision = Decision::Reject;
         pair.run();
         let failure = pair.ends[0].failed.as_ref();
-        let Some(StartupFailure::Rejected { private_data, markers_refused, peer_ird_ord }) = failure else {
+        let Some(StartupFailure::Rejected { private_data, markers_asked, peer_ird_ord }) = failure else {
             panic!("{failure:?}")
         };
-        assert_eq!((&private_data[..], *markers_refused), (&b"rejected"[..], false));
+        assert_eq!((&private_data[..], *markers_asked), (&b"rejected"[..], false));
         assert_eq!(peer_ird_ord.is_some(), revision == Revision::Two);
         assert!(pair.ends[0].stream.is_over() && pair.ends[1].fin_sent);
         // The transport of the initiator ends with a reset.

@@ -245,7 +245,8 @@ impl Receiver {
             shared.caps.give_up();
             self.peer_decided(shared);
         } else if !shared.first_fpdu {
-            // At the responder, the first FPDU means that the initiator has accepted its Reply.
+            // The first FPDU restarts the time limit. At the responder it shows that the initiator
+            // has accepted the Reply; at the initiator it is the response to the RTR Read.
             let wait = shared.capability_timeout();
             shared.timers.set(Timer::Capabilities, shared.now, wait);
         }

@@ -133,8 +133,8 @@ impl Conn {
     fn startup_error(&self, failure: StartupFailure) -> Error {
         let peer = self.socket.peer_addr();
         match failure {
-            StartupFailure::Rejected { private_data, peer_ird_ord, markers_refused } => {
-                Error::Rejected { peer, private_data, peer_ird_ord, markers_asked: markers_refused }
+            StartupFailure::Rejected { private_data, peer_ird_ord, markers_asked } => {
+                Error::Rejected { peer, private_data, peer_ird_ord, markers_asked }
             }
             StartupFailure::Frame(source) => Error::PeerStartup { peer, source },
             StartupFailure::Config(source) => Error::Startup(source),
