@@ -89,7 +89,8 @@ impl<M> RdmapStream<M> {
     ///
     /// A peer with acknowledged completions may still wait for responses to its last Reads, which
     /// an RNIC would send even after the queue pair is destroyed. The peer gets these responses
-    /// until a Read of this end has been answered, or a Send or Write had to be discarded.
+    /// until a Read of this end has been answered, or until a Send or Write that they would
+    /// acknowledge was discarded.
     pub fn detach<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if (self.may_drain() || self.is_draining()) && self.receiver.is_stalled() {

@@ -49,8 +49,8 @@ pub(crate) struct Shared {
     pub(crate) first_fpdu: bool,
     /// True if the host is detached: Sends and Writes are discarded, Reads are still answered.
     pub(crate) detached: bool,
-    /// True if a Send or Write was discarded. Then no Read is answered any more and no placement
-    /// acknowledged, because the peer would take either for success of the discarded message.
+    /// True if a Send or Write was discarded. Then no placement is acknowledged any more, or no Read
+    /// of another peer answered, which would take the response for success of the message.
     pub(crate) discarded: bool,
     pub(crate) events: VecDeque<Event>,
     /// Event to report when the peer's first FPDU arrives, for a responder of the peer-to-peer

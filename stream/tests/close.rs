@@ -375,6 +375,21 @@ fn detached_stream_sends_last_acks() {
     }
 }
 
+/// Both ends discard a message of the other one, and still do not wait for the time limit.
+#[test]
+fn both_ends_detached_close_orderly() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    let now = pair.now;
+    for n in 0..2 {
+        pair.ends[n].post(Op::Write { remote: at(0) }, b"discarded");
+        let (bytes, _) = pair.ends[n].transmit(usize::MAX, now);
+        pair.ends[1 - n].incoming.extend(bytes);
+    }
+    (0..2).for_each(|n| pair.detach(n));
+    pair.assert_over();
+    assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed) && !end.stream.is_reset()));
+}
+
 #[test]
 fn discarded_messages_not_acknowledged() {
     // An acknowledging Read covers both messages.

@@ -79,7 +79,7 @@ impl Receiver {
         segment: &Segment<'_>,
         shared: &mut Shared,
     ) -> Result<(), ConnError> {
-        if shared.fin.sent || shared.discarded {
+        if shared.fin.sent || shared.discarded && !shared.caps.sends_placement_acks() {
             // The peer learns from the FIN that no response will come.
             return Ok(());
         }
