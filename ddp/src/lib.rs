@@ -7,7 +7,7 @@
 //!   ULPDU ──▶ Header::parse ──▶ Tagged:   STag, TO ──────▶ the ULP's Tagged Buffers
 //!                          └──▶ Untagged: QN, MSN, MO ───▶ UntaggedRx::check ─▶ place ─▶ UntaggedRx::placed
 //!
-//!   message ──▶ segments ──▶ Header::emit ──▶ ULPDU
+//!   segment of a message ──▶ Header::emit ──▶ ULPDU
 //! ```
 //!
 //! Payload never passes through this crate: it checks where a payload may be placed, and the caller
@@ -20,11 +20,9 @@
 #![warn(missing_debug_implementations)]
 
 pub mod rx;
-pub mod segment;
 mod stag;
 pub mod wire;
 
 pub use rx::{DeliveredMessage, Placement, TaggedError, UntaggedError, UntaggedRx};
-pub use segment::{Segment, Segments, segments};
 pub use stag::STag;
 pub use wire::{Header, HeaderError, Tagged, Untagged};

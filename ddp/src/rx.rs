@@ -132,12 +132,6 @@ impl UntaggedRx {
 /// Reason why a segment must not be placed into an Untagged Buffer (RFC 5041 section 7.2, type 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UntaggedError {
-    /// Code 1: the stream has no such queue.
-    #[error("invalid queue number {qn}")]
-    InvalidQn {
-        /// QN of the segment.
-        qn: u32,
-    },
     /// Code 2: the message has no buffer.
     #[error("no buffer for message {msn}")]
     NoBuffer {

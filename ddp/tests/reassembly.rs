@@ -2,7 +2,22 @@
 //! bytes.
 
 use proptest::prelude::*;
-use uiw_ddp::{Header, Placement, STag, Tagged, Untagged, UntaggedError, UntaggedRx, segments};
+use uiw_ddp::{Header, Placement, STag, Tagged, Untagged, UntaggedError, UntaggedRx};
+
+/// Part of a message that one segment carries.
+struct Cut {
+    offset: u32,
+    len: u32,
+    last: bool,
+}
+
+fn segments(total: u32, max_payload: u32) -> impl Iterator<Item = Cut> {
+    (0..total.div_ceil(max_payload).max(1)).map(move |n| {
+        let offset = n * max_payload;
+        let len = max_payload.min(total - offset);
+        Cut { offset, len, last: offset + len == total }
+    })
+}
 
 /// Returns the segments of `message` as they are passed to the layer below.
 fn untagged_segments(message: &[u8], msn: u32, max_payload: u32) -> Vec<Vec<u8>> {

@@ -2,9 +2,9 @@
 
 use uiw_ddp::{HeaderError, STag, TaggedError, UntaggedError};
 
-use crate::TerminateReason;
 use crate::stream::RdmapError;
-use crate::wire::{FormatError, HeaderCopy, ReadRequest, Terminate};
+use crate::wire::{FormatError, HeaderCopy, ReadRequest, Terminate, TerminateTooShort};
+use crate::{Opcode, TerminateReason};
 
 /// Error that ends a stream, by the layer that detected it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,9 +24,6 @@ pub enum Fault {
     /// tagged segments.
     #[error("RDMAP: {0}")]
     RemoteProtection(#[from] ProtectionError),
-    /// Other error on a message, detected by RDMAP.
-    #[error("RDMAP: {0}")]
-    RemoteOperation(#[from] OperationError),
     /// Local error that is not associated with any message of the peer.
     #[error("local catastrophic error")]
     LocalCatastrophic,
@@ -36,9 +33,6 @@ pub enum Fault {
     /// The ends have no RTR kind in common (RFC 6581 section 9.2).
     #[error("no matching RTR option")]
     NoMatchingRtr,
-    /// Other local error while the connection is being established (RFC 6581 section 9.3).
-    #[error("local catastrophic error while connecting")]
-    StartupLocal,
 }
 
 /// Errors that MPA reports (RFC 5044 section 8).
@@ -53,10 +47,6 @@ pub enum MpaFault {
     /// Code 3: a Marker and the ULPDU_Lengths disagree.
     #[error("Marker and ULPDU_Length disagree")]
     Marker,
-    /// Code 4: a startup frame is wrong. This code is never sent, because a Terminate can only be
-    /// sent in Full Operation.
-    #[error("invalid Request or Reply frame")]
-    StartupFrame,
 }
 
 /// Errors that DDP reports (RFC 5041 section 7).
@@ -71,9 +61,6 @@ pub enum DdpFault {
     /// An untagged segment must not be placed.
     #[error(transparent)]
     Untagged(#[from] UntaggedError),
-    /// Local error.
-    #[error("local catastrophic error")]
-    LocalCatastrophic,
 }
 
 /// Violations of the protection of our memory (RFC 5040 section 4.8, Remote Protection Error).
@@ -123,24 +110,6 @@ pub enum ProtectionError {
         /// STag of the message.
         stag: STag,
     },
-    /// Any other protection error.
-    #[error("unspecified protection error")]
-    Unspecified,
-}
-
-/// Errors on a message for which there is no other error type (RFC 5040 section 4.8, Remote
-/// Operation Error).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum OperationError {
-    /// This stream cannot continue.
-    #[error("catastrophic error of this stream")]
-    Catastrophic,
-    /// No stream can continue.
-    #[error("catastrophic error, global")]
-    GlobalCatastrophic,
-    /// Any other error.
-    #[error("unspecified error")]
-    Unspecified,
 }
 
 impl From<MpaFault> for Fault {
@@ -167,6 +136,12 @@ impl From<FormatError> for Fault {
     }
 }
 
+impl From<TerminateTooShort> for Fault {
+    fn from(error: TerminateTooShort) -> Self {
+        FormatError::Length { message: Opcode::Terminate, len: error.len, needed: 4 }.into()
+    }
+}
+
 /// Headers of the segment that caused an error, which the Terminate quotes.
 #[derive(Clone, Copy, Debug)]
 pub struct QuotedHeaders<'a> {
@@ -187,7 +162,6 @@ impl Fault {
                 MpaFault::LlpClosed => TerminateReason::LlpClosed,
                 MpaFault::Crc => TerminateReason::LlpCrc,
                 MpaFault::Marker => TerminateReason::LlpMarker,
-                MpaFault::StartupFrame => TerminateReason::LlpStartupFrame,
             },
             Self::Ddp(fault) => ddp_reason(fault),
             Self::Rdmap(error) => rdmap_reason(error),
@@ -200,24 +174,11 @@ impl Fault {
                 // RFC 5040 lists this code under two types. According to Figure 10, a Send with
                 // Invalidate causes this one.
                 ProtectionError::CannotInvalidate { .. } => TerminateReason::ProtectionCannotInvalidate,
-                ProtectionError::Unspecified => TerminateReason::ProtectionUnspecified,
-            },
-            Self::RemoteOperation(operation) => match operation {
-                OperationError::Catastrophic => TerminateReason::StreamCatastrophic,
-                OperationError::GlobalCatastrophic => TerminateReason::GlobalCatastrophic,
-                OperationError::Unspecified => TerminateReason::OperationUnspecified,
             },
             Self::LocalCatastrophic => TerminateReason::LocalCatastrophic,
             Self::InsufficientIrd => TerminateReason::LlpInsufficientIrd,
             Self::NoMatchingRtr => TerminateReason::LlpNoMatchingRtr,
-            Self::StartupLocal => TerminateReason::LlpLocalCatastrophic,
         }
-    }
-
-    /// Returns Layer, Error Type and Error Code of the Terminate.
-    #[must_use]
-    pub const fn codes(&self) -> (u8, u8, u8) {
-        self.reason().codes()
     }
 
     /// Builds the Terminate to send. RFC 5040 Figure 10 determines which parts of `quoted` it
@@ -250,9 +211,7 @@ impl Fault {
 const fn ddp_reason(fault: &DdpFault) -> TerminateReason {
     match fault {
         // DDP has no code for a segment shorter than its header.
-        DdpFault::LocalCatastrophic | DdpFault::Header(HeaderError::TooShort { .. }) => {
-            TerminateReason::DdpLocalCatastrophic
-        }
+        DdpFault::Header(HeaderError::TooShort { .. }) => TerminateReason::DdpLocalCatastrophic,
         DdpFault::Header(HeaderError::Version { tagged: true, .. }) => TerminateReason::TaggedVersion,
         DdpFault::Header(HeaderError::Version { tagged: false, .. }) => TerminateReason::UntaggedVersion,
         DdpFault::Tagged(error) => match error {
@@ -265,7 +224,6 @@ const fn ddp_reason(fault: &DdpFault) -> TerminateReason {
             TaggedError::ToWrap { .. } => TerminateReason::TaggedToWrap,
         },
         DdpFault::Untagged(error) => match error {
-            UntaggedError::InvalidQn { .. } => TerminateReason::UntaggedInvalidQn,
             UntaggedError::NoBuffer { .. } => TerminateReason::UntaggedNoBuffer,
             UntaggedError::MsnRange { .. } => TerminateReason::UntaggedMsnRange,
             UntaggedError::Mo { .. } => TerminateReason::UntaggedMo,
@@ -286,7 +244,6 @@ const fn rdmap_reason(error: &RdmapError) -> TerminateReason {
         RdmapError::UnexpectedOpcode { .. }
         | RdmapError::WrongBuffer { .. }
         | RdmapError::AfterTerminate { .. }
-        | RdmapError::UnexpectedReadResponse { .. }
         | RdmapError::UnexpectedAtomicResponse { .. }
         | RdmapError::Format(FormatError::AtomicCode { .. }) => TerminateReason::UnexpectedOpcode,
         // RFC 7306 section 8.2 names this code.

@@ -28,7 +28,7 @@ mod reason;
 pub mod stream;
 pub mod wire;
 
-pub use fault::{DdpFault, Fault, MpaFault, OperationError, ProtectionError, QuotedHeaders};
+pub use fault::{DdpFault, Fault, MpaFault, ProtectionError, QuotedHeaders};
 pub use opcode::{Opcode, QN_ATOMIC_RESPONSE, QN_READ, QN_SEND, QN_TERMINATE};
 pub use reason::TerminateReason;
 pub use stream::{

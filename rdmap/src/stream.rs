@@ -68,18 +68,6 @@ impl StreamRx {
         self.extensions = extensions;
     }
 
-    /// Returns the extensions that are currently in use.
-    #[must_use]
-    pub const fn extensions(&self) -> Extensions {
-        self.extensions
-    }
-
-    /// Returns whether the peer's Terminate has arrived.
-    #[must_use]
-    pub const fn terminated(&self) -> bool {
-        self.terminated
-    }
-
     /// Checks that the segment with this header may arrive now, and returns its opcode.
     ///
     /// The version must be right, the opcode known and agreed on, and the segment must go to the
@@ -175,15 +163,6 @@ pub enum RdmapError {
     /// The message does not have the format of its opcode.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A Read Response arrived while no Read was outstanding. RFC 5040 has no code of its own for
-    /// this error.
-    #[error("RDMA Read Response to STag {stag}, TO {to:#x}, and no Read is outstanding")]
-    UnexpectedReadResponse {
-        /// STag of the segment.
-        stag: STag,
-        /// TO of the segment.
-        to: u64,
-    },
     /// An Atomic Response does not answer the oldest outstanding Atomic Request.
     #[error("Atomic Response to request {request_id:#x}, which is not the one outstanding")]
     UnexpectedAtomicResponse {

@@ -52,7 +52,8 @@ fn fields_do_not_carry() {
 
 #[test]
 fn swap_requires_masked_equality() {
-    let request = AtomicRequest::cmp_swap(1, STag(2), 8, 42, 99);
+    let request =
+        AtomicRequest { op: AtomicOp::CmpSwap, compare: 42, compare_mask: u64::MAX, ..add(99, u64::MAX) };
     assert_eq!((request.apply(42), request.apply(43)), (99, 43));
     let masked = AtomicRequest { mask: 0xFF00, compare_mask: 0x00FF, compare: 0x12, data: 0xABCD, ..request };
     assert_eq!((masked.apply(0x3412), masked.apply(0x3413)), (0xAB12, 0x3413));

@@ -470,7 +470,7 @@ fn negatives() {
             Ok(()) => panic!("{} was accepted", vector.name),
             Err(None) => assert!(vector.startup, "{}", vector.name),
             Err(Some(fault)) => {
-                let (layer, etype, code) = fault.codes();
+                let (layer, etype, code) = fault.reason().codes();
                 assert!(vector.terminates.contains(&[layer, etype, code]), "{}: {fault:?}", vector.name);
             }
         }

@@ -7,11 +7,11 @@
 //! has placed it, so that the header quoted in a Terminate (STag and TO, or MSN) identifies the
 //! request.
 //!
-//! * A uiw peer acknowledges placement in empty Writes (`placement.rs`). The acknowledgement is the
-//!   first message sent after a batch was read, and precedes a Terminate or FIN. Receive
-//!   completions wait until TCP has taken it, so a process may exit, or be killed, as soon as it
-//!   has polled a completion. At most one acknowledgement is queued, so a peer that does not read
-//!   cannot make the queue grow.
+//! * A uiw peer acknowledges placement in empty Writes (`placement.rs`). It sends the
+//!   acknowledgement as its first message after it has read a batch, and before a Terminate or FIN.
+//!   Its receive completions wait until TCP has taken the acknowledgement, so its process may exit,
+//!   or be killed, as soon as it has polled a completion. At most one acknowledgement is queued, so
+//!   an end that does not read cannot make the queue of its peer grow.
 //! * Towards other peers, one zero-length Read covers up to 16 requests as long as more requests
 //!   wait to be sent; otherwise the Read follows at once. At most four are outstanding. Requests
 //!   sent before the capability exchange is decided wait for either kind of acknowledgement.
@@ -19,8 +19,8 @@
 //!   an RNIC answers even then. So the stream stays open for one zero-length Read of its own (the
 //!   drain Read, at most one second). Acknowledging Reads are sent before answers, so the peer has
 //!   none outstanding once the drain Read is answered. An orderly close sends a drain Read as well,
-//!   unless the peer gets placement acknowledgements. FIN follows at once if the peer's FIN has
-//!   arrived, or if a Send waits for a receive.
+//!   unless the peer acknowledges placement. FIN follows at once if the peer's FIN has arrived, or
+//!   if a Send waits for a receive.
 
 /// Maximum number of requests that one acknowledging Read covers while others wait.
 const ACK_EVERY: u32 = 16;

@@ -202,13 +202,15 @@ impl PeerCaps {
     }
 
     /// Handles an incoming zero-length Write, and schedules the response. A responder accepts a
-    /// request only if `first` is true, that is, if at most RTR messages have arrived before.
-    /// Returns whether the Write has decided the exchange.
+    /// request only if `first` is true, that is, if at most RTR messages have arrived before. The
+    /// answer to a further request repeats the first one. Returns whether the Write has decided the
+    /// exchange.
     pub(crate) fn on_zero_write(&mut self, stag: STag, to: u64, first: bool) -> bool {
         if !self.on {
             return false;
         }
         let before = self.kind;
+        let agreed = matches!(self.kind, PeerKind::Capable(_));
         let bits = (to >> NONCE_BITS) as u16;
         let common = Capabilities(bits & Capabilities::OURS.0);
         let wants_acks = bits & Capabilities::WANTS_ACKS != 0;
@@ -216,16 +218,18 @@ impl PeerCaps {
         if self.initiator {
             // A late response still counts, because nothing was sent meanwhile that it would
             // forbid.
-            let answered = matches!(self.kind, PeerKind::Capable(_));
-            if !answered && stag == ANSWER && nonce == mix(self.nonce) {
+            if !agreed && stag == ANSWER && nonce == mix(self.nonce) {
                 self.kind = PeerKind::Capable(common);
                 self.peer_wants_acks = wants_acks;
             }
         } else if first && stag == REQUEST {
-            self.kind = PeerKind::Capable(common);
-            self.peer_wants_acks = wants_acks;
-            self.nonce = nonce;
-            self.due = Some(ZeroWrite { stag: ANSWER, to: self.bits(common) | mix(nonce) });
+            if !agreed {
+                self.kind = PeerKind::Capable(common);
+                self.peer_wants_acks = wants_acks;
+                self.nonce = nonce;
+            }
+            let to = self.bits(self.capabilities()) | mix(self.nonce);
+            self.due = Some(ZeroWrite { stag: ANSWER, to });
         }
         self.kind != before
     }
@@ -311,6 +315,19 @@ mod tests {
             assert!(!caps.on_zero_write(STag(0), 0, true));
             assert_eq!((caps.kind, caps.due), (PeerKind::Unknown, None));
         }
+    }
+
+    /// Otherwise a peer could stop asking for an acknowledgement that is already owed.
+    #[test]
+    fn first_request_counts() {
+        let mut responder = PeerCaps::new(false, CapabilityExchange::On, false, 0);
+        let request = PeerCaps::new(true, CapabilityExchange::On, true, 3).request();
+        assert!(responder.on_zero_write(request.stag, request.to, true));
+        let answer = responder.due.take();
+        assert!(!responder.on_zero_write(REQUEST, 1 << NONCE_BITS | 4, true));
+        assert_eq!(responder.due, answer);
+        assert_eq!(responder.kind, PeerKind::Capable(Capabilities::OURS));
+        assert!(responder.sends_placement_acks());
     }
 
     #[test]

@@ -11,10 +11,9 @@
 //! (`uiw_rdmap::Terminate::parse_at`).
 //!
 //! An orderly close sends all posted requests and waits for outstanding responses; then each end
-//! sends its FIN. If the stack reports a hang-up while a Send waits for a receive, the remaining
-//! bytes of the socket are read and kept. When a send fails, the host reads the socket to its end
-//! before it reports the loss of the transport: the peer's last messages may be in front of its
-//! reset.
+//! sends its FIN. If the transport hangs up while a Send waits for a receive, the host reads and
+//! keeps the remaining bytes. When sending fails, the host reads the transport to its end before it
+//! reports the loss: the peer's last messages may be in front of its reset.
 
 use crate::Time;
 use crate::error::{ConnError, LocalError, StartupFailure};
@@ -86,11 +85,12 @@ impl<M> RdmapStream<M> {
 
     /// Detaches the host, whose queues are being destroyed. The stream closes in order if no
     /// request is in progress, and otherwise with a Terminate. After the events that are reported
-    /// now, the host is not called any more.
+    /// now, the queues of the host are not used any more; only its memory is, for the peer's Reads.
     ///
     /// A peer with acknowledged completions may still wait for responses to its last Reads, which
     /// an RNIC would send even after the queue pair is destroyed. The peer gets these responses
-    /// until a Read of this end has been answered.
+    /// until a Read of this end has been answered, or until a Send or Write that they would
+    /// acknowledge was discarded.
     pub fn detach<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if (self.may_drain() || self.is_draining()) && self.receiver.is_stalled() {
@@ -185,7 +185,7 @@ impl<M> RdmapStream<M> {
         }
         let error = if self.loopback { self.as_own_peer(error) } else { error };
         let idle = self.sender.has_no_open_request(&self.shared)
-            && !self.receiver.is_receiving()
+            && !self.receiver.is_inside_message()
             && !self.shared.fin.wanted;
         let named = self.named_request(&error);
         let acknowledged = self.shared.reads.acks.on;
@@ -254,8 +254,10 @@ impl<M> RdmapStream<M> {
     /// Returns the Terminate for `error` (RFC 5040 section 4.8), if one may be sent.
     fn terminate_for(&self, error: &ConnError) -> Option<Terminate> {
         // RFC 5044 section 7.1.1: a responder sends no FPDU before it has validated the first FPDU
-        // of the initiator.
-        if self.shared.sending_blocked || self.shared.fin.sent || !self.is_open() {
+        // of the initiator. An initiator refuses a Reply even if it waits for `establish` (RFC 6581
+        // section 9).
+        let may_send = !self.shared.sending_blocked || matches!(error, ConnError::Refused(_));
+        if !may_send || self.shared.fin.sent || !self.is_open() {
             return None;
         }
         match error {
@@ -263,7 +265,9 @@ impl<M> RdmapStream<M> {
                 let (fault, segment) = &**fault;
                 Some(fault.terminate(segment.as_ref().map(|segment| segment.quoted())))
             }
-            ConnError::Local { .. } | ConnError::Aborted => Some(Fault::LocalCatastrophic.terminate(None)),
+            ConnError::Local { .. } | ConnError::SourceGone | ConnError::Aborted => {
+                Some(Fault::LocalCatastrophic.terminate(None))
+            }
             ConnError::FinInsideFpdu { .. } => Some(Fault::Mpa(MpaFault::LlpClosed).terminate(None)),
             ConnError::Refused(refusal) => {
                 let fault = match refusal {
@@ -272,11 +276,7 @@ impl<M> RdmapStream<M> {
                 };
                 Some(fault.terminate(None))
             }
-            ConnError::Terminated(..)
-            | ConnError::Lost
-            | ConnError::Closed
-            | ConnError::SourceGone
-            | ConnError::NoFirstFpdu => None,
+            ConnError::Terminated(..) | ConnError::Lost | ConnError::Closed | ConnError::NoFirstFpdu => None,
         }
     }
 
@@ -294,10 +294,9 @@ impl<M> RdmapStream<M> {
             ConnError::Lost
             | ConnError::NoFirstFpdu
             | ConnError::FinInsideFpdu { .. }
+            | ConnError::SourceGone
             | ConnError::Fault(_) => AffectedRequest::Oldest,
-            ConnError::Refused(_) | ConnError::Closed | ConnError::SourceGone | ConnError::Aborted => {
-                AffectedRequest::Nothing
-            }
+            ConnError::Refused(_) | ConnError::Closed | ConnError::Aborted => AffectedRequest::Nothing,
         }
     }
 

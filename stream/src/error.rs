@@ -1,5 +1,6 @@
 //! Errors of start-up, and reasons for which a stream leaves Full Operation.
 
+use crate::host::ATOMIC_BYTES;
 use crate::reads::QuotedSegment;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -68,7 +69,7 @@ pub enum AtomicError {
 impl AtomicError {
     pub(crate) fn fault(self, stag: STag, to: u64) -> Fault {
         match self {
-            Self::Access(error) => error.of_read(stag, to, 8),
+            Self::Access(error) => error.of_read(stag, to, ATOMIC_BYTES),
             Self::Unaligned => RdmapError::AtomicUnaligned { stag, to }.into(),
         }
     }
@@ -124,11 +125,14 @@ pub enum ConnError {
         /// Number of bytes of the FPDU that have arrived.
         bytes: usize,
     },
-    /// Both ends have closed in order.
+    /// The peer has closed after a whole FPDU, but possibly inside a message (see
+    /// [`StreamEnd::idle`](crate::StreamEnd::idle)), or the host was detached while nothing was in
+    /// progress.
     #[error("closed in order")]
     Closed,
-    /// A partly sent FPDU cannot be finished, because its memory was deregistered.
-    #[error("memory of a partly sent FPDU was deregistered")]
+    /// Memory of a queued FPDU was deregistered. A Terminate reports it, unless the FPDU is partly
+    /// sent and so cannot be finished.
+    #[error("memory of a queued FPDU was deregistered")]
     SourceGone,
     /// The host has ended the stream.
     #[error("ended by the host")]
@@ -160,7 +164,7 @@ impl ConnError {
 
     /// Returns whether the transport can carry no more bytes.
     pub(crate) const fn is_fatal_to_transport(&self) -> bool {
-        matches!(self, Self::Lost | Self::SourceGone | Self::NoFirstFpdu)
+        matches!(self, Self::Lost | Self::NoFirstFpdu)
     }
 }
 
@@ -174,8 +178,8 @@ pub enum StartupFailure {
         private_data: Vec<u8>,
         /// IRD and ORD of the peer, if its Reply contains them.
         peer_ird_ord: Option<(u16, u16)>,
-        /// True if the reason was the request for Markers (RFC 5044 section 7.1.2).
-        markers_refused: bool,
+        /// True if this end asked for Markers, which may be the reason (RFC 5044 section 7.1.2).
+        markers_asked: bool,
     },
     /// The frame of the peer is invalid.
     #[error(transparent)]

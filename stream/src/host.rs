@@ -76,8 +76,9 @@ pub trait StreamHost {
     /// if they are not contiguous.
     ///
     /// # Errors
-    /// The [`AccessError`] for which one of the bytes may not be read. The stream asks again for
-    /// fewer bytes, and is terminated at the segment that contains the byte.
+    /// The [`AccessError`] for which one of the bytes may not be read. The stream is terminated: at
+    /// the beginning of a Read, all of whose bytes are asked for, or later at the segment that
+    /// contains the byte.
     fn read_source(&mut self, stag: STag, to: u64, len: u32) -> Result<Self::Payload<'_>, AccessError>;
 
     /// Executes an atomic of the peer ([`AtomicRequest::apply`]), and returns the value before it.

@@ -4,8 +4,8 @@
 use crate::acks::Acks;
 use crate::request::Remote;
 use alloc::collections::VecDeque;
-use uiw_ddp::STag;
-use uiw_rdmap::{AtomicRequest, QuotedHeaders, ReadRequest};
+use uiw_ddp::{Header, STag, Untagged};
+use uiw_rdmap::{AtomicRequest, Control, Opcode, QuotedHeaders, ReadRequest};
 
 /// STag and offset in the zero-length Reads and Writes that the stream generates itself, as source
 /// and as sink.
@@ -92,7 +92,7 @@ pub struct QuotedSegment {
 
 impl QuotedSegment {
     /// Length in bytes of the untagged header and a Read Request.
-    const LEN: usize = 46;
+    const LEN: usize = Untagged::LEN + ReadRequest::LEN;
 
     pub(crate) fn new(ulpdu: &[u8], header_len: usize) -> Self {
         let kept = ulpdu.len().min(Self::LEN);
@@ -110,10 +110,13 @@ impl QuotedSegment {
     }
 
     pub(crate) fn quoted(&self) -> QuotedHeaders<'_> {
+        let kept = &self.bytes[..usize::from(self.kept)];
+        let is_read_request = matches!(Header::parse(kept), Ok((Header::Untagged(header), _))
+            if Control::parse(header.rsvd_ulp).opcode == Opcode::ReadRequest.raw());
         QuotedHeaders {
             segment_len: self.segment_len,
-            header: &self.bytes[..usize::from(self.header_len)],
-            read_request: self.bytes[..usize::from(self.kept)].get(uiw_ddp::Untagged::LEN..Self::LEN),
+            header: &kept[..usize::from(self.header_len)],
+            read_request: kept.get(Untagged::LEN..Self::LEN).filter(|_| is_read_request),
         }
     }
 }
@@ -208,10 +211,22 @@ impl Reads {
         (self.inbound_peak / 2).clamp(MIN, MAX)
     }
 
-    /// Returns the request of the oldest Read or atomic of the peer, for a Terminate.
+    /// Returns the request of the oldest Read or atomic of the peer, for a Terminate. A Read Request
+    /// is updated to the location after the first `sent` bytes (RFC 5040 section 4.8).
     #[cold]
-    pub(crate) fn oldest_segment(&self) -> Option<QuotedSegment> {
-        self.inbound.front().map(|oldest| oldest.segment.clone())
+    pub(crate) fn oldest_segment(&self, sent: u32) -> Option<QuotedSegment> {
+        let oldest = self.inbound.front()?;
+        let mut segment = oldest.segment.clone();
+        if let InboundKind::Read(request) = oldest.kind {
+            let left = ReadRequest {
+                sink_to: request.sink_to.wrapping_add(sent.into()),
+                len: request.len - sent,
+                source_to: request.source_to.wrapping_add(sent.into()),
+                ..request
+            };
+            segment.bytes[Untagged::LEN..].copy_from_slice(&left.emit());
+        }
+        Some(segment)
     }
 
     /// Returns whether an RTR Read waits for its response.

@@ -47,8 +47,11 @@ pub(crate) struct Shared {
     pub(crate) awaits_establish: bool,
     /// True if the peer's first FPDU was received and validated.
     pub(crate) first_fpdu: bool,
-    /// True if the host is detached: Sends are discarded, Reads are still answered.
+    /// True if the host is detached: Sends and Writes are discarded, Reads are still answered.
     pub(crate) detached: bool,
+    /// True if a Send or Write was discarded. Then no placement is acknowledged any more, or no Read
+    /// of another peer answered, which would take the response for success of the message.
+    pub(crate) discarded: bool,
     pub(crate) events: VecDeque<Event>,
     /// Event to report when the peer's first FPDU arrives, for a responder of the peer-to-peer
     /// model, which waits for the RTR message.

@@ -115,9 +115,9 @@ impl<M> RdmapStream<M> {
     /// Handles the Reply at the initiator.
     fn on_reply<H: StreamHost<Memory = M>>(&mut self, outcome: Outcome, host: &mut H) {
         match outcome {
-            Outcome::Rejected { enhanced, private_data, markers_refused, .. } => {
+            Outcome::Rejected { enhanced, private_data, markers_asked, .. } => {
                 let peer_ird_ord = enhanced.map(|said| (said.ird, said.ord));
-                self.fail_startup(StartupFailure::Rejected { private_data, peer_ird_ord, markers_refused });
+                self.fail_startup(StartupFailure::Rejected { private_data, peer_ird_ord, markers_asked });
             }
             Outcome::Accepted { negotiated, enhanced, private_data, terminate } => {
                 self.open(negotiated);

@@ -150,6 +150,7 @@ impl<M> RdmapStream<M> {
             awaits_establish: false,
             first_fpdu: false,
             detached: false,
+            discarded: false,
             events: VecDeque::new(),
             established: None,
         };
@@ -321,8 +322,8 @@ impl<M> RdmapStream<M> {
         self.poll_drained();
     }
 
-    /// Reports that the memory of a partly sent FPDU is no longer available. The stream fails,
-    /// because the FPDU cannot be completed.
+    /// Reports that the memory of a queued FPDU is no longer available. The stream ends: with a
+    /// Terminate, or with a reset if a partly sent FPDU cannot be finished.
     pub fn handle_source_gone<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::SourceGone, host);

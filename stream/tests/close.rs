@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{Pair, at, config_with, pattern};
+use common::{Pair, at, config_with, pattern, send_header};
 use std::time::Duration;
-use uiw_rdmap::TerminateReason;
+use uiw_ddp::Header;
+use uiw_rdmap::{Opcode, TerminateReason};
 use uiw_stream::{AffectedRequest, CapabilityExchange, ConnError, FpduSize, Op, RdmapConfig, RdmapStream};
 
 fn pair() -> Pair {
@@ -177,18 +178,29 @@ fn partial_fpdu_without_memory_resets() {
 
 #[test]
 fn memory_gone_during_send_ends_stream() {
-    let mut pair = large_pair();
-    pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
-    let mut budget = vec![0, 30_000];
-    pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
-    pair.run();
-    pair.ends[0].host.gone = true;
-    pair.call(0, RdmapStream::handle_source_gone);
-    assert!(matches!(pair.ends[0].error(), ConnError::SourceGone));
-    assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
-    pair.call(1, RdmapStream::handle_lost);
-    assert!(matches!(pair.ends[1].error(), ConnError::Lost));
-    assert_eq!(pair.ends[1].host.memory, vec![0; 1 << 18], "nothing of a part of an FPDU is placed");
+    // TCP has a part of the FPDU, or nothing of it.
+    for taken in [30_000, 0] {
+        let mut pair = gathering_pair();
+        pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
+        let mut budget = vec![0, taken];
+        pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
+        pair.run();
+        pair.ends[0].host.gone = true;
+        pair.call(0, RdmapStream::handle_source_gone);
+        assert!(matches!(pair.ends[0].error(), ConnError::SourceGone));
+        assert_eq!(pair.ends[0].ended.as_ref().map(|ended| ended.named), Some(AffectedRequest::Oldest));
+        assert_eq!(pair.ends[0].stream.is_reset(), taken > 0);
+        if taken > 0 {
+            assert!(pair.ends[0].stream.is_over());
+            pair.call(1, RdmapStream::handle_lost);
+            assert!(matches!(pair.ends[1].error(), ConnError::Lost));
+        } else {
+            pair.send_cuts = Box::new(|| usize::MAX);
+            pair.assert_over();
+            assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LocalCatastrophic);
+        }
+        assert_eq!(pair.ends[1].host.memory, vec![0; 1 << 18], "nothing of a part of an FPDU is placed");
+    }
 }
 
 #[test]
@@ -206,6 +218,23 @@ fn end_inside_fpdu_is_fault() {
         pair.ends[1].ended
     );
     assert_eq!(pair.ends[1].terminated(), TerminateReason::LlpClosed);
+}
+
+#[test]
+fn close_inside_message_not_idle() {
+    let read = Header::Untagged(uiw_rdmap::untagged_header(Opcode::ReadRequest, 1, 1, 0, false, 0));
+    let write = |last| Header::Tagged(uiw_rdmap::tagged_header(Opcode::Write, common::MEMORY, 0, last));
+    let headers =
+        [(send_header(1, 0, false), false), (read, false), (write(false), false), (write(true), true)];
+    for (header, idle) in headers {
+        let mut pair = pair();
+        pair.receives(1, 1, 64);
+        pair.inject(1, &header, b"part");
+        pair.ends[1].incoming_fin = true;
+        pair.run();
+        assert!(matches!(pair.ends[1].error(), ConnError::Closed));
+        assert_eq!(pair.ends[1].ended.as_ref().map(|ended| ended.idle), Some(idle), "{header:?}");
+    }
 }
 
 #[test]
@@ -331,21 +360,56 @@ fn requests_complete_when_placed(config: &RdmapConfig) {
 #[test]
 fn detached_stream_sends_last_acks() {
     for config in [acknowledged(), acknowledged_by_reads()] {
-        detach_with_requests_in_flight(&config);
+        let mut pair = Pair::open(config.clone(), config.clone());
+        pair.receives(1, 8, 64);
+        let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
+        while forward(&mut pair).is_some() {}
+        // Everything but an acknowledging Read has arrived.
+        pair.receive(1, 8 * (2 + 18 + 5 + 3 + 4));
+        assert_eq!(pair.ends[1].host.received.len(), 8);
+        pair.detach(1);
+        assert!(pair.ends[1].stream.is_draining());
+        pair.assert_over();
+        assert_eq!(pair.ends[0].host.completed, ids);
+        assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)));
     }
 }
 
-fn detach_with_requests_in_flight(config: &RdmapConfig) {
-    let mut pair = Pair::open(config.clone(), config.clone());
-    pair.receives(1, 8, 64);
-    let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
-    while forward(&mut pair).is_some() {}
-    pair.detach(1);
-    assert!(pair.ends[1].stream.is_draining());
+/// Both ends discard a message of the other one, and still do not wait for the time limit.
+#[test]
+fn both_ends_detached_close_orderly() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    let now = pair.now;
+    for n in 0..2 {
+        pair.ends[n].post(Op::Write { remote: at(0) }, b"discarded");
+        let (bytes, _) = pair.ends[n].transmit(usize::MAX, now);
+        pair.ends[1 - n].incoming.extend(bytes);
+    }
+    (0..2).for_each(|n| pair.detach(n));
     pair.assert_over();
-    assert_eq!(pair.ends[0].host.completed, ids);
-    assert!(pair.ends[1].host.received.is_empty(), "a host that has let go gets nothing");
-    assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)), "{:?}", pair.ends[0].ended);
+    assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed) && !end.stream.is_reset()));
+}
+
+#[test]
+fn discarded_messages_not_acknowledged() {
+    // An acknowledging Read covers both messages.
+    for (config, completed) in [(acknowledged(), &[0][..]), (acknowledged_by_reads(), &[])] {
+        for op in [Op::Send, Op::Write { remote: at(0) }] {
+            let mut pair = Pair::open(config.clone(), config.clone());
+            pair.receives(1, 1, 64);
+            pair.ends[0].post(Op::Send, b"placed");
+            pair.ends[0].post(op, b"discarded");
+            while forward(&mut pair).is_some() {}
+            pair.receive(1, 2 + 18 + 6 + 2 + 4);
+            assert_eq!(pair.ends[1].host.received.len(), 1);
+            pair.detach(1);
+            pair.assert_over();
+            assert_eq!(pair.ends[0].host.completed, completed, "{op:?}");
+            let idle = pair.ends[0].ended.as_ref().map(|ended| ended.idle);
+            assert_eq!(idle, Some(false), "the request fails");
+            assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)));
+        }
+    }
 }
 
 /// The acknowledging Read of the last Send waits for the ORD that another Read uses, and the peer

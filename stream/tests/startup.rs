@@ -168,10 +168,10 @@ fn reject_carries_private_data() {
         pair.ends[1].decision = Decision::Reject;
         pair.run();
         let failure = pair.ends[0].failed.as_ref();
-        let Some(StartupFailure::Rejected { private_data, markers_refused, peer_ird_ord }) = failure else {
+        let Some(StartupFailure::Rejected { private_data, markers_asked, peer_ird_ord }) = failure else {
             panic!("{failure:?}")
         };
-        assert_eq!((&private_data[..], *markers_refused), (&b"rejected"[..], false));
+        assert_eq!((&private_data[..], *markers_asked), (&b"rejected"[..], false));
         assert_eq!(peer_ird_ord.is_some(), revision == Revision::Two);
         assert!(pair.ends[0].stream.is_over() && pair.ends[1].fin_sent);
         // The transport of the initiator ends with a reset.
@@ -349,13 +349,15 @@ fn insufficient_reply_refused_with_terminate() {
     // The Reply contains none of our RTR kinds (RFC 6581 section 9).
     let [read, send] =
         [Rtr::Read, Rtr::Send].map(|kind| config_with(|config| config.startup.rtr = rtr(kind)));
-    let mut pair = Pair::new(read, send);
-    pair.run();
-    assert!(matches!(pair.ends[0].error(), ConnError::Refused(_)), "{:?}", pair.ends[0].ended);
-    assert_eq!(pair.ends[0].terminated(), TerminateReason::LlpNoMatchingRtr);
-    assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LlpNoMatchingRtr);
-    assert!(pair.ends.iter().all(|end| end.established.is_none()));
-    pair.assert_over();
+    for awaits_establish in [false, true] {
+        let mut pair = Pair::new(RdmapConfig { awaits_establish, ..read.clone() }, send.clone());
+        pair.run();
+        assert!(matches!(pair.ends[0].error(), ConnError::Refused(_)), "{:?}", pair.ends[0].ended);
+        assert_eq!(pair.ends[0].terminated(), TerminateReason::LlpNoMatchingRtr);
+        assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LlpNoMatchingRtr);
+        assert!(pair.ends.iter().all(|end| end.established.is_none()));
+        pair.assert_over();
+    }
 }
 
 #[test]

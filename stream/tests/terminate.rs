@@ -7,7 +7,9 @@ use common::{MEMORY, Pair, at, config_with, pattern, send_header};
 use std::time::Duration;
 use uiw_ddp::{Header, STag};
 use uiw_rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
-use uiw_stream::{AffectedRequest, ConnError, Op, RdmapConfig, RdmapStream, ReceiveError};
+use uiw_stream::{
+    AffectedRequest, ConnError, FpduSize, LocalError, Op, RdmapConfig, RdmapStream, ReceiveError,
+};
 
 fn pair() -> Pair {
     Pair::open(RdmapConfig::default(), RdmapConfig::default())
@@ -140,16 +142,55 @@ fn reads_and_atomics_of_wrong_memory() {
     let header = untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, 1, 0);
     refused(pair(), &header, &atomic(STag(5), 0), Reason::ProtectionInvalidStag);
     refused(pair(), &header, &atomic(MEMORY, 4), Reason::StreamCatastrophic);
+    refused(pair(), &header, &atomic(MEMORY, 0)[..40], Reason::OperationUnspecified);
+    let mut unknown = atomic(MEMORY, 0);
+    unknown[3] = 1;
+    refused(pair(), &header, &unknown, Reason::UnexpectedOpcode);
 }
 
+/// The whole range of a Read is checked before any of it is sent (RFC 5040 section 7.2).
 #[test]
 fn read_beyond_rights_refused() {
     let mut pair = pair();
-    pair.ends[1].host.forbidden = 100_000..100_001;
-    let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &vec![0; 120_000]);
+    let sent = pair.ends[1].sent.len();
+    // The byte is not in the first batch of the response.
+    pair.ends[1].host.forbidden = 260_000..260_001;
+    let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &vec![0; 1 << 18]);
     pair.run();
     assert_eq!(pair.ends[0].terminated_by_peer(), Reason::ProtectionAccessRights);
     assert_eq!(pair.ends[0].host.get(id).completions, 0);
+    assert_eq!(pair.ends[1].sent.len() - sent, 2 + 18 + uiw_rdmap::Terminate::MAX_LEN + 4);
+}
+
+/// If the memory is lost while a Read is answered, the Terminate quotes the Read Request with the
+/// location that the response has reached (RFC 5040 section 4.8).
+#[test]
+fn interrupted_read_quoted_from_location() {
+    let len = 1 << 18;
+    let config = config_with(|config| config.fpdu = FpduSize::Segment);
+    let mut pair = Pair::open(config.clone(), config);
+    pair.ends[1].host.memory = pattern(len as usize, 1);
+    pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &vec![0; len as usize]);
+    let now = pair.now;
+    let (request, _) = pair.ends[0].transmit(usize::MAX, now);
+    let sink_to = u64::from_be_bytes(request[2 + 18 + 4..][..8].try_into().unwrap());
+    pair.ends[1].incoming.extend(request);
+    pair.receive(1, usize::MAX);
+    let (first, _) = pair.ends[1].transmit(usize::MAX, now);
+    // This byte is not in the first segment of the next batch.
+    let lost = first.len() + 10_000;
+    pair.ends[1].host.forbidden = lost..lost + 1;
+    pair.ends[0].incoming.extend(first);
+    pair.run();
+    let received = &pair.ends[0].host.requests[0].bytes;
+    let sent = received.iter().zip(pattern(len as usize, 1)).take_while(|(a, b)| **a == *b).count();
+    assert!(sent > lost - 1460 && sent <= lost, "{sent}");
+    let terminate = pair.ends[1].ended.as_ref().and_then(|ended| ended.terminate).expect("a Terminate");
+    assert_eq!(terminate.reason(), Reason::ProtectionAccessRights);
+    let request = terminate.read_request.expect("the Read Request");
+    let (left, sent) = (len - sent as u32, sent as u64);
+    assert_eq!((request.sink_to, request.len, request.source_to), (sink_to + sent, left, sent));
+    pair.assert_over();
 }
 
 #[test]
@@ -159,7 +200,7 @@ fn unsolicited_answers_are_refused() {
     refused(pair(), &response(sink), b"x", Reason::TaggedInvalidStag);
     let atomic = untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 1, 0);
     let answer = uiw_rdmap::AtomicResponse { request_id: 1, original: 5 }.emit();
-    refused(pair(), &atomic, &answer, Reason::OperationUnspecified);
+    refused(pair(), &atomic, &answer, Reason::UnexpectedOpcode);
     // The answer to an outstanding Read names another sink or contains a wrong number of bytes.
     for (stag, len, reason) in [
         (STag(1), 4, Reason::TaggedInvalidStag),
@@ -251,6 +292,29 @@ fn own_ord_respected() {
     pair.ends[0].host.assert_all_completed();
 }
 
+/// A Terminate quotes an RDMAP header only if it is that of a Read Request (RFC 5040 section 4.8).
+#[test]
+fn only_read_requests_quoted() {
+    let quoted = |pair: &Pair| {
+        let terminate = pair.ends[1].ended.as_ref().and_then(|ended| ended.terminate).expect("a Terminate");
+        assert!(terminate.ddp_header.is_some());
+        terminate.read_request
+    };
+    let mut sent = pair();
+    sent.receives(1, 1, 64);
+    sent.ends[0].post(Op::SendInvalidate { stag: STag(9) }, &[1; 64]);
+    sent.run();
+    assert_eq!(quoted(&sent), None);
+    let mut atomic = pair();
+    atomic.ends[0].post(Op::FetchAdd { remote: at(1 << 40), add: 1, mask: 0 }, &[0; 8]);
+    atomic.run();
+    assert_eq!(quoted(&atomic), None);
+    let mut read = pair();
+    read.ends[0].post(Op::Read { remote: at(1 << 40), invalidate: None }, &[0; 8]);
+    read.run();
+    assert_eq!(quoted(&read).map(|request| (request.source_to, request.len)), Some((1 << 40, 8)));
+}
+
 #[test]
 fn protected_stag_not_invalidated() {
     let mut pair = pair();
@@ -270,6 +334,8 @@ fn lost_receive_memory_blamed_locally() {
     pair.ends[0].post(Op::Send, b"x");
     pair.run();
     assert_eq!(pair.ends[1].host.failed_receives, [ReceiveError::Protection]);
+    let error = ConnError::Local { request: None, error: LocalError::Protection };
+    assert_eq!(*pair.ends[1].error(), error);
     assert_eq!(pair.ends[0].terminated_by_peer(), Reason::LocalCatastrophic);
 }
 

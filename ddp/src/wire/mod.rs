@@ -20,7 +20,8 @@ pub use untagged::Untagged;
 /// Version of DDP in RFC 5041.
 pub const VERSION: u8 = 1;
 
-const T: u8 = 0x80;
+/// Bit T of the DDP control byte, which is set in tagged segments.
+pub const T: u8 = 0x80;
 const L: u8 = 0x40;
 const DV: u8 = 0x03;
 

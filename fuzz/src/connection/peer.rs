@@ -10,7 +10,7 @@ use uiw_mpa::crc32c;
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::tx::FpduTx;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
-use uiw_rdmap::{AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest, Terminate};
+use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest, Terminate};
 use uiw_verbs::{Access, ConnConfig};
 
 use super::application::Application;
@@ -333,9 +333,12 @@ impl Peer {
                     Self::to(arena, part, 8, input)
                 };
                 // The result contains no byte that looks like a secret one.
-                AtomicRequest::cmp_swap(input.u32(), STag(stag), to, 0x1111_1111_1111_1111, SWAP)
-                    .emit()
-                    .to_vec()
+                let swap = AtomicRequest {
+                    op: AtomicOp::CmpSwap,
+                    compare: 0x1111_1111_1111_1111,
+                    ..AtomicRequest::fetch_add(input.u32(), STag(stag), to, SWAP, u64::MAX)
+                };
+                swap.emit().to_vec()
             }
             Opcode::AtomicResponse => AtomicResponse { request_id: input.u32(), original: 5 }.emit().to_vec(),
             Opcode::Terminate => {

@@ -107,13 +107,17 @@ pub struct Negotiated {
     pub rtr_kinds: RtrKinds,
 }
 
-/// Maximum ORD if the peer's IRD is not known, because revision 1 has no field for it. siw and
-/// common RNICs offer this IRD.
+/// Maximum ORD if the peer's IRD is not known, because revision 1 has no field for it or neither end
+/// has negotiated the value. siw and common RNICs offer this IRD.
 pub(super) const UNANNOUNCED_IRD: u16 = 128;
 
-/// Limits our ORD to the peer's IRD.
+/// Limits our ORD to the peer's IRD. If the peer does not negotiate its IRD, our ORD is unchanged
+/// (RFC 6581 section 9.1).
 pub(super) fn limit_ord(ord: u16, peer_ird: u16) -> u16 {
-    ord.min(if peer_ird == NOT_NEGOTIATED { UNANNOUNCED_IRD } else { peer_ird })
+    match ord.min(peer_ird) {
+        NOT_NEGOTIATED => UNANNOUNCED_IRD,
+        ord => ord,
+    }
 }
 
 /// Builds the enhanced data of a Request or Reply.

@@ -39,7 +39,7 @@ pub enum Outcome {
         revision: u8,
         /// True if this end asked for Markers. That may be the reason for the rejection, as some
         /// peers cannot send them.
-        markers_refused: bool,
+        markers_asked: bool,
     },
 }
 
@@ -105,7 +105,7 @@ impl Initiator {
             enhanced: reply.enhanced,
             private_data: reply.private_data,
             revision: reply.revision,
-            markers_refused: self.config.want_markers,
+            markers_asked: self.config.want_markers,
         }
     }
 

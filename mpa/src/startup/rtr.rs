@@ -10,7 +10,8 @@ pub enum Rtr {
     Write,
     /// Zero-length RDMA Read, which uses one of the initiator's ORD and one of the responder's IRD.
     Read,
-    /// Zero-length Send, which uses a receive buffer and the first MSN of queue 0.
+    /// Zero-length Send, which uses the first MSN of queue 0. uiw's responder takes no receive for
+    /// it, but others may.
     Send,
 }
 

@@ -76,13 +76,6 @@ impl AtomicRequest {
         Self { op, request_id, stag, to, data, mask, compare: 0, compare_mask: u64::MAX }
     }
 
-    /// Returns the request of a CmpSwap of all 64 bits.
-    #[must_use]
-    pub const fn cmp_swap(request_id: u32, stag: STag, to: u64, compare: u64, swap: u64) -> Self {
-        let (op, mask) = (AtomicOp::CmpSwap, u64::MAX);
-        Self { op, request_id, stag, to, data: swap, mask, compare, compare_mask: mask }
-    }
-
     /// Decodes the bytes after the DDP header. The reserved bits are ignored.
     ///
     /// # Errors

@@ -21,14 +21,14 @@ pub const VERSION: u8 = 1;
 /// Reason why the bytes of a message do not fit its opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// A message with a fixed length has a different length.
+    /// A message with a fixed length has a different length, or a Terminate is too short.
     #[error("{message} of {len} bytes instead of {needed}")]
     Length {
         /// Opcode of the message.
         message: Opcode,
         /// Number of bytes after the DDP header.
         len: usize,
-        /// Expected number of bytes.
+        /// Expected number of bytes, the least for a Terminate.
         needed: usize,
     },
     /// An Atomic Request has a code that RFC 7306 section 5.2.1 does not define.

@@ -147,12 +147,6 @@ impl Terminate {
         })
     }
 
-    /// Returns whether the bytes are certainly in siw's encoding.
-    #[must_use]
-    pub fn looks_like_siw(bytes: &[u8]) -> bool {
-        Self::detect_encoding(bytes) == Ok(TerminateEncoding::Siw)
-    }
-
     /// Determines the encoding from the flags or, if they do not show it, from the codes.
     fn detect_encoding(bytes: &[u8]) -> Result<TerminateEncoding, TerminateTooShort> {
         let (&[types, code, bits, _], _) = split_control(bytes)?;
@@ -242,7 +236,7 @@ impl HeaderCopy {
     /// `None` if the header is incomplete.
     #[must_use]
     pub fn new(segment: &[u8]) -> Option<Self> {
-        let tagged = segment.first()? & 0x80 != 0;
+        let tagged = segment.first()? & uiw_ddp::wire::T != 0;
         let len = if tagged { uiw_ddp::Tagged::LEN } else { uiw_ddp::Untagged::LEN };
         let mut bytes = [0; Header::MAX_LEN];
         bytes[..len].copy_from_slice(segment.get(..len)?);

@@ -7,7 +7,7 @@ use crate::host::{ATOMIC_BYTES, ResponsePart, StreamHost, Traffic};
 use crate::reads::{Outstanding, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::shared::Shared;
 use uiw_ddp::{Tagged, TaggedError};
-use uiw_rdmap::{AtomicResponse, OperationError};
+use uiw_rdmap::{AtomicResponse, RdmapError};
 
 impl Receiver {
     /// Handles a segment of the response to the oldest Read of this end.
@@ -63,7 +63,8 @@ impl Receiver {
         let kind = OutstandingKind::Atomic { request_id: response.request_id };
         let front = shared.reads.outstanding.front().filter(|front| front.kind == kind);
         let Some(&Outstanding { origin: ReadOrigin::Request(id), .. }) = front else {
-            return Err(segment.fault(OperationError::Unspecified));
+            let request_id = response.request_id;
+            return Err(segment.fault(RdmapError::UnexpectedAtomicResponse { request_id }));
         };
         if !shared.detached {
             host.place_answer(id, 0, ResponsePart::Atomic(response.original))

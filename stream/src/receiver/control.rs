@@ -8,7 +8,7 @@ use crate::reads::{InboundKind, InboundRead};
 use crate::shared::Shared;
 use alloc::boxed::Box;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, OperationError, RdmapError, ReadRequest, Terminate};
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, RdmapError, ReadRequest, Terminate};
 
 impl Receiver {
     pub(super) fn control<H: StreamHost>(
@@ -37,13 +37,12 @@ impl Receiver {
             assembled = self.control[qn];
             &assembled[..message.len as usize]
         };
-        let malformed = || segment.fault(OperationError::Unspecified);
         // An unreliable connection supports only Sends and Writes. Empty Reads are used to set it
         // up and to end it.
         let refused = || segment.fault(RdmapError::UnexpectedOpcode { opcode: opcode.raw() });
         match opcode {
             Opcode::ReadRequest => {
-                let request = ReadRequest::parse(bytes).map_err(|_| malformed())?;
+                let request = ReadRequest::parse(bytes).map_err(|error| segment.fault(error))?;
                 if request.len > 0 && host.is_unreliable() {
                     return Err(refused());
                 }
@@ -57,17 +56,17 @@ impl Receiver {
                 if host.is_unreliable() {
                     return Err(refused());
                 }
-                let request = AtomicRequest::parse(bytes).map_err(|_| malformed())?;
+                let request = AtomicRequest::parse(bytes).map_err(|error| segment.fault(error))?;
                 self.add_inbound(InboundKind::Atomic(request), segment, shared)
             }
             Opcode::AtomicResponse => {
-                let response = AtomicResponse::parse(bytes).map_err(|_| malformed())?;
+                let response = AtomicResponse::parse(bytes).map_err(|error| segment.fault(error))?;
                 Self::atomic_response(&response, segment, shared, host)
             }
             _ => {
                 let refuses_reply = !shared.initiator && !shared.first_fpdu;
                 let (terminate, encoding) =
-                    Terminate::parse_at(bytes, refuses_reply).map_err(|_| malformed())?;
+                    Terminate::parse_at(bytes, refuses_reply).map_err(|error| segment.fault(error))?;
                 Err(ConnError::Terminated(Box::new(terminate), encoding))
             }
         }
@@ -80,9 +79,8 @@ impl Receiver {
         segment: &Segment<'_>,
         shared: &mut Shared,
     ) -> Result<(), ConnError> {
-        if shared.fin.sent {
-            // This end has closed its direction. The peer learns from the FIN that no response will
-            // come.
+        if shared.fin.sent || shared.discarded && !shared.caps.sends_placement_acks() {
+            // The peer learns from the FIN that no response will come.
             return Ok(());
         }
         if !shared.reads.has_inbound_room() {

@@ -21,11 +21,11 @@ use uiw_ddp::{Header, Tagged, UntaggedRx};
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::startup::Negotiated;
 use uiw_mpa::{Verified, VerifiedBuf};
-use uiw_rdmap::{Opcode, QN_SEND, StreamRx};
+use uiw_rdmap::{AtomicRequest, Opcode, QN_SEND, StreamRx, Terminate};
 
-/// Maximum length in bytes of messages on the queues of the stream itself. The longest are an
-/// Atomic Request and a Terminate with all headers, of 52 bytes each.
-const CONTROL_LEN: usize = 52;
+/// Maximum length in bytes of messages on the queues of the stream itself.
+const CONTROL_LEN: usize = Terminate::MAX_LEN;
+const _: () = assert!(AtomicRequest::LEN <= CONTROL_LEN);
 
 /// State of the receiving half between FPDUs.
 #[derive(Debug)]
@@ -116,9 +116,9 @@ impl Receiver {
         self.parked = None;
     }
 
-    /// Returns whether a receive is partly filled.
-    pub(crate) fn is_receiving(&self) -> bool {
-        self.receiving.is_some()
+    /// Returns whether a message other than a Read Response has partly arrived.
+    pub(crate) fn is_inside_message(&self) -> bool {
+        self.receiving.is_some() || self.write_len > 0 || self.queues.iter().any(UntaggedRx::in_progress)
     }
 
     #[inline]
@@ -174,7 +174,9 @@ impl Receiver {
                 Err(error) => break Err(error),
             }
         };
-        shared.placement.advance(placed);
+        if !shared.discarded {
+            shared.placement.advance(placed);
+        }
         result.map(|()| at)
     }
 
@@ -243,7 +245,8 @@ impl Receiver {
             shared.caps.give_up();
             self.peer_decided(shared);
         } else if !shared.first_fpdu {
-            // At the responder, the first FPDU means that the initiator has accepted its Reply.
+            // The first FPDU restarts the time limit. At the responder it shows that the initiator
+            // has accepted the Reply; at the initiator it is the response to the RTR Read.
             let wait = shared.capability_timeout();
             shared.timers.set(Timer::Capabilities, shared.now, wait);
         }
@@ -292,7 +295,7 @@ impl Receiver {
                 self.discards.announce(AnnouncedWrite::from_write(header.stag, header.to));
             }
         } else if shared.detached {
-            self.message_placed(header.last, shared);
+            shared.discarded = true;
         } else {
             self.only_rtr = false;
             match host.write(header.stag, header.to, payload) {
@@ -407,7 +410,7 @@ impl Receiver {
     /// Counts a message whose last segment was placed (`last`), if this end acknowledges placement.
     #[inline]
     pub(super) fn message_placed(&self, last: bool, shared: &mut Shared) {
-        if last && shared.sends_placement_acks() {
+        if last && shared.sends_placement_acks() && !shared.discarded {
             shared.placement.message_placed();
         }
     }

@@ -5,10 +5,7 @@ use crate::error::{ConnError, LocalError};
 use crate::host::{ReceiveError, ReceivedKind, ReceivedMessage, StreamHost, Traffic};
 use crate::shared::Shared;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{DeliveryEffects, Fault, Opcode, OperationError, ProtectionError};
-
-/// Length of Immediate Data (RFC 7306 section 6).
-const IMMEDIATE_LEN: u32 = 8;
+use uiw_rdmap::{DeliveryEffects, ImmediateData, Opcode, ProtectionError};
 
 impl Receiver {
     /// Handles a segment of a Send or of Immediate Data on queue 0.
@@ -33,7 +30,7 @@ impl Receiver {
         if shared.detached {
             // The message is discarded, as by an RNIC after its queue pair was destroyed.
             self.queues[0].placed(header, len);
-            self.message_placed(header.last, shared);
+            shared.discarded = true;
             return Ok(PlacementResult::Placed);
         }
         let immediate = matches!(opcode, Opcode::Immediate | Opcode::ImmediateSe);
@@ -56,7 +53,7 @@ impl Receiver {
             },
         };
         self.only_rtr = false;
-        let buffer = if immediate { IMMEDIATE_LEN } else { room };
+        let buffer = if immediate { ImmediateData::LEN as u32 } else { room };
         // `check` has excluded an overflow.
         let message = place.offset + len;
         if message > buffer {
@@ -75,12 +72,11 @@ impl Receiver {
             let place = place.offset as usize;
             self.control[0][place..place + payload.len()].copy_from_slice(&payload);
         } else if let Err(error) = host.place(place.offset, payload) {
-            if error != LocalError::Protection {
-                return Err(ConnError::Local { request: None, error });
+            if error == LocalError::Protection {
+                self.receiving = None;
+                host.fail_receive(ReceiveError::Protection);
             }
-            self.receiving = None;
-            host.fail_receive(ReceiveError::Protection);
-            return Err(ConnError::fault(Fault::LocalCatastrophic, None));
+            return Err(ConnError::Local { request: None, error });
         }
         host.count(Traffic::SendReceived, header.last.into(), if immediate { 0 } else { len.into() });
         if let Some(delivered) = self.queues[0].placed(header, len) {
@@ -128,10 +124,8 @@ impl Receiver {
             DeliveryEffects::new(opcode, header);
         let kind = match opcode {
             Opcode::Immediate | Opcode::ImmediateSe => {
-                if len != IMMEDIATE_LEN {
-                    return Err(segment.fault(OperationError::Unspecified));
-                }
-                let [a, b, c, d, ..] = self.control[0];
+                let ImmediateData([a, b, c, d, ..]) =
+                    ImmediateData::parse(&self.control[0][..len as usize]).map_err(|e| segment.fault(e))?;
                 ReceivedKind::Immediate { imm: u32::from_be_bytes([a, b, c, d]), write_len }
             }
             _ => ReceivedKind::Send { len, imm },

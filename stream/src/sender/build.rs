@@ -121,6 +121,10 @@ impl<M> Sender<M> {
             let Some(mut message) = next else { return Ok(true) };
             let last = match self.build_run(&mut message, shared, host)? {
                 true => message.left() == 0,
+                false if self.must_send_first(&message, host) => {
+                    self.message = Some(message);
+                    return Ok(false);
+                }
                 false => self.build_fpdu(&mut message, shared, host)?,
             };
             if !last {
@@ -148,6 +152,16 @@ impl<M> Sender<M> {
             }
         }
         Ok(false)
+    }
+
+    /// Returns whether the next segment of a response cannot be built while earlier ones are in the
+    /// queue. They are sent first, because the Terminate names the location that the response has
+    /// reached (RFC 5040 section 4.8).
+    fn must_send_first<H: StreamHost>(&self, message: &Message, host: &mut H) -> bool {
+        let Source::Inbound(source) = &message.source else { return false };
+        let to = source.to.wrapping_add(u64::from(message.offset));
+        let len = self.room(message).min(message.left());
+        message.offset > 0 && !self.queue.is_empty() && host.read_source(source.stag, to, len).is_err()
     }
 
     /// Returns whether the batch has room for more.
@@ -305,10 +319,14 @@ impl<M> Sender<M> {
                 .map_err(|error| ConnError::of_request(*id, error))?,
             Source::Inbound(source) => {
                 let to = source.to.wrapping_add(u64::from(message.offset));
-                // An error for a part of it is detected and reported with the segment that contains
-                // the part.
                 match host.read_source(source.stag, to, left) {
                     Ok(payload) => payload,
+                    // RFC 5040 section 7.2: the whole range is checked before the first byte.
+                    Err(error) if message.offset == 0 => {
+                        let fault = error.of_read(source.stag, to, left);
+                        return Err(ConnError::fault(fault, shared.reads.oldest_segment(0)));
+                    }
+                    // Memory that was invalidated meanwhile is reported with its segment.
                     Err(_) => return Ok(false),
                 }
             }
@@ -484,7 +502,7 @@ fn each_payload<H: StreamHost>(
             Source::Inbound(source) => {
                 let (stag, to) = (source.stag, source.to.wrapping_add(u64::from(at)));
                 host.read_source(stag, to, left).map_err(|error| {
-                    ConnError::fault(error.of_read(stag, to, left), shared.reads.oldest_segment())
+                    ConnError::fault(error.of_read(stag, to, left), shared.reads.oldest_segment(from.start))
                 })?
             }
             Source::Empty | Source::Inline { .. } | Source::Fields => return Ok(()),
@@ -505,7 +523,8 @@ fn source_gone(source: &Source, offset: u32, len: u32, shared: &Shared) -> ConnE
     match source {
         Source::Inbound(source) => {
             let (stag, to) = (source.stag, source.to.wrapping_add(u64::from(offset)));
-            ConnError::fault(AccessError::InvalidStag.of_read(stag, to, len), shared.reads.oldest_segment())
+            let quoted = shared.reads.oldest_segment(offset);
+            ConnError::fault(AccessError::InvalidStag.of_read(stag, to, len), quoted)
         }
         Source::Request { id } | Source::Inline { id } => ConnError::of_request(*id, LocalError::Protection),
         // These have no memory of the host.

@@ -30,9 +30,10 @@ use transmit_queue::TransmitQueue;
 use uiw_ddp::Header;
 use uiw_mpa::startup::{Negotiated, Rtr};
 use uiw_mpa::tx::FpduTx;
+use uiw_rdmap::AtomicRequest;
 
-/// Length of an Atomic Request, the longest message of fixed fields.
-const MAX_FIELDS: usize = 52;
+/// Length in bytes of the longest message of fixed fields.
+const MAX_FIELDS: usize = AtomicRequest::LEN;
 
 /// State of the sending half between two FPDUs. `M` is [`StreamHost::Memory`].
 #[derive(Debug)]

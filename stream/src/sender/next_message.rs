@@ -12,7 +12,7 @@ use crate::shared::Shared;
 use crate::unreliable::AnnouncedWrite;
 use uiw_ddp::STag;
 use uiw_mpa::startup::Rtr;
-use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, ImmediateData, Opcode, ReadRequest};
 
 impl<M> Sender<M> {
     /// Begins the second message of a Write with immediate data (RFC 7306 section 6). The immediate
@@ -26,10 +26,10 @@ impl<M> Sender<M> {
     ) -> Message {
         let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
         let header = self.untagged(opcode, uiw_rdmap::QN_SEND, 0);
-        let mut bytes = [0; 8];
-        bytes[..4].copy_from_slice(&imm.to_be_bytes());
+        let mut data = ImmediateData::default();
+        data.0[..4].copy_from_slice(&imm.to_be_bytes());
         host.begun(id, header.msn());
-        self.fields_message(header, &bytes, MessageEnd::Sent(id))
+        self.fields_message(header, &data.emit(), MessageEnd::Sent(id))
     }
 
     /// Returns the next message: a drain Read, the RTR message and the capability exchange first,
@@ -146,7 +146,7 @@ impl<M> Sender<M> {
                 // Responses are sent in the order of the requests, after earlier Reads (RFC 7306
                 // section 5.4).
                 let original = host.atomic(&request).map_err(|error| {
-                    ConnError::fault(error.fault(request.stag, request.to), shared.reads.oldest_segment())
+                    ConnError::fault(error.fault(request.stag, request.to), shared.reads.oldest_segment(0))
                 })?;
                 shared.reads.end_inbound();
                 let response = AtomicResponse { request_id: request.request_id, original };
@@ -230,12 +230,13 @@ impl<M> Sender<M> {
                 return Message::of_request(header, request, MessageEnd::Sent(id));
             }
             Op::Read { remote, invalidate } => self.read(id, remote, request.len, invalidate, shared),
-            Op::FetchAdd { remote, add, mask } => {
-                self.atomic(id, remote, (AtomicOp::FetchAdd, add, mask, 0, u64::MAX), shared)
+            Op::FetchAdd { remote: Remote { stag, to }, add, mask } => {
+                self.atomic(id, AtomicRequest::fetch_add(0, stag, to, add, mask), shared)
             }
-            Op::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
-                let op = (AtomicOp::CmpSwap, swap, swap_mask, compare, compare_mask);
-                self.atomic(id, remote, op, shared)
+            Op::CmpSwap { remote: Remote { stag, to }, compare, compare_mask, swap, swap_mask } => {
+                let add = AtomicRequest::fetch_add(0, stag, to, swap, swap_mask);
+                let op = AtomicOp::CmpSwap;
+                self.atomic(id, AtomicRequest { op, compare, compare_mask, ..add }, shared)
             }
             Op::Write { .. } | Op::Send | Op::SendInvalidate { .. } => {
                 unreachable!("these have a plain header")
@@ -246,17 +247,11 @@ impl<M> Sender<M> {
         message
     }
 
-    fn atomic(
-        &mut self,
-        id: u32,
-        remote: Remote,
-        (op, data, mask, compare, compare_mask): (AtomicOp, u64, u64, u64, u64),
-        shared: &mut Shared,
-    ) -> Message {
+    /// Returns the message of an atomic, whose request identifier is chosen here.
+    fn atomic(&mut self, id: u32, request: AtomicRequest, shared: &mut Shared) -> Message {
         let request_id = shared.reads.next_request_id();
         let header = self.untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, 0);
-        let (stag, to) = (remote.stag, remote.to);
-        let request = AtomicRequest { op, request_id, stag, to, data, mask, compare, compare_mask };
+        let request = AtomicRequest { request_id, ..request };
         shared.reads.add(ReadOrigin::Request(id), header.msn(), OutstandingKind::Atomic { request_id }, None);
         self.fields_message(header, &request.emit(), MessageEnd::Answered(id))
     }

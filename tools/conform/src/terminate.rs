@@ -1,8 +1,8 @@
 //! Checks of a Terminate, from RFC 5040 section 4.8.
 
 use super::judge::Judgements;
-use uiw_rdmap::Terminate;
 use uiw_rdmap::wire::TerminateEncoding;
+use uiw_rdmap::{Control, Opcode, ReadRequest, Terminate};
 
 const CONTROL: usize = 4;
 const LENGTH: usize = 2;
@@ -87,12 +87,32 @@ pub(super) fn judge(payload: &[u8], sent: &[Vec<u8>], judged: &mut Judgements) {
             format!("it quotes a DDP header that was never sent: {:02x?}", header.as_slice())
         });
         if let Some(request) = &terminate.read_request {
-            let sent = of(header.as_slice()).and_then(|sent| sent.get(18..18 + READ_REQUEST));
-            judged.check(sent == Some(&request.emit()[..]), &["RFC5040-4.8-11"], || {
-                "it quotes an RDMAP header that was never sent".to_owned()
+            let sent = of(header.as_slice()).filter(|sent| is_read_request(sent));
+            let sent = sent.and_then(|sent| ReadRequest::parse(sent.get(18..)?).ok());
+            let fits = sent.is_some_and(|sent| is_part(request, &sent));
+            judged.check(fits, &["RFC5040-4.8-11"], || {
+                "it quotes a Read Request that was never sent".to_owned()
             });
         }
     }
+}
+
+/// Returns whether a segment is untagged and has the opcode of a Read Request.
+fn is_read_request(segment: &[u8]) -> bool {
+    matches!(segment, [first, control, ..]
+        if first & 0x80 == 0 && Control::parse(*control).opcode == Opcode::ReadRequest.raw())
+}
+
+/// Returns whether `rest` is the Read Request `sent`, or that part of it that was not answered.
+fn is_part(rest: &ReadRequest, sent: &ReadRequest) -> bool {
+    let answered = sent.len.wrapping_sub(rest.len);
+    let expected = ReadRequest {
+        len: rest.len,
+        sink_to: sent.sink_to.wrapping_add(answered.into()),
+        source_to: sent.source_to.wrapping_add(answered.into()),
+        ..*sent
+    };
+    answered <= sent.len && *rest == expected
 }
 
 /// Checks that exactly the parts are present that M, D and R announce.
@@ -148,8 +168,12 @@ mod tests {
     }
 
     fn broken(payload: &[u8]) -> Vec<String> {
+        broken_for(payload, &sent())
+    }
+
+    fn broken_for(payload: &[u8], sent: &[u8]) -> Vec<String> {
         let mut judged = Judgements::default();
-        judge(payload, &[sent()], &mut judged);
+        judge(payload, &[sent.to_vec()], &mut judged);
         judged.broken()
     }
 
@@ -178,5 +202,26 @@ mod tests {
         assert_eq!(broken(&[0]), ["RFC5040-4.8-01"]);
         // Codes 0/1/0 in the layout of the Linux siw driver.
         assert_eq!(broken(&[[0x10, 0, 0x07, 0, 0, 46].as_slice(), &sent()].concat()), ["RFC5040-4.8-02"]);
+    }
+
+    #[test]
+    fn partly_answered_read_quoted() {
+        let quoted = |answered: u32, len_off: u32| {
+            let mut request = ReadRequest::parse(&sent()[18..]).unwrap();
+            request.sink_to += u64::from(answered);
+            request.source_to += u64::from(answered);
+            request.len = request.len - answered + len_off;
+            broken(&[&legal()[..24], &request.emit()].concat())
+        };
+        assert_eq!((quoted(9, 0), quoted(9, 1)), (vec![], vec!["RFC5040-4.8-11".to_owned()]));
+    }
+
+    #[test]
+    fn quoted_send_is_no_read_request() {
+        let mut send = sent();
+        send[1] = 0x43;
+        let quoted = |bits| [&[0x01, 9, bits, 0, 0, 46][..], &send].concat();
+        assert_eq!(broken_for(&quoted(M | D | R), &send), ["RFC5040-4.8-11"]);
+        assert_eq!(broken_for(&quoted(M | D)[..24], &send), [""; 0]);
     }
 }

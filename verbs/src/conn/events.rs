@@ -133,8 +133,8 @@ impl Conn {
     fn startup_error(&self, failure: StartupFailure) -> Error {
         let peer = self.socket.peer_addr();
         match failure {
-            StartupFailure::Rejected { private_data, peer_ird_ord, markers_refused } => {
-                Error::Rejected { peer, private_data, peer_ird_ord, markers_asked: markers_refused }
+            StartupFailure::Rejected { private_data, peer_ird_ord, markers_asked } => {
+                Error::Rejected { peer, private_data, peer_ird_ord, markers_asked }
             }
             StartupFailure::Frame(source) => Error::PeerStartup { peer, source },
             StartupFailure::Config(source) => Error::Startup(source),
@@ -233,9 +233,6 @@ impl Conn {
         // A destroyed queue pair has no number.
         let qp = self.qp.as_ref().map(|qp| tracing::field::display(format!("{:#08x}", qp.num)));
         let error = match (&detail, &ended.error) {
-            (Some(detail), ConnError::Fault(fault)) if fault.0 == Fault::LocalCatastrophic => {
-                detail.to_string()
-            }
             (Some(detail), error) => format!("{error}: {detail}"),
             (None, error @ ConnError::Lost) => match &self.tls_error {
                 Some((_, cause)) => format!("{error}: {cause}"),
@@ -253,9 +250,6 @@ impl Conn {
             }
         }
         match &ended.error {
-            ConnError::Fault(fault) if fault.0 == Fault::LocalCatastrophic => {
-                tracing::warn!(%peer, qp, error, "a receive failed locally; the stream ends");
-            }
             ConnError::Fault(_)
             | ConnError::Terminated(..)
             | ConnError::Lost
@@ -266,7 +260,7 @@ impl Conn {
                 tracing::error!(%peer, qp, error, "the stream ends");
             }
             ConnError::Local { .. } => {
-                tracing::warn!(%peer, qp, error, "a request failed locally; the stream ends");
+                tracing::warn!(%peer, qp, error, "a local error; the stream ends");
             }
             ConnError::Closed | ConnError::Aborted => tracing::debug!(%peer, qp, error, "the stream ends"),
         }
@@ -353,11 +347,7 @@ impl Conn {
     /// it is then affected only by errors of this end, and not by its peer or the loss of the
     /// connection.
     fn may_lose(&self, error: &ConnError) -> bool {
-        let own = match error {
-            ConnError::Local { .. } | ConnError::Aborted | ConnError::SourceGone => true,
-            ConnError::Fault(fault) => fault.0 == Fault::LocalCatastrophic,
-            _ => false,
-        };
+        let own = matches!(error, ConnError::Local { .. } | ConnError::Aborted | ConnError::SourceGone);
         !own && self.options.outlives_peer
             && !self.cm.is_undecided()
             && self.qp.as_ref().is_some_and(|qp| qp.unreliable && qp.state() == QpState::Rts)
@@ -519,8 +509,9 @@ fn status_of(ended: &StreamEnd) -> Option<WcStatus> {
         ConnError::Lost | ConnError::NoFirstFpdu | ConnError::FinInsideFpdu { .. } => {
             Some(WcStatus::RetryExceeded)
         }
+        ConnError::SourceGone => Some(WcStatus::LocalProtection),
         ConnError::Fault(_) => Some(WcStatus::Fatal),
-        ConnError::Refused(_) | ConnError::Closed | ConnError::SourceGone | ConnError::Aborted => None,
+        ConnError::Refused(_) | ConnError::Closed | ConnError::Aborted => None,
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::common::{End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt};
 use crate::peer::{Peer, Segment, read_request, tagged, terminate_of, untagged};
 use uiw_ddp::STag;
-use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_verbs::{
     AsyncEvent, CapabilityExchange, ConnConfig, Device, FpduSize, QpState, Remote, SendFlags, SendOp,
     WcOpcode, WcStatus,
@@ -513,10 +513,8 @@ fn unaligned_atomic_rejected() {
         let end = End::new();
         let mut peer = responder_opt(&end, &with_extensions());
         let (stag, to) = (STag(end.mr.rkey().0), end.mr.addr() + offset);
-        let request = match swap {
-            false => AtomicRequest::fetch_add(1, stag, to, u64::MAX, 0),
-            true => AtomicRequest::cmp_swap(1, stag, to, 0, u64::MAX),
-        };
+        let (op, mask) = if swap { (AtomicOp::CmpSwap, u64::MAX) } else { (AtomicOp::FetchAdd, 0) };
+        let request = AtomicRequest { op, ..AtomicRequest::fetch_add(1, stag, to, u64::MAX, mask) };
         peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &request.emit()));
         peer.expect_terminate(0, 2, 7);
         assert!(end.ended().reason.is_some());
