@@ -28,7 +28,7 @@ prefix=$(cd "$prefix" && pwd)
 if [ -x "$prefix/bin/uiw" ]; then
 	echo "uiw is in $prefix"
 elif [ -n "$INPUT_PACKAGE" ]; then
-	tar -xf "$INPUT_PACKAGE" --strip-components=1 -C "$prefix"
+	tar -xf "$INPUT_PACKAGE" --no-overwrite-dir --strip-components=1 -C "$prefix"
 else
 	(cd "$source" && cargo xtask install --prefix "$prefix")
 fi

@@ -98,6 +98,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    uiw_cli_sys::signals::keep_children();
     let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,

@@ -141,7 +141,9 @@ fn prepare_command(args: &Args, global: &Global) -> Result<Command> {
         preloaded.push(library);
     }
     let mut paths = vec![libraries];
-    paths.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
+    let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    // The loader takes an empty element for the current directory.
+    paths.extend(env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()));
     let paths = env::join_paths(paths)
         .map_err(|error| Failure::usage("LD_LIBRARY_PATH", error, "unset it, or use paths without `:`"))?;
     let mut command = Command::new(program);
@@ -307,9 +309,11 @@ const FOLDERS: [&str; 3] = ["lib/uiw", "lib64/uiw", "lib"];
 /// Returns the folder with both libraries: the one named by UIW_LIB, otherwise one of [`FOLDERS`].
 pub(crate) fn find_libraries() -> Result<PathBuf> {
     let has = |folder: &Path| LIBRARIES.iter().all(|library| folder.join(library).is_file());
-    if let Some(folder) = env::var_os("UIW_LIB").map(PathBuf::from) {
+    if let Some(folder) = env::var_os("UIW_LIB").filter(|value| !value.is_empty()).map(PathBuf::from) {
         return if has(&folder) {
-            Ok(folder)
+            // The program may change its directory.
+            std::path::absolute(folder)
+                .map_err(|error| Failure::local("cannot find the current directory", error))
         } else {
             Err(Failure::usage(
                 format!("UIW_LIB={}", folder.display()),

@@ -20,6 +20,9 @@ use uiw::{DeviceConfig, Message, Pd, Progress};
 /// Result of a call: the returned value, or the exception.
 type Outcome = PyResult<TaskValue>;
 
+/// Number of rounds after which the event loop may run other tasks.
+const ROUNDS: usize = 64;
+
 /// Completed call: its number, the returned value, and the exception.
 type Done<'py> = (u64, Option<Bound<'py, PyAny>>, Option<PyErr>);
 
@@ -124,24 +127,26 @@ impl AsyncDevice {
         Some(at.saturating_duration_since(Instant::now()).as_secs_f64())
     }
 
-    /// Drives the device until there is no more work. Returns the completed calls: number, result,
-    /// exception.
-    fn step<'py>(&self, py: Python<'py>) -> PyResult<Vec<Done<'py>>> {
+    /// Drives the device until there is no more work, or for [`ROUNDS`] rounds. Returns the completed
+    /// calls (number, result, exception), and whether there may be more work.
+    fn step<'py>(&self, py: Python<'py>) -> (Vec<Done<'py>>, bool) {
         let mut all = Vec::new();
-        loop {
+        let mut has_more = true;
+        for _ in 0..ROUNDS {
             let done = self.tasks.poll();
             let is_idle = done.is_empty();
             all.extend(done);
             let moved = py.detach(|| self.device.pump());
             if moved == 0 && is_idle && lock(&self.tasks.woken.0).is_empty() {
+                has_more = false;
                 break;
             }
         }
-        let of = |(number, outcome): (u64, Outcome)| match outcome {
-            Ok(value) => Ok((number, self.object(py, value)?, None)),
-            Err(error) => Ok((number, None, Some(error))),
+        let of = |(number, outcome): (u64, Outcome)| match outcome.and_then(|value| self.object(py, value)) {
+            Ok(object) => (number, object, None),
+            Err(error) => (number, None, Some(error)),
         };
-        all.into_iter().map(of).collect()
+        (all.into_iter().map(of).collect(), has_more)
     }
 
     /// Removes a call. The operation that it has started continues.

@@ -32,6 +32,7 @@ class _Driver:
         self.loop = asyncio.get_running_loop()
         self.futures = {}
         self.timer = None
+        self.next_step = None
         self.fds = self.core.fds()
         for fd in self.fds:
             self.loop.add_reader(fd, self.step)
@@ -43,12 +44,17 @@ class _Driver:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        if self.next_step is not None:
+            self.next_step.cancel()
+            self.next_step = None
         for future, _ in self.futures.values():
-            future.cancel()
+            if not future.done():
+                future.set_exception(RuntimeError("the device is closed"))
         self.futures.clear()
 
     def step(self):
-        for number, result, error in self.core.step():
+        done, has_more = self.core.step()
+        for number, result, error in done:
             future, kept = self.futures.pop(number, (None, None))
             if future is None:
                 continue
@@ -62,6 +68,8 @@ class _Driver:
                 future.set_exception(error)
         if not self.fds:
             return
+        if has_more and self.next_step is None:
+            self.next_step = self.loop.call_soon(self.go_on)
         deadline = self.core.deadline()
         if self.timer is not None:
             # A timer that expires earlier does no harm.
@@ -72,6 +80,10 @@ class _Driver:
 
     def due(self):
         self.timer = None
+        self.step()
+
+    def go_on(self):
+        self.next_step = None
         self.step()
 
     def opened(self):

@@ -82,6 +82,8 @@ enum InteropChore {
 }
 
 fn main() -> ExitCode {
+    // Folders of installations and packages are for every user.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
         Chore::Requirements(options) => requirements::run(&options),

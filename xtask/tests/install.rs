@@ -35,7 +35,7 @@ fn installed_files_work_and_are_listed() {
         assert!(needed.contains(&format!("libibverbs.so.1 => {given}/lib/libibverbs.so.1 ")), "{needed}");
     }
     let unit = fs::read_to_string(prefix.join("lib/systemd/system/uiw.service")).unwrap();
-    assert!(unit.contains(&format!("\nExecStart={given}/bin/uiw serve ")), "{unit}");
+    assert!(unit.contains(&format!("\nExecStart=\"{given}/bin/uiw\" serve ")), "{unit}");
     // Both take openat2(2) away.
     let is_set = |option: &str| unit.lines().any(|line| line.starts_with(option));
     assert!(is_set("Type=notify") && !is_set("DynamicUser=") && !is_set("RestrictSUIDSGID="), "{unit}");

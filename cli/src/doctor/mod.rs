@@ -101,8 +101,10 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let mut found = checks::run_checks(bdp, is_bpf_fatal);
     found.extend(sandbox);
     if let Some(host) = &args.host {
-        let peer = resolve(host, DEFAULT_PORT)?;
-        found.push(startup::check(opener, peer, &args.conn.peer_options().options()));
+        found.push(match resolve(host, DEFAULT_PORT) {
+            Ok(peer) => startup::check(opener, peer, &args.conn.peer_options().options()),
+            Err(failure) => startup::failed(&failure).with_subject(host),
+        });
     }
     if args.json {
         let as_json = |check: &Check| {

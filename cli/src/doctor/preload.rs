@@ -3,6 +3,7 @@
 use super::checks::{Check, CheckState};
 use crate::run;
 use serde_json::json;
+use std::env;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -16,7 +17,7 @@ const SHELL: &str = "/bin/sh";
 
 /// Checks `program`, or the shell as an example of a program that the loader starts.
 pub(super) fn check(program: Option<&Path>) -> Check {
-    let program = program.unwrap_or(Path::new(SHELL));
+    let program = &find_program(program.unwrap_or(Path::new(SHELL)));
     let of = |check: Check| check.with_subject(&program.display().to_string());
     let libraries = match run::find_libraries() {
         Ok(libraries) => libraries,
@@ -107,6 +108,14 @@ impl FileKind {
     }
 }
 
+/// Returns the file that `uiw run` would start: a name without a slash is searched in PATH.
+fn find_program(program: &Path) -> PathBuf {
+    let is_name = !program.as_os_str().as_encoded_bytes().contains(&b'/');
+    let folders = env::var_os("PATH").filter(|_| is_name).unwrap_or_default();
+    let found = env::split_paths(&folders).map(|folder| folder.join(program)).find(|file| file.is_file());
+    found.unwrap_or_else(|| program.to_owned())
+}
+
 /// Returns the little-endian number in the `len` bytes at offset `at`.
 fn read_number(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
@@ -147,7 +156,7 @@ mod tests {
 
     #[test]
     fn kinds_of_programs_are_distinguished() {
-        let own = std::env::current_exe().unwrap();
+        let own = env::current_exe().unwrap();
         let FileKind::Loader(loader) = FileKind::from_file(&own).unwrap() else { panic!("{own:?}") };
         assert!(is_glibc(&loader), "{loader:?}");
         assert!(!is_glibc(Path::new("/lib/ld-musl-x86_64.so.1")));

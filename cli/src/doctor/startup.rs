@@ -1,7 +1,7 @@
 //! Check whether a connection to a peer can be set up.
 
 use super::checks::{Check, CheckState};
-use crate::shared::fail::Result;
+use crate::shared::fail::{Failure, Result};
 use crate::shared::open::Opener;
 use crate::shared::qp_setup::{Link, PendingQp, QueueDepths};
 use serde_json::json;
@@ -18,9 +18,14 @@ const FIRST_FPDU: Duration = Duration::from_millis(500);
 pub(super) fn check(opener: &Opener, peer: SocketAddr, options: &ConnConfig) -> Check {
     let check = match connect(opener, peer, options) {
         Ok(link) => judge(link),
-        Err(failure) => Check::ok(NAME, failure.cause()).with_problem(CheckState::No, failure.fix()),
+        Err(failure) => failed(&failure),
     };
     check.with_subject(&peer.to_string())
+}
+
+/// Returns the check of a peer to which no connection was set up.
+pub(super) fn failed(failure: &Failure) -> Check {
+    Check::ok(NAME, failure.cause()).with_problem(CheckState::No, failure.fix())
 }
 
 fn connect(opener: &Opener, peer: SocketAddr, options: &ConnConfig) -> Result<Link> {

@@ -26,6 +26,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use uiw_cabi_core::denied;
+use uiw_cli_sys::signals::is_ignored;
 use uiw_cli_sys::split::{ProcessSide, split};
 
 /// Signal that the kernel sends to the second process when the thread that created it has ended,
@@ -118,7 +119,9 @@ impl Guard {
         // Orphaned processes of the program become children of this process, so that they can be
         // found.
         set_child_subreaper(Some(getpid()))?;
-        let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
+        // The program ignores those that this process ignores, for example under nohup(1).
+        let passed_on = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+        let signals = Signals::new(passed_on.into_iter().filter(|signal| !is_ignored(*signal)))?;
         let first = FirstProcess { number: first, ended: Arc::default() };
         if first.number.is_some() {
             // The flag is registered first, because the thread that handles the signal reads it.

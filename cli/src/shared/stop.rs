@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
+use uiw_cli_sys::signals::is_ignored;
 
 /// Flag that is set once and wakes all waiting threads.
 pub(crate) struct StopFlag {
@@ -21,6 +22,13 @@ pub(crate) struct StopFlag {
     fd: OwnedFd,
 }
 
+/// Calls `action` with each of these signals, on a separate thread.
+fn on_each(signals: impl Iterator<Item = i32>, action: impl Fn(i32) + Send + 'static) -> Result<()> {
+    let mut signals = Signals::new(signals).map_err(|error| Failure::local("cannot catch signals", error))?;
+    std::thread::spawn(move || signals.forever().for_each(action));
+    Ok(())
+}
+
 impl StopFlag {
     fn new() -> Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC)
@@ -28,12 +36,13 @@ impl StopFlag {
         Ok(Self { set: AtomicBool::new(false), wakers: Mutex::default(), fd })
     }
 
-    /// Creates a flag that Ctrl-C, SIGTERM and SIGHUP set.
+    /// Creates a flag that Ctrl-C, SIGTERM and SIGHUP set, unless this process ignores them, for
+    /// example under nohup(1).
     pub(crate) fn on_signal() -> Result<Arc<Self>> {
         let stop = Arc::new(Self::new()?);
         let signalled = Arc::clone(&stop);
-        ctrlc::set_handler(move || signalled.set())
-            .map_err(|error| Failure::local("cannot catch Ctrl-C", error))?;
+        let signals = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
+        on_each(signals, move |_| signalled.set())?;
         Ok(stop)
     }
 
@@ -41,13 +50,8 @@ impl StopFlag {
     pub(crate) fn on_signal_but_hangup(reload: impl Fn() + Send + 'static) -> Result<Arc<Self>> {
         let stop = Arc::new(Self::new()?);
         let signalled = Arc::clone(&stop);
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
-            .map_err(|error| Failure::local("cannot catch signals", error))?;
-        std::thread::spawn(move || {
-            for signal in signals.forever() {
-                if signal == SIGHUP { reload() } else { signalled.set() }
-            }
-        });
+        let set_or_reload = move |signal| if signal == SIGHUP { reload() } else { signalled.set() };
+        on_each([SIGINT, SIGTERM, SIGHUP].into_iter(), set_or_reload)?;
         Ok(stop)
     }
 

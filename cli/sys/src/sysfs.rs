@@ -78,8 +78,18 @@ pub fn show_in(root: &Path, persona: Persona) -> io::Result<()> {
     show(persona, SystemDevices::Shown)
 }
 
-/// Creates the tree and the nodes in the mount namespace of this process.
+/// Creates the tree and the nodes in the mount namespace of this process, readable for every user
+/// that the program becomes.
 fn show(persona: Persona, others: SystemDevices) -> io::Result<()> {
+    // SAFETY: the call accesses no memory.
+    let before = unsafe { libc::umask(0o022) };
+    let shown = create(persona, others);
+    // SAFETY: as above.
+    unsafe { libc::umask(before) };
+    shown
+}
+
+fn create(persona: Persona, others: SystemDevices) -> io::Result<()> {
     let netdevs = netdev::all()?;
     let classes = Path::new(CLASSES);
     mounts::make_writable(classes)?;

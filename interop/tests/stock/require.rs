@@ -277,3 +277,38 @@ fn ucx_on_tcp_ends_with_125() {
     let server = server.end();
     assert_eq!((client.code, server.code), (125, 125), "{client:?} {server:?}");
 }
+
+/// Programs look for libraries in no folder that happens to be the current one.
+#[test]
+fn current_directory_is_no_library_folder() {
+    let libraries = Libraries::get();
+    for before in [None, Some(""), Some(":/there:")] {
+        let mut command = run(&libraries, &[], &["printenv", "LD_LIBRARY_PATH"]);
+        if let Some(before) = before {
+            command.env("LD_LIBRARY_PATH", before);
+        }
+        let said = Running::start(command).end().said;
+        assert!(said.trim().split(':').all(|folder| folder.starts_with('/')), "{before:?}: {said}");
+    }
+}
+
+/// As nohup(1) and some service managers start it.
+#[test]
+fn ignored_signals_stay_ignored() {
+    let libraries = Libraries::get();
+    let mut command = run(&libraries, &["--json"], &["grep", "SigIgn", "/proc/self/status"]);
+    let program = [command.get_program()].into_iter().chain(command.get_args()).map(ToOwned::to_owned);
+    let words: Vec<_> = program.collect();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP CHLD; exec \"$@\"", "sh"]).args(words);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let ended = Running::start(shell).end();
+    let mask = ended.said.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
+    assert_eq!(u64::from_str_radix(mask.trim(), 16).unwrap() & 1, 1, "SIGHUP: {}", ended.said);
+    assert_eq!(number(&report(&ended), "exit_code"), 0, "children can be waited for");
+}

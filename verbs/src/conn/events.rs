@@ -433,10 +433,15 @@ impl Conn {
 impl QpInner {
     /// Enters the error state without a connection, and flushes everything that was posted.
     pub(crate) fn flush_unconnected(&self, wakes: &mut crate::notify::Wakes) {
+        let is_new = self.state() != QpState::Err;
         self.set_state(QpState::Err);
         self.flush_sends(&mut self.sq.lock(), None, wakes);
-        if let RecvSource::Own(rq) = &self.rq {
-            self.flush_receives(&mut rq.lock(), None, wakes);
+        match &self.rq {
+            RecvSource::Own(rq) => self.flush_receives(&mut rq.lock(), None, wakes),
+            RecvSource::Shared(_) if is_new => {
+                self.raise(AsyncEvent::LastWqeReached { qp_num: self.num }, wakes);
+            }
+            RecvSource::Shared(_) => {}
         }
     }
 }

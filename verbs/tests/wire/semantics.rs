@@ -241,6 +241,20 @@ fn shared_receive_queue_limit() {
     assert_eq!(srq.users(), 1);
 }
 
+/// A program destroys the queue pair when the event has come.
+#[test]
+fn last_receive_reported_without_connection() {
+    let device = device();
+    let pd = device.alloc_pd().unwrap();
+    let srq = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
+    let end = End::make(&device, &pd, Make { srq: Some(srq), ..Make::default() });
+    for _ in 0..2 {
+        end.qp.modify(QpState::Err).unwrap();
+    }
+    assert_eq!(end.async_event(), AsyncEvent::LastWqeReached { qp_num: end.qp.num() });
+    assert!(device.async_events().is_empty(), "once");
+}
+
 // [test:RFC5040-8.1.1-07]
 #[test]
 fn deregistration_under_traffic() {

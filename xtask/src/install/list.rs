@@ -71,8 +71,10 @@ pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<Ins
         let name = page.file_name().unwrap_or_default();
         add(Path::new("share/man/man1").join(name), FileContent::Copy(page.clone()));
     }
-    let program = layout.prefix().join("bin").display().to_string();
-    let unit = fill(&read("packaging/uiw.service")?, &[("@bindir@", &program)]);
+    // Quoted as systemd.syntax(7) and systemd.unit(5) say.
+    let program = layout.prefix().join("bin/uiw").display().to_string();
+    let program = program.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
+    let unit = fill(&read("packaging/uiw.service")?, &[("@program@", &program)]);
     add("lib/systemd/system/uiw.service".into(), FileContent::Text(unit));
     Ok(files)
 }
