@@ -186,6 +186,23 @@ def test_closed_device_refuses_calls():
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_close_fails_waiting_calls():
+    async def main():
+        device = aio.Device()
+        listener = device.listen(("127.0.0.1", 0))
+        client, server = await asyncio.gather(device.connect(listener.address), listener.accept())
+        waiting = asyncio.create_task(server.recv())
+        await client.send(b"received")
+        assert await waiting == b"received"
+        waiting = asyncio.create_task(server.recv())
+        await asyncio.sleep(0)
+        device.close()
+        with pytest.raises(RuntimeError, match="the device is closed"):
+            await waiting
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_abort():
     async def main(_, client, server):
         waiting = asyncio.create_task(server.recv())

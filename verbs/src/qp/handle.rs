@@ -44,7 +44,6 @@ impl std::fmt::Debug for Qp {
 impl Qp {
     pub(crate) fn create(pd: &Pd, init: QpInit, ud: Option<UdState>) -> Result<Self> {
         let driver = Arc::clone(pd.driver());
-        driver.shared.call(Call::CreateQp)?;
         let limits = driver.limits();
         let cap = init.cap;
         limits.check("send queue depth", cap.max_send_wr.max(1).into(), limits.max_qp_wr.into())?;
@@ -301,6 +300,7 @@ impl Pd {
     /// # Errors
     /// [`Error::Limit`]; [`Error::Foreign`] if a queue belongs to another device.
     pub fn create_qp(&self, init: QpInit) -> Result<Qp> {
+        self.driver().shared.call(Call::CreateQp)?;
         Qp::create(self, init, None)
     }
 }

@@ -6,6 +6,7 @@ use super::{DatagramCounts, UdState, binding};
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
+use crate::faults::Call;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInit, QpInner};
 use std::net::{IpAddr, SocketAddr};
@@ -150,6 +151,7 @@ impl Pd {
         {
             return Err(Error::QpNumber { num });
         }
+        port.driver.shared.call(Call::CreateQp)?;
         let numbers: Vec<u32> = match init.num {
             Some(num) => vec![num],
             None => {
