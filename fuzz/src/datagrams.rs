@@ -22,9 +22,6 @@ const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Maximum number of steps of an input.
 const STEPS: usize = 60;
-/// Number of rounds without work after which the device is idle. Sockets that are not read
-/// directly are polled in only one of 32 rounds.
-const QUIET_ROUNDS: usize = 33;
 /// Size in bytes of the memory of each receive.
 const PLACE: u64 = 8192;
 const PLACES: u64 = 16;
@@ -114,7 +111,7 @@ impl FuzzedTarget {
 
     fn pump(&self) {
         while self.network.step() {}
-        while (0..QUIET_ROUNDS).any(|_| self.device.pump() > 0) {}
+        while self.device.pump() > 0 {}
     }
 
     fn completions(&self) -> Vec<Wc> {

@@ -296,7 +296,7 @@ fn current_directory_is_no_library_folder() {
 #[test]
 fn ignored_signals_stay_ignored() {
     let libraries = Libraries::get();
-    let mut command = run(&libraries, &["--json"], &["grep", "SigIgn", "/proc/self/status"]);
+    let command = run(&libraries, &["--json"], &["grep", "SigIgn", "/proc/self/status"]);
     let program = [command.get_program()].into_iter().chain(command.get_args()).map(ToOwned::to_owned);
     let words: Vec<_> = program.collect();
     let mut shell = Command::new("sh");
