@@ -37,7 +37,7 @@ pub(super) struct FpduSearch {
     pub(super) skipped: u64,
     /// Offsets below this one have been checked, except those in `incomplete`.
     scanned: usize,
-    /// Offsets that look like the beginning of an FPDU that is not complete yet.
+    /// Offsets that look like the beginning of an FPDU that is not complete yet, in ascending order.
     incomplete: Vec<usize>,
     /// Offsets at which TCP segments begin.
     segments: Vec<usize>,
@@ -123,7 +123,12 @@ impl FpduSearch {
         while let Some(at) = self.next_place(buffer, position, markers) {
             match self.judge(buffer, at, position, markers, &is_lost) {
                 OffsetVerdict::Yes { crc } => return Some(FpduPosition { offset: at, crc }),
-                OffsetVerdict::Incomplete => self.incomplete.push(at),
+                // Markers may point to the same offset, or to a lower one than earlier Markers.
+                OffsetVerdict::Incomplete => {
+                    if let Err(index) = self.incomplete.binary_search(&at) {
+                        self.incomplete.insert(index, at);
+                    }
+                }
                 OffsetVerdict::No => {}
             }
         }
@@ -259,5 +264,25 @@ pub(super) fn plausible_headers(ulpdu: &[u8]) -> bool {
     match header {
         Header::Tagged(_) => opcode.queue().is_none(),
         Header::Untagged(header) => opcode.queue() == Some(header.qn),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Markers of a hostile sender may point in any order.
+    #[test]
+    fn markers_pointing_backwards() {
+        let mut buffer = vec![0; 1100];
+        for (marker, back) in [(508, 8), (1020, 860)] {
+            buffer[marker + 2..marker + 4].copy_from_slice(&(back as u16).to_be_bytes());
+            buffer[marker - back] = 0xfc;
+        }
+        let mut seek = FpduSearch::aligned(true);
+        for _ in 0..2 {
+            assert!(seek.find(&buffer, 4, true, |_| false).is_none());
+        }
+        assert_eq!((seek.take_passed(), seek.incomplete), (160, vec![0, 340]));
     }
 }
