@@ -441,17 +441,22 @@ impl TcpFlow {
         let EncryptionLayer::Tls(session) = &mut self.cover else {
             return self.feed_plaintext(side, chunk, shared, findings);
         };
-        let was_locked = session.is_locked();
+        let was_locked = session.is_any_locked();
         let chunks = session.decrypt(side, chunk, &shared.keys);
-        let is_locked = session.is_locked() && !was_locked;
+        let locked = [0, 1].map(|side| session.is_locked(side));
         for (side, chunk) in chunks {
             self.feed_plaintext(side, chunk, shared, findings);
         }
-        match &mut self.state {
-            FlowState::Iwarp { connection, .. } if is_locked => {
+        if let FlowState::Iwarp { connection, .. } = &mut self.state {
+            for side in [0, 1].into_iter().filter(|side| locked[*side]) {
                 connection.stop_following(side, "a record of TLS cannot be decrypted", findings);
             }
-            _ => shared.locked += u32::from(is_locked),
+            return;
+        }
+        shared.locked += u32::from(!was_locked && locked.contains(&true));
+        if locked == [true; 2] {
+            self.cover = EncryptionLayer::Nothing;
+            self.ignore();
         }
     }
 

@@ -155,13 +155,17 @@ enum TlsPhase {
 impl TlsSession {
     /// Returns whether a direction cannot be decrypted, for example because its secrets are not in
     /// the key log or its records are not TLS 1.3.
-    pub(super) fn is_locked(&self) -> bool {
-        self.directions.iter().any(|direction| direction.phase == TlsPhase::Ended)
+    pub(super) fn is_locked(&self, side: Side) -> bool {
+        self.directions[side].phase == TlsPhase::Ended
+    }
+
+    pub(super) fn is_any_locked(&self) -> bool {
+        [0, 1].into_iter().any(|side| self.is_locked(side))
     }
 
     /// Returns whether records wait for the Hello of the other direction.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.is_locked() && self.directions.iter().any(|direction| !direction.remaining().is_empty())
+        !self.is_any_locked() && self.directions.iter().any(|direction| !direction.remaining().is_empty())
     }
 
     /// Takes the next piece of a direction's stream. Returns decrypted pieces of both directions.
@@ -235,7 +239,7 @@ impl TlsSession {
     fn begin_encryption(&mut self, side: Side, log: &KeyLog) -> FirstRecord {
         let (Some(client), Some(suite)) = (self.client, self.suite) else {
             let waits = self.directions[side].remaining().len() < MAX_WAITING;
-            return if waits && !self.is_locked() { FirstRecord::Later } else { FirstRecord::Never };
+            return if waits && !self.is_any_locked() { FirstRecord::Later } else { FirstRecord::Never };
         };
         let secrets = self.random.and_then(|random| log.secrets_of(&random));
         let secret = secrets.and_then(|secrets| secrets.get(Epoch::Handshake, role(side, client)));
@@ -420,6 +424,7 @@ impl DirectionKeys {
 mod tests {
     use super::*;
     use crate::Decoder;
+    use crate::event::Event;
     use crate::flows::PacketTime;
     use crate::packet::TcpSegment;
     use rustls::crypto::aws_lc_rs as provider;
@@ -501,7 +506,7 @@ mod tests {
                 }
             }
         }
-        (content, session.is_locked())
+        (content, session.is_any_locked())
     }
 
     /// Records with their senders.
@@ -588,7 +593,7 @@ mod tests {
         }
         session.decrypt(0, Chunk::Missing(1), &log);
         session.decrypt(0, Chunk::Bytes(vec![0; 1 << 16]), &log);
-        assert!(session.is_locked() && session.directions[0].records.is_empty());
+        assert!(session.is_any_locked() && session.directions[0].records.is_empty());
     }
 
     /// Each header would require deciphering a whole record with thousands of sequence numbers.
@@ -605,7 +610,7 @@ mod tests {
         session.decrypt(0, Chunk::Missing(1 << 20), &log);
         let header = [APPLICATION_DATA, 3, 3, 0x40, 0x11];
         session.decrypt(0, Chunk::Bytes(header.repeat(MAX_RECORD / 5 + 40)), &log);
-        assert!(session.is_locked());
+        assert!(session.is_any_locked());
     }
 
     #[test]
@@ -631,18 +636,28 @@ mod tests {
         }
     }
 
-    /// Secrets in a capture may follow the ClientHello.
-    #[test]
-    fn secrets_behind_hello_found() {
-        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
-        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
-        let mut decoder = Decoder::default();
-        let (addresses, mut next) = ([1, 2].map(|host| ([10, 0, 0, host], 7).into()), [0, 0]);
-        let mut feed = |decoder: &mut Decoder, side: Side, payload: &[u8]| {
+    /// Decoder of one TCP connection.
+    struct SegmentFeed {
+        decoder: Decoder,
+        next: [u32; 2],
+        /// Directions that could not be decoded to their end.
+        stopped: Vec<Side>,
+    }
+
+    impl SegmentFeed {
+        fn new() -> Self {
+            let mut feed = Self { decoder: Decoder::default(), next: [0; 2], stopped: Vec::new() };
+            [0, 1].into_iter().for_each(|side| feed.push(side, &[]));
+            feed
+        }
+
+        /// Adds the next segment of a direction, which is a SYN if it has no payload.
+        fn push(&mut self, side: Side, payload: &[u8]) {
+            let addresses = [1, 2].map(|host| ([10, 0, 0, host], 7).into());
             let segment = TcpSegment {
                 from: addresses[side],
                 to: addresses[opposite(side)],
-                sequence: next[side],
+                sequence: self.next[side],
                 acknowledgment: None,
                 syn: payload.is_empty(),
                 fin: false,
@@ -650,20 +665,33 @@ mod tests {
                 payload,
                 cut: 0,
             };
-            decoder.flows.segment(&segment, PacketTime::default(), &mut |_| {});
-            next[side] += payload.len().max(1) as u32;
-        };
-        for side in [0, 1] {
-            feed(&mut decoder, side, &[]);
+            self.decoder.flows.segment(&segment, PacketTime::default(), &mut |record| {
+                if matches!(record.event, Event::NotFollowed { .. }) {
+                    self.stopped.push(usize::from(record.from != addresses[0]));
+                }
+            });
+            self.next[side] += payload.len().max(1) as u32;
         }
-        let hello = carry(&mut ends, 0);
-        feed(&mut decoder, 0, &hello);
+    }
+
+    /// Secrets in a capture may follow the ClientHello.
+    #[test]
+    fn secrets_behind_hello_found() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let mut feed = SegmentFeed::new();
+        feed.push(0, &carry(&mut ends, 0));
         let answer = carry(&mut ends, 1);
-        decoder.secrets(Some(lines.0.lock().unwrap().clone()));
-        feed(&mut decoder, 1, &answer);
+        feed.decoder.secrets(Some(lines.0.lock().unwrap().clone()));
+        feed.push(1, &answer);
         ends[0].writer().write_all(b"MPA ID Req Frame").unwrap();
-        feed(&mut decoder, 0, &carry(&mut ends, 0));
-        let shared = &decoder.flows.shared;
+        feed.push(0, &carry(&mut ends, 0));
+        let shared = &feed.decoder.flows.shared;
         assert_eq!((shared.connections, shared.locked), (1, 0));
+        // Both directions are reported when they cannot be decrypted any more.
+        for side in [0, 1] {
+            feed.push(side, &[APPLICATION_DATA, 3, 3, 0, 1, 0]);
+        }
+        assert_eq!(feed.stopped, [0, 1]);
     }
 }
