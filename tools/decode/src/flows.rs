@@ -163,7 +163,7 @@ impl Flows {
         let key = (segment.from.min(segment.to), segment.from.max(segment.to));
         let flow = self.table.entry(key).or_insert_with(|| TcpFlow::new(key));
         let side = usize::from(segment.from != key.0);
-        if segment.syn && flow.is_reused(side, segment.sequence) {
+        if segment.syn && flow.is_reused(side, segment) {
             flow.finish("the next connection of these ports begins", at, &mut self.shared, sink);
             *flow = TcpFlow::new(key);
         }
@@ -204,9 +204,11 @@ impl TcpFlow {
     }
 
     /// Returns whether a SYN begins a new connection with the same addresses.
-    fn is_reused(&self, side: Side, sequence: u32) -> bool {
+    fn is_reused(&self, side: Side, segment: &TcpSegment<'_>) -> bool {
+        let first = segment.sequence.wrapping_add(1);
         matches!(self.state, FlowState::Done)
-            || self.streams[side].as_ref().is_some_and(|stream| stream.first() != sequence.wrapping_add(1))
+            || matches!(self.state, FlowState::Ignored) && segment.acknowledgment.is_none()
+            || self.streams[side].as_ref().is_some_and(|stream| stream.first() != first)
     }
 
     /// Returns whether both FINs arrived, and all bytes before them.
