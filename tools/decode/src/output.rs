@@ -392,7 +392,7 @@ fn fpdu_text(fpdu: &Fpdu) -> String {
         1 => ", 1 Marker".into(),
         count => format!(", {count} Markers"),
     };
-    let segment = fpdu.segment.as_ref().map_or_else(|| "no DDP segment".into(), segment_text);
+    let segment = fpdu.segment.as_ref().map_or_else(|| "no readable DDP header".into(), segment_text);
     format!("FPDU at {}, ULPDU of {}, {crc}{markers}: {segment}", fpdu.position, fpdu.ulpdu_length)
 }
 
