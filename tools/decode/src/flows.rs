@@ -16,6 +16,7 @@ use super::keylog::KeyLog;
 use super::packet::TcpSegment;
 use super::reassembly::{ByteStream, Chunk};
 use super::seek::begins_with_fpdu;
+use super::select::ConnectionFilter;
 use super::tls;
 
 /// Number of connections at which those that are not iWARP, or have ended, are forgotten. If more
@@ -56,10 +57,12 @@ pub(super) struct Flows {
 pub(super) struct SharedState {
     /// Number of iWARP connections so far.
     pub(super) connections: u32,
-    /// Number of TLS connections so far that cannot be decrypted.
+    /// Number of selected TLS connections so far that cannot be decrypted.
     pub(super) locked: u32,
     /// Secrets of TLS connections.
     pub(super) keys: KeyLog,
+    /// Selected connections; all if empty.
+    pub(super) selection: Vec<ConnectionFilter>,
 }
 
 #[derive(Debug)]
@@ -455,11 +458,20 @@ impl TcpFlow {
             }
             return;
         }
-        shared.locked += u32::from(!was_locked && locked.contains(&true));
+        if !was_locked && locked.contains(&true) {
+            self.count_locked(shared);
+        }
         if locked == [true; 2] {
             self.cover = EncryptionLayer::Nothing;
             self.ignore();
         }
+    }
+
+    /// Counts a TLS connection that cannot be decrypted, if it is selected.
+    fn count_locked(&self, shared: &mut SharedState) {
+        let selection = &shared.selection;
+        let is_selected = selection.is_empty() || selection.iter().any(|which| which.matches(0, self.ends));
+        shared.locked += u32::from(is_selected);
     }
 
     /// Takes the next decrypted piece of a direction, which contains the bytes of MPA.
@@ -528,8 +540,9 @@ impl TcpFlow {
             self.process_segment(late.side, &late.header, &late.payload, late.at, shared, sink);
         }
         if !matches!(self.state, FlowState::Iwarp { .. }) {
-            let waits = matches!(&self.cover, EncryptionLayer::Tls(session) if session.is_waiting());
-            shared.locked += u32::from(waits);
+            if matches!(&self.cover, EncryptionLayer::Tls(session) if session.is_waiting()) {
+                self.count_locked(shared);
+            }
             return;
         }
         let mut findings = Findings::new();

@@ -108,6 +108,7 @@ pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, 
     let print = if config.quiet { PrintMode::Departures } else { PrintMode::Everything };
     let mut printer = Printer::new(out, config.json, print);
     let mut decoder = Decoder { selection: config.connections.clone(), ..Decoder::default() };
+    decoder.flows.shared.selection = config.connections.clone();
     if let Some(path) = &config.keylog {
         let log = KeyLog::read(path).map_err(|wrong| (path.clone(), DecodeError::KeyLog(wrong)))?;
         decoder.flows.shared.keys = log;

@@ -694,4 +694,26 @@ mod tests {
         }
         assert_eq!(feed.stopped, [0, 1]);
     }
+
+    #[test]
+    fn locked_connection_reported() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        for (selection, expected) in [(None, 1), (Some(":7"), 1), (Some(":8"), 0)] {
+            let (mut ends, _) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+            let mut feed = SegmentFeed::new();
+            let shared = &mut feed.decoder.flows.shared;
+            shared.selection = selection.map(|which| which.parse().unwrap()).into_iter().collect();
+            // Another connection was decoded.
+            shared.connections = 1;
+            for side in [0, 1, 0] {
+                feed.push(side, &carry(&mut ends, side));
+            }
+            let summary = feed.decoder.finish(&mut |_| {});
+            let is_named = summary.to_string().contains("1 connection of TLS: name the file");
+            assert_eq!(
+                (summary.locked, is_named, summary.followed()),
+                (expected, expected > 0, expected == 0)
+            );
+        }
+    }
 }
