@@ -292,3 +292,17 @@ fn close_after_accept_not_judged() {
     assert!(outcome.stopped.unwrap().contains("the end of the stream"), "{:?}", outcome.transcript);
     assert_eq!(outcome.judged.broken(), [""; 0]);
 }
+
+/// Checking each Marker is optional (RFC 5044 section 8).
+#[test]
+fn accepted_marker_not_judged() {
+    for (xor, is_refused) in [("0x40", true), ("0", false)] {
+        let text =
+            include_str!("cases/markers.case").replace("marker-xor 0x40", &format!("marker-xor {xor}"));
+        let mut cases = uiw_cases::parse("f", &text).unwrap();
+        cases.retain(|case| case.name == "markers/received-wrong");
+        let found = run_cases(&ConnConfig::default().markers(true), &Link::default(), &cases);
+        assert_eq!((found.ran, found.wrong.as_slice()), (1, &[][..]));
+        assert_eq!(found.requirements.contains("RFC5044-8-04"), is_refused);
+    }
+}
