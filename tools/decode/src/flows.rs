@@ -275,7 +275,7 @@ impl TcpFlow {
             return 0;
         };
         let lacking = stream.missing_before(acknowledged);
-        // A FIN shared as one byte.
+        // A FIN counts as one byte.
         let fin = self.fins[opposite(side)].is_some_and(|fin| acknowledged == fin.wrapping_add(1));
         lacking - u64::from(fin && lacking > 0)
     }

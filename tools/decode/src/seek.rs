@@ -37,8 +37,8 @@ pub(super) struct FpduSearch {
     pub(super) skipped: u64,
     /// Offsets below this one have been checked, except those in `incomplete`.
     scanned: usize,
-    /// Offsets that look like the beginning of an FPDU that is not complete yet, in ascending order,
-    /// and the length of the buffer that the verdict on each one needs.
+    /// Offsets that look like the beginning of an FPDU that is not complete yet, in ascending
+    /// order, and the length of the buffer that the verdict on each one needs.
     incomplete: Vec<(usize, usize)>,
     /// Offsets at which TCP segments begin, in ascending order.
     segments: Vec<usize>,
