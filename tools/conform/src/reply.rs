@@ -198,7 +198,8 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
             format!("IRD is 0x3FFF in the Request, and ORD is {:#x} in the Reply", reply.ord)
         });
     } else {
-        judged.check(reply.ord <= ird, &["RFC6581-9.1-02", "RFC6581-9.1-04", "RFC6581-9-01"], || {
+        let fits = reply.ord <= ird || reply.ord == NOT_NEGOTIATED;
+        judged.check(fits, &["RFC6581-9.1-02", "RFC6581-9.1-04", "RFC6581-9-01"], || {
             format!("IRD is {ird} in the Request, and ORD is {} in the Reply", reply.ord)
         });
     }
@@ -241,6 +242,7 @@ mod tests {
             broken(&ENHANCED, &[("ird", 4), ("ord", 5)]),
             ["RFC6581-9-01", "RFC6581-9.1-02", "RFC6581-9.1-04"]
         );
+        assert_eq!(broken(&ENHANCED, &[("ird", 4), ("ord", 0x3FFF)]), [""; 0], "not negotiated");
         assert_eq!(broken(&ENHANCED, &[("a", 1), ("c", 1)]), ["RFC6581-9.2-13"]);
         assert_eq!(broken(&ENHANCED, &[("a", 0), ("c", 1)]), ["RFC6581-9.2-14"]);
         assert_eq!(broken(&ENHANCED, &[("revision", 2)]), ["RFC6581-10-01", "RFC6581-10-05"]);

@@ -7,6 +7,9 @@ use crate::Results;
 use quick_xml::escape::escape;
 use serde_json::{Value as Json, json};
 use std::fmt::Write as _;
+use std::fs;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -289,13 +292,42 @@ impl<'a> Report<'a> {
 /// Writes a file under a temporary name and then renames it, so that it is never incomplete.
 fn write_atomically(path: &Path, text: &str) -> std::io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".part");
+    // Others may be allowed to create files in the folder, and must not know the name.
+    name.push(format!(".{:016x}.part", RandomState::new().hash_one(())));
     let part = path.with_file_name(name);
-    std::fs::write(&part, text)?;
-    std::fs::rename(&part, path)
+    let mut file = fs::File::create_new(&part)?;
+    let result = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&part, path));
+    if result.is_err() {
+        let _ = fs::remove_file(&part);
+    }
+    result
 }
 
 /// Returns the end of a transcript, which shows the error.
 fn last_frames(frames: &[String]) -> impl Iterator<Item = &String> {
     frames.iter().skip(frames.len().saturating_sub(MAX_SHOWN_FRAMES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temporary_name_not_predictable() {
+        let folder = std::env::temp_dir().join(format!("uiw-report-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let [report, other, part] = ["report", "other", "report.part"].map(|name| folder.join(name));
+        fs::write(&other, "other").unwrap();
+        std::os::unix::fs::symlink(&other, part).unwrap();
+        write_atomically(&report, "text").unwrap();
+        assert_eq!([&report, &other].map(|file| fs::read_to_string(file).unwrap()), ["text", "other"]);
+        // No file is left behind where the report cannot be written.
+        write_atomically(&folder, "text").unwrap_err();
+        let left = fs::read_dir(folder.parent().unwrap()).unwrap().flatten().map(|entry| entry.file_name());
+        let begins = |name: &std::ffi::OsString| {
+            name.as_encoded_bytes().starts_with(folder.file_name().unwrap().as_encoded_bytes())
+        };
+        assert_eq!(left.filter(begins).count(), 1);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -43,6 +43,8 @@ struct SimulatedWorld {
     accepting: Accepting,
     /// Tasks that each read a connection to its end.
     readers: Vec<Task>,
+    /// True if connections are closed as soon as they are accepted.
+    closes: bool,
 }
 
 thread_local! {
@@ -68,7 +70,14 @@ fn listen(options: ConnConfig, link: Link) -> Target {
     let listener = Rc::new(uiw::Listener::bind(&pd, SocketAddr::new(HOST, 0), &settings).unwrap());
     let address = listener.local_addr();
     let accepting = Box::pin(accept(Rc::clone(&listener)));
-    WORLD.set(Some(SimulatedWorld { network, device, listener, accepting, readers: Vec::new() }));
+    WORLD.set(Some(SimulatedWorld {
+        network,
+        device,
+        listener,
+        accepting,
+        readers: Vec::new(),
+        closes: false,
+    }));
     Target { network: &SIMULATED, address, stall: STALL, enhanced: true }
 }
 
@@ -84,7 +93,9 @@ impl SimulatedWorld {
         while let Poll::Ready(accepted) = self.accepting.as_mut().poll(&mut cx) {
             moved = true;
             self.accepting = Box::pin(accept(Rc::clone(&self.listener)));
-            if let Ok(connection) = accepted {
+            if let Ok(connection) = accepted
+                && !self.closes
+            {
                 let read = async move { while let Ok(Some(_)) = connection.recv().await {} };
                 self.readers.push(Box::pin(read));
             }
@@ -269,4 +280,29 @@ fn wrong_expectation_reported_broken() {
     let [stag, codes] = wrong.as_slice() else { panic!("{wrong:?}") };
     assert!(stag.contains("RFC5040-4.4-02: stag of the read-response is 7, 8 is due"), "{stag}");
     assert!(codes.contains("f:8: ") && codes.contains("2/0/0x02"), "{codes}");
+}
+
+/// A program that accepts and closes breaks no requirement.
+#[test]
+fn close_after_accept_not_judged() {
+    let case = &uiw_cases::parse("f", "case a/b \"c\"\n  start a 0\n").unwrap()[0];
+    let target = listen(ConnConfig::default(), Link::default());
+    world(|world| world.closes = true);
+    let outcome = steps::run(&target, case);
+    assert!(outcome.stopped.unwrap().contains("the end of the stream"), "{:?}", outcome.transcript);
+    assert_eq!(outcome.judged.broken(), [""; 0]);
+}
+
+/// Checking each Marker is optional (RFC 5044 section 8).
+#[test]
+fn accepted_marker_not_judged() {
+    for (xor, is_refused) in [("0x40", true), ("0", false)] {
+        let text =
+            include_str!("cases/markers.case").replace("marker-xor 0x40", &format!("marker-xor {xor}"));
+        let mut cases = uiw_cases::parse("f", &text).unwrap();
+        cases.retain(|case| case.name == "markers/received-wrong");
+        let found = run_cases(&ConnConfig::default().markers(true), &Link::default(), &cases);
+        assert_eq!((found.ran, found.wrong.as_slice()), (1, &[][..]));
+        assert_eq!(found.requirements.contains("RFC5044-8-04"), is_refused);
+    }
 }

@@ -22,6 +22,11 @@ pub(super) const fn opposite(side: Side) -> Side {
 /// Maximum number of bytes kept for a direction while the startup frame of the peer is awaited.
 const MAX_WAITING: usize = 1 << 20;
 
+/// Number of bytes before a tagged payload in a ULPDU (RFC 5041 section 4.2).
+const TAGGED_LEN: usize = 14;
+/// Number of bytes before an untagged payload in a ULPDU (RFC 5041 section 4.3).
+const UNTAGGED_LEN: usize = 18;
+
 /// Findings with their directions.
 pub(super) type Findings = Vec<(Side, Event)>;
 
@@ -460,14 +465,16 @@ impl Connection {
             let what = format!("a ULPDU of {} bytes, {MAX_ULPDU} are the most", cut.ulpdu.len());
             departures.push(Event::departure("RFC 5044 4.1", what));
         }
-        // Bytes that are not in the capture are zero here, and must not be decoded.
+        // Bytes that are not in the capture are zero here, and must not be decoded. They were
+        // reported as missing.
         let known = cut.unknown.as_ref().map_or(cut.ulpdu.len(), |unknown| unknown.start);
-        let headers = cut.ulpdu.get(..known).unwrap_or_default();
         let complete = known == cut.ulpdu.len();
-        let parsed = match segment::parse(&cut.ulpdu, &mut Vec::new()) {
-            Ok(parsed) if headers.len() >= parsed.header.len() => segment::parse(&cut.ulpdu, &mut departures),
-            Ok(_) => Err(Event::departure("capture", "the DDP header of this FPDU is not in the capture")),
-            Err(departure) => Err(departure),
+        let is_tagged = cut.ulpdu.first().is_some_and(|first| first & 0x80 != 0);
+        let header_len = if is_tagged { TAGGED_LEN } else { UNTAGGED_LEN };
+        let parsed = if complete || known >= header_len {
+            segment::parse(&cut.ulpdu, &mut departures).map(Some)
+        } else {
+            Ok(None)
         };
         let record = Fpdu {
             position: cut.position,
@@ -475,12 +482,12 @@ impl Connection {
             markers: cut.markers,
             crc: cut.crc,
             crc_field: cut.crc_field,
-            segment: parsed.as_ref().ok().map(Parsed::record),
+            segment: parsed.as_ref().ok().and_then(Option::as_ref).map(Parsed::record),
         };
         out.push((side, Event::Fpdu(record)));
         out.extend(departures.into_iter().map(|departure| (side, departure)));
         match parsed {
-            Ok(parsed)
+            Ok(Some(parsed))
                 if (cut.crc != Crc::Bad || is_siws_refusal(&cut.ulpdu, &parsed, cut.crc_field))
                     && (complete || !parsed.has_own_header()) =>
             {

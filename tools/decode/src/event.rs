@@ -76,7 +76,7 @@ pub enum Event {
     Message(Message),
     /// A datagram between uiw peers.
     Datagram(Box<Datagram>),
-    /// A departure from an RFC, or a gap of the capture.
+    /// A departure from an RFC.
     Departure(Departure),
     /// Bytes of the TCP stream that are not in the capture.
     Missing {
@@ -270,12 +270,12 @@ pub struct Terminate {
     pub layout: &'static str,
 }
 
-/// Behaviour that an RFC does not allow, or a gap of the capture.
+/// Behaviour that an RFC does not allow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Departure {
-    /// Section of the rule, such as `RFC 5041 5.3`, or `capture` if the capture is incomplete.
+    /// Section of the rule, such as `RFC 5041 5.3`.
     pub rule: &'static str,
-    /// Description of the violation or the gap.
+    /// Description of the violation.
     pub what: String,
 }
 

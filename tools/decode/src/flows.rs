@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use uiw_mpa::wire::startup::{FrameKind, KEY_REPLY, KEY_REQUEST};
 
@@ -17,6 +16,7 @@ use super::keylog::KeyLog;
 use super::packet::TcpSegment;
 use super::reassembly::{ByteStream, Chunk};
 use super::seek::begins_with_fpdu;
+use super::select::ConnectionFilter;
 use super::tls;
 
 /// Number of connections at which those that are not iWARP, or have ended, are forgotten. If more
@@ -49,19 +49,20 @@ pub(super) struct Flows {
     /// Number of connections above which those that are not iWARP are forgotten, if it is more than
     /// [`MAX_FLOWS`].
     most: usize,
-    /// Number of connections so far.
-    pub(super) counts: Counts,
-    /// Secrets of TLS connections.
-    pub(super) keys: Option<Arc<KeyLog>>,
+    pub(super) shared: SharedState,
 }
 
-/// Numbers of connections so far.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    /// Number of iWARP connections.
+/// State that all connections share.
+#[derive(Debug, Default)]
+pub(super) struct SharedState {
+    /// Number of iWARP connections so far.
     pub(super) connections: u32,
-    /// Number of TLS connections that cannot be decrypted.
+    /// Number of selected TLS connections so far that cannot be decrypted.
     pub(super) locked: u32,
+    /// Secrets of TLS connections.
+    pub(super) keys: KeyLog,
+    /// Selected connections; all if empty.
+    pub(super) selection: Vec<ConnectionFilter>,
 }
 
 #[derive(Debug)]
@@ -85,8 +86,8 @@ struct TcpFlow {
 /// Encryption around the bytes of MPA.
 #[derive(Debug)]
 enum EncryptionLayer {
-    /// No bytes were captured yet. TLS is decrypted if there are secrets.
-    Unknown(Option<Arc<KeyLog>>),
+    /// No bytes were captured yet.
+    Unknown,
     Nothing,
     Tls(Box<tls::TlsSession>),
 }
@@ -163,13 +164,13 @@ impl Flows {
             self.most = 2 * self.table.len();
         }
         let key = (segment.from.min(segment.to), segment.from.max(segment.to));
-        let flow = self.table.entry(key).or_insert_with(|| TcpFlow::new(key, self.keys.clone()));
+        let flow = self.table.entry(key).or_insert_with(|| TcpFlow::new(key));
         let side = usize::from(segment.from != key.0);
-        if segment.syn && flow.is_reused(side, segment.sequence) {
-            flow.finish("the next connection of these ports begins", at, &mut self.counts, sink);
-            *flow = TcpFlow::new(key, self.keys.clone());
+        if segment.syn && flow.is_reused(side, segment) {
+            flow.finish("the next connection of these ports begins", at, &mut self.shared, sink);
+            *flow = TcpFlow::new(key);
         }
-        flow.accept_segment(side, segment, at, &mut self.counts, sink);
+        flow.accept_segment(side, segment, at, &mut self.shared, sink);
     }
 
     /// Finishes all connections at the end of the capture.
@@ -178,13 +179,13 @@ impl Flows {
         flows.sort_by_key(TcpFlow::id);
         for mut flow in flows {
             let how = if flow.reset { "RST" } else { "the capture ends" };
-            flow.finish(how, at, &mut self.counts, sink);
+            flow.finish(how, at, &mut self.shared, sink);
         }
     }
 }
 
 impl TcpFlow {
-    fn new((low, high): (SocketAddr, SocketAddr), keys: Option<Arc<KeyLog>>) -> Self {
+    fn new((low, high): (SocketAddr, SocketAddr)) -> Self {
         Self {
             ends: [low, high],
             streams: [None, None],
@@ -194,7 +195,7 @@ impl TcpFlow {
             late_bytes: 0,
             arrived: 0,
             state: FlowState::watching(),
-            cover: EncryptionLayer::Unknown(keys),
+            cover: EncryptionLayer::Unknown,
         }
     }
 
@@ -206,9 +207,11 @@ impl TcpFlow {
     }
 
     /// Returns whether a SYN begins a new connection with the same addresses.
-    fn is_reused(&self, side: Side, sequence: u32) -> bool {
+    fn is_reused(&self, side: Side, segment: &TcpSegment<'_>) -> bool {
+        let first = segment.sequence.wrapping_add(1);
         matches!(self.state, FlowState::Done)
-            || self.streams[side].as_ref().is_some_and(|stream| stream.first() != sequence.wrapping_add(1))
+            || matches!(self.state, FlowState::Ignored) && segment.acknowledgment.is_none()
+            || self.streams[side].as_ref().is_some_and(|stream| stream.first() != first)
     }
 
     /// Returns whether both FINs arrived, and all bytes before them.
@@ -227,14 +230,14 @@ impl TcpFlow {
         side: Side,
         segment: &TcpSegment<'_>,
         at: PacketTime,
-        counts: &mut Counts,
+        shared: &mut SharedState,
         sink: &mut dyn FnMut(&Record),
     ) {
         self.arrived += 1;
         let header = SegmentHeader::from_segment(segment);
         let says = !segment.payload.is_empty() || header.cut > 0 || header.syn || header.fin || header.rst;
         if says && self.late.is_empty() && self.is_ready(side, &header, segment.payload) {
-            return self.process_segment(side, &header, segment.payload, at, counts, sink);
+            return self.process_segment(side, &header, segment.payload, at, shared, sink);
         }
         if says {
             self.late_bytes += segment.payload.len();
@@ -242,7 +245,7 @@ impl TcpFlow {
             self.late.push_back(LateSegment { side, at, arrived, header, payload });
         }
         while let Some(late) = self.next_late() {
-            self.process_segment(late.side, &late.header, &late.payload, late.at, counts, sink);
+            self.process_segment(late.side, &late.header, &late.payload, late.at, shared, sink);
         }
     }
 
@@ -298,7 +301,7 @@ impl TcpFlow {
         header: &SegmentHeader,
         payload: &[u8],
         at: PacketTime,
-        counts: &mut Counts,
+        shared: &mut SharedState,
         sink: &mut dyn FnMut(&Record),
     ) {
         // A single missing byte may be a FIN that is not in the capture.
@@ -311,22 +314,22 @@ impl TcpFlow {
             stream.give_up_to(acknowledged, &mut chunks);
             for chunk in chunks {
                 let mut findings = Findings::new();
-                self.feed_chunk(opposite(side), chunk, counts, &mut findings);
+                self.feed_chunk(opposite(side), chunk, shared, &mut findings);
                 self.report(&mut findings, at, sink);
             }
         }
-        self.feed_segment(side, header, payload, counts, &mut |flow, findings| {
+        self.feed_segment(side, header, payload, shared, &mut |flow, findings| {
             flow.report(findings, at, sink);
         });
         if self.is_over() {
-            self.finish("FIN", at, counts, sink);
+            self.finish("FIN", at, shared, sink);
             return;
         }
         if header.rst && matches!(self.state, FlowState::Iwarp { .. }) {
             let whole = |stream: &Option<ByteStream>| stream.as_ref().is_none_or(|stream| !stream.has_hole());
             let in_order = self.streams[side].as_ref().is_none_or(|stream| stream.is_next(header.sequence));
             if in_order && self.late.is_empty() && self.streams.iter().all(whole) {
-                return self.finish("RST", at, counts, sink);
+                return self.finish("RST", at, shared, sink);
             }
             self.reset = true;
         }
@@ -339,7 +342,7 @@ impl TcpFlow {
         side: Side,
         header: &SegmentHeader,
         payload: &[u8],
-        counts: &mut Counts,
+        shared: &mut SharedState,
         report: &mut dyn FnMut(&Self, &mut Findings),
     ) {
         if matches!(self.state, FlowState::Done) {
@@ -358,7 +361,7 @@ impl TcpFlow {
         if is_unknown && self.streams.iter().all(Option::is_none) && !header.syn && begins_with_fpdu(payload)
         {
             let mut findings = Findings::new();
-            self.begin_without_startup(side, header, counts, &mut findings);
+            self.begin_without_startup(side, header, shared, &mut findings);
             report(self, &mut findings);
         }
         if !payload.is_empty() && self.streams[side].is_some() && self.streams[opposite(side)].is_none() {
@@ -378,7 +381,7 @@ impl TcpFlow {
         }
         for chunk in chunks {
             let mut findings = Findings::new();
-            self.feed_chunk(side, chunk, counts, &mut findings);
+            self.feed_chunk(side, chunk, shared, &mut findings);
             if missed
                 && let FlowState::Iwarp { connection, .. } = &mut self.state
                 && connection.has_frame(side)
@@ -416,14 +419,14 @@ impl TcpFlow {
         &mut self,
         side: Side,
         header: &SegmentHeader,
-        counts: &mut Counts,
+        shared: &mut SharedState,
         findings: &mut Findings,
     ) {
         self.streams[side] = Some(ByteStream::new(header.sequence));
         self.streams[opposite(side)] = header.acknowledgment.map(ByteStream::new);
-        counts.connections += 1;
+        shared.connections += 1;
         let connection = Box::new(Connection::without_startup(findings));
-        self.state = FlowState::Iwarp { id: counts.connections, connection };
+        self.state = FlowState::Iwarp { id: shared.connections, connection };
     }
 
     fn ignore(&mut self) {
@@ -433,36 +436,52 @@ impl TcpFlow {
         }
     }
 
-    fn feed_chunk(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
-        if let (EncryptionLayer::Unknown(keys), Chunk::Bytes(bytes)) = (&mut self.cover, &chunk) {
-            let keys = keys.take();
-            counts.locked += u32::from(keys.is_none() && tls::begins_tls(bytes));
-            self.cover = match keys {
-                Some(keys) if tls::begins_tls(bytes) => {
-                    EncryptionLayer::Tls(Box::new(tls::TlsSession::new(keys)))
-                }
-                _ => EncryptionLayer::Nothing,
+    fn feed_chunk(&mut self, side: Side, chunk: Chunk, shared: &mut SharedState, findings: &mut Findings) {
+        if let (EncryptionLayer::Unknown, Chunk::Bytes(bytes)) = (&self.cover, &chunk) {
+            self.cover = match tls::begins_tls(bytes) {
+                true => EncryptionLayer::Tls(Box::default()),
+                false => EncryptionLayer::Nothing,
             };
         }
         let EncryptionLayer::Tls(session) = &mut self.cover else {
-            return self.feed_plaintext(side, chunk, counts, findings);
+            return self.feed_plaintext(side, chunk, shared, findings);
         };
-        let was_locked = session.is_locked();
-        let chunks = session.decrypt(side, chunk);
-        let is_locked = session.is_locked() && !was_locked;
+        let was_locked = session.is_any_locked();
+        let chunks = session.decrypt(side, chunk, &shared.keys);
+        let locked = [0, 1].map(|side| session.is_locked(side));
         for (side, chunk) in chunks {
-            self.feed_plaintext(side, chunk, counts, findings);
+            self.feed_plaintext(side, chunk, shared, findings);
         }
-        match &mut self.state {
-            FlowState::Iwarp { connection, .. } if is_locked => {
+        if let FlowState::Iwarp { connection, .. } = &mut self.state {
+            for side in [0, 1].into_iter().filter(|side| locked[*side]) {
                 connection.stop_following(side, "a record of TLS cannot be decrypted", findings);
             }
-            _ => counts.locked += u32::from(is_locked),
+            return;
+        }
+        if !was_locked && locked.contains(&true) {
+            self.count_locked(shared);
+        }
+        if locked == [true; 2] {
+            self.cover = EncryptionLayer::Nothing;
+            self.ignore();
         }
     }
 
+    /// Counts a TLS connection that cannot be decrypted, if it is selected.
+    fn count_locked(&self, shared: &mut SharedState) {
+        let selection = &shared.selection;
+        let is_selected = selection.is_empty() || selection.iter().any(|which| which.matches(0, self.ends));
+        shared.locked += u32::from(is_selected);
+    }
+
     /// Takes the next decrypted piece of a direction, which contains the bytes of MPA.
-    fn feed_plaintext(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
+    fn feed_plaintext(
+        &mut self,
+        side: Side,
+        chunk: Chunk,
+        shared: &mut SharedState,
+        findings: &mut Findings,
+    ) {
         match (&mut self.state, chunk) {
             (FlowState::Iwarp { connection, .. }, chunk) => connection.feed(side, chunk, findings),
             (FlowState::Watching { openings }, Chunk::Bytes(bytes)) => {
@@ -478,7 +497,7 @@ impl TcpFlow {
                 }
                 match FrameKind::detect(key) {
                     Err(_) => self.ignore(),
-                    Ok(Some(_)) if key.len() == KEY_LEN => self.begin_iwarp(side, counts, findings),
+                    Ok(Some(_)) if key.len() == KEY_LEN => self.begin_iwarp(side, shared, findings),
                     Ok(_) => {}
                 }
             }
@@ -494,11 +513,11 @@ impl TcpFlow {
     }
 
     /// Begins an iWARP connection after a complete Key.
-    fn begin_iwarp(&mut self, side: Side, counts: &mut Counts, findings: &mut Findings) {
+    fn begin_iwarp(&mut self, side: Side, shared: &mut SharedState, findings: &mut Findings) {
         let FlowState::Watching { openings } = &mut self.state else { return };
         let mut openings = std::mem::take(openings);
         let mut connection = Box::new(Connection::new());
-        counts.connections += 1;
+        shared.connections += 1;
         for side in [side, opposite(side)] {
             let OpeningBytes { missing, bytes } = std::mem::take(&mut openings[side]);
             if missing > 0 {
@@ -508,19 +527,22 @@ impl TcpFlow {
                 connection.feed(side, Chunk::Bytes(bytes), findings);
             }
         }
-        self.state = FlowState::Iwarp { id: counts.connections, connection };
+        self.state = FlowState::Iwarp { id: shared.connections, connection };
     }
 
     /// Finishes a connection and reports its end.
-    fn finish(&mut self, how: &str, at: PacketTime, counts: &mut Counts, sink: &mut dyn FnMut(&Record)) {
+    fn finish(&mut self, how: &str, at: PacketTime, shared: &mut SharedState, sink: &mut dyn FnMut(&Record)) {
         // Process all waiting segments, because nothing more will arrive.
         while !self.late.is_empty() {
             let ready =
                 self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
             let Some(late) = self.late.remove(ready.unwrap_or(0)) else { break };
-            self.process_segment(late.side, &late.header, &late.payload, late.at, counts, sink);
+            self.process_segment(late.side, &late.header, &late.payload, late.at, shared, sink);
         }
         if !matches!(self.state, FlowState::Iwarp { .. }) {
+            if matches!(&self.cover, EncryptionLayer::Tls(session) if session.is_waiting()) {
+                self.count_locked(shared);
+            }
             return;
         }
         let mut findings = Findings::new();
@@ -530,7 +552,7 @@ impl TcpFlow {
                 stream.finish(&mut chunks);
             }
             for chunk in chunks {
-                self.feed_chunk(side, chunk, counts, &mut findings);
+                self.feed_chunk(side, chunk, shared, &mut findings);
             }
         }
         let FlowState::Iwarp { connection, .. } = &mut self.state else { return };
@@ -566,7 +588,7 @@ mod tests {
         let peer = SocketAddr::from(([10, 1, 0, 0], 1));
         for number in 0..MAX_FLOWS {
             let key = (address(number), peer);
-            let mut flow = TcpFlow::new(key, None);
+            let mut flow = TcpFlow::new(key);
             flow.state = FlowState::Iwarp { id: 1, connection: Box::new(Connection::new()) };
             flows.table.insert(key, flow);
         }

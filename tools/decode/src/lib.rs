@@ -66,7 +66,6 @@ mod tls;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 pub use event::{
     Crc, Datagram, Departure, Event, Fpdu, Message, Negotiated, Record, Segment, Startup, Terminate,
@@ -109,9 +108,10 @@ pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, 
     let print = if config.quiet { PrintMode::Departures } else { PrintMode::Everything };
     let mut printer = Printer::new(out, config.json, print);
     let mut decoder = Decoder { selection: config.connections.clone(), ..Decoder::default() };
+    decoder.flows.shared.selection = config.connections.clone();
     if let Some(path) = &config.keylog {
         let log = KeyLog::read(path).map_err(|wrong| (path.clone(), DecodeError::KeyLog(wrong)))?;
-        decoder.flows.keys = Some(Arc::new(log));
+        decoder.flows.shared.keys = log;
         decoder.summary.has_key_log = true;
     }
     for OpenedCapture { mut reader, first, file } in open_all(&config.files)? {
@@ -211,9 +211,8 @@ impl Decoder {
     /// Adds secrets that the capture contains. Invalid lines are ignored.
     fn secrets(&mut self, text: Option<String>) {
         let Some(text) = text else { return };
-        let keys = self.flows.keys.get_or_insert_default();
         let log = text.lines().filter_map(|line| KeyLog::parse(line).ok());
-        log.for_each(|line| Arc::make_mut(keys).merge(line));
+        log.for_each(|line| self.flows.shared.keys.merge(line));
     }
 
     fn packet(&mut self, packet: &Packet, sink: &mut dyn FnMut(&Record)) {
@@ -250,11 +249,11 @@ impl Decoder {
         let Self { mut flows, mut summary, last, selection, .. } = self;
         flows.finish(last, &mut |record| summary.count(record, &selection, sink));
         if selection.is_empty() {
-            summary.connections = flows.counts.connections;
+            summary.connections = flows.shared.connections;
         } else {
-            summary.left_out = flows.counts.connections - summary.connections.min(flows.counts.connections);
+            summary.left_out = flows.shared.connections - summary.connections.min(flows.shared.connections);
         }
-        summary.locked = flows.counts.locked;
+        summary.locked = flows.shared.locked;
         summary
     }
 }

@@ -19,7 +19,7 @@ pub struct Summary {
     pub packets: u64,
     /// Number of iWARP connections.
     pub connections: u32,
-    /// Number of TLS connections that cannot be decrypted, which may or may not be iWARP.
+    /// Number of selected TLS connections that cannot be decrypted, which may or may not be iWARP.
     pub locked: u32,
     /// Number of MPA Request and Reply Frames.
     pub startup_frames: u64,
@@ -75,12 +75,13 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns whether the decoder could follow every byte of iWARP.
+    /// Returns whether the decoder could follow every byte of iWARP, and every TLS connection.
     #[must_use]
     pub fn followed(&self) -> bool {
         (self.connections > 0 || self.datagrams > 0)
             && self.missing_bytes == 0
             && self.not_followed == 0
+            && self.locked == 0
             && self.unknown_links.is_empty()
             && self.capture_error.is_none()
     }
@@ -93,7 +94,7 @@ impl Summary {
         sink: &mut dyn FnMut(&Record),
     ) {
         if !selection.is_empty() {
-            if !selection.iter().any(|which| which.matches(record)) {
+            if !selection.iter().any(|which| which.matches(record.connection, [record.from, record.to])) {
                 return;
             }
             let is_new = record.connection > 0 && self.selected.insert(record.connection);
@@ -132,21 +133,23 @@ impl Summary {
     fn unfollowed_reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.connections == 0 && self.datagrams == 0 {
-            reasons.push(if self.left_out > 0 {
+            if self.left_out > 0 {
                 let connections = number(self.left_out.into(), "connection");
-                format!("--connection leaves out every one of {connections}")
-            } else if self.locked > 0 {
-                let connections = number(self.locked.into(), "connection");
-                if self.has_key_log {
-                    format!(
-                        "{connections} of TLS, whose secrets neither the file of --keylog nor the capture has"
-                    )
-                } else {
-                    format!("{connections} of TLS: name the file of their secrets with --keylog")
-                }
+                reasons.push(format!("--connection leaves out every one of {connections}"));
+            } else if self.locked == 0 {
+                let why =
+                    "no MPA Request or Reply Frame in the capture: capture from the connection's start on";
+                reasons.push(why.to_owned());
+            }
+        }
+        if self.locked > 0 {
+            let connections = number(self.locked.into(), "connection");
+            reasons.push(if self.has_key_log {
+                format!(
+                    "{connections} of TLS, whose secrets neither the file of --keylog nor the capture has"
+                )
             } else {
-                "no MPA Request or Reply Frame in the capture: capture from the connection's start on"
-                    .to_owned()
+                format!("{connections} of TLS: name the file of their secrets with --keylog")
             });
         }
         if self.missing_bytes > 0 {
@@ -392,7 +395,7 @@ fn fpdu_text(fpdu: &Fpdu) -> String {
         1 => ", 1 Marker".into(),
         count => format!(", {count} Markers"),
     };
-    let segment = fpdu.segment.as_ref().map_or_else(|| "no DDP segment".into(), segment_text);
+    let segment = fpdu.segment.as_ref().map_or_else(|| "no readable DDP header".into(), segment_text);
     format!("FPDU at {}, ULPDU of {}, {crc}{markers}: {segment}", fpdu.position, fpdu.ulpdu_length)
 }
 

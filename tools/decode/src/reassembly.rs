@@ -20,6 +20,11 @@ const HELD_COST: usize = 128;
 /// Distance from the expected sequence number above which a segment belongs to another connection.
 const WINDOW: u64 = 1 << 30;
 
+/// Distance from the last captured byte above which an acknowledgment is not trusted. A sender has
+/// at most the receive window in flight, which Linux limits to 32 MiB unless it is configured
+/// otherwise. Behind a gap, captured bytes move the limit.
+const MAX_UNSEEN: u64 = 32 << 20;
+
 /// A piece of the stream, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Chunk {
@@ -103,9 +108,13 @@ impl ByteStream {
         }
     }
 
-    /// Returns the number of bytes before this sequence number that were not delivered yet.
-    pub(super) fn missing_before(&self, sequence: u32) -> u64 {
-        if self.is_near(sequence) { u64::try_from(self.distance(sequence)).unwrap_or(0) } else { 0 }
+    /// Returns the number of bytes before this acknowledgment that were not delivered yet, or 0 if
+    /// they cannot have been sent.
+    pub(super) fn missing_before(&self, acknowledgment: u32) -> u64 {
+        let missing = u64::try_from(self.distance(acknowledgment)).unwrap_or(0);
+        let held =
+            self.held.last_key_value().map_or(0, |(position, _)| position.saturating_sub(self.delivered));
+        if missing <= held + MAX_UNSEEN { missing } else { 0 }
     }
 
     /// Returns whether bytes wait after a hole.

@@ -37,9 +37,10 @@ pub(super) struct FpduSearch {
     pub(super) skipped: u64,
     /// Offsets below this one have been checked, except those in `incomplete`.
     scanned: usize,
-    /// Offsets that look like the beginning of an FPDU that is not complete yet.
-    incomplete: Vec<usize>,
-    /// Offsets at which TCP segments begin.
+    /// Offsets that look like the beginning of an FPDU that is not complete yet, in ascending
+    /// order, and the length of the buffer that the verdict on each one needs.
+    incomplete: Vec<(usize, usize)>,
+    /// Offsets at which TCP segments begin, in ascending order.
     segments: Vec<usize>,
 }
 
@@ -55,8 +56,8 @@ enum OffsetVerdict {
     Yes {
         crc: bool,
     },
-    /// More bytes are needed.
-    Incomplete,
+    /// The buffer must have at least this length.
+    Incomplete(usize),
 }
 
 impl FpduSearch {
@@ -89,10 +90,13 @@ impl FpduSearch {
     /// Returns the number of bytes at the front of the buffer in which no FPDU begins. The caller
     /// must drop them.
     pub(super) fn take_passed(&mut self) -> usize {
-        let passed = self.incomplete.first().copied().unwrap_or(self.scanned).min(self.scanned);
+        let passed = self.incomplete.first().map_or(self.scanned, |(at, _)| self.scanned.min(*at));
+        if passed == 0 {
+            return 0;
+        }
         self.skipped += passed as u64;
         self.scanned -= passed;
-        self.incomplete.iter_mut().for_each(|at| *at -= passed);
+        self.incomplete.iter_mut().for_each(|(at, needed)| (*at, *needed) = (*at - passed, *needed - passed));
         self.segments.retain(|at| *at >= passed);
         self.segments.iter_mut().for_each(|at| *at -= passed);
         passed
@@ -109,12 +113,19 @@ impl FpduSearch {
     ) -> Option<FpduPosition> {
         let mut incomplete = std::mem::take(&mut self.incomplete);
         let mut found = None;
-        incomplete.retain(|&at| match self.judge(buffer, at, position, markers, &is_lost) {
-            OffsetVerdict::Yes { crc } if found.is_none() => {
-                found = Some(FpduPosition { offset: at, crc });
-                false
+        incomplete.retain_mut(|(at, needed)| {
+            if *needed > buffer.len() || found.is_some() {
+                return true;
             }
-            verdict => matches!(verdict, OffsetVerdict::Incomplete),
+            match self.judge(buffer, *at, position, markers, &is_lost) {
+                OffsetVerdict::Yes { crc } => found = Some(FpduPosition { offset: *at, crc }),
+                OffsetVerdict::Incomplete(length) => {
+                    *needed = length;
+                    return true;
+                }
+                OffsetVerdict::No => {}
+            }
+            false
         });
         self.incomplete = incomplete;
         if found.is_some() {
@@ -123,7 +134,12 @@ impl FpduSearch {
         while let Some(at) = self.next_place(buffer, position, markers) {
             match self.judge(buffer, at, position, markers, &is_lost) {
                 OffsetVerdict::Yes { crc } => return Some(FpduPosition { offset: at, crc }),
-                OffsetVerdict::Incomplete => self.incomplete.push(at),
+                // Markers may point to the same offset, or to a lower one than earlier Markers.
+                OffsetVerdict::Incomplete(needed) => {
+                    if let Err(index) = self.incomplete.binary_search_by_key(&at, |(at, _)| *at) {
+                        self.incomplete.insert(index, (at, needed));
+                    }
+                }
                 OffsetVerdict::No => {}
             }
         }
@@ -171,7 +187,7 @@ impl FpduSearch {
             return self.judge_marked(buffer, at, position, is_lost);
         }
         let Some(length) = plausible_len(&buffer[at..]) else { return OffsetVerdict::No };
-        let Some(fpdu) = buffer.get(at..at + length) else { return OffsetVerdict::Incomplete };
+        let Some(fpdu) = buffer.get(at..at + length) else { return OffsetVerdict::Incomplete(at + length) };
         if is_lost(at..at + length) {
             return OffsetVerdict::No;
         }
@@ -190,14 +206,18 @@ impl FpduSearch {
                 return OffsetVerdict::No;
             };
             next += length;
-            let ends_segment = next == buffer.len() || self.segments.contains(&next);
+            let begins_segment = |at: usize| self.segments.binary_search(&at).is_ok();
+            let ends_segment = next == buffer.len() || begins_segment(next);
             // FPDUs that fill whole TCP segments are accepted even if there are fewer than
             // `IN_A_ROW`.
-            if ends_segment && self.segments.contains(&at) || count == IN_A_ROW && next <= buffer.len() {
+            if ends_segment && begins_segment(at) || count == IN_A_ROW && next <= buffer.len() {
                 return OffsetVerdict::Yes { crc: false };
             }
+            if next > buffer.len() {
+                return OffsetVerdict::Incomplete(next);
+            }
             if next + HEADERS > buffer.len() {
-                return OffsetVerdict::Incomplete;
+                return OffsetVerdict::Incomplete(next + HEADERS);
             }
         }
         OffsetVerdict::No
@@ -216,8 +236,11 @@ impl FpduSearch {
         let mut rx = FpduRx::with_position(false, true, position + at as u64);
         // While the FPDU is incomplete, the copy is not longer than an FPDU can be.
         let mut copy = buffer[at..].to_vec();
-        let Ok(step) = rx.next(&mut copy) else { return OffsetVerdict::No };
-        let Step::Fpdu(fpdu) = step else { return OffsetVerdict::Incomplete };
+        let fpdu = match rx.next(&mut copy) {
+            Ok(Step::Fpdu(fpdu)) => fpdu,
+            Ok(Step::NeedMore { at_least }) => return OffsetVerdict::Incomplete(at + at_least),
+            Err(_) => return OffsetVerdict::No,
+        };
         let end = at + fpdu.consumed;
         let headers = plausible_headers(&fpdu.ulpdu);
         if !headers || is_lost(at..end) {
@@ -259,5 +282,42 @@ pub(super) fn plausible_headers(ulpdu: &[u8]) -> bool {
     match header {
         Header::Tagged(_) => opcode.queue().is_none(),
         Header::Untagged(header) => opcode.queue() == Some(header.qn),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// Markers of a hostile sender may point in any order.
+    #[test]
+    fn markers_pointing_backwards() {
+        let mut buffer = vec![0; 1100];
+        for (marker, back) in [(508, 8), (1020, 860)] {
+            buffer[marker + 2..marker + 4].copy_from_slice(&(back as u16).to_be_bytes());
+            buffer[marker - back] = 0xfc;
+        }
+        let mut seek = FpduSearch::aligned(true);
+        for _ in 0..2 {
+            assert!(seek.find(&buffer, 4, true, |_| false).is_none());
+        }
+        assert_eq!(seek.take_passed(), 160);
+        assert!(seek.incomplete.iter().map(|(at, _)| *at).eq([0, 340]));
+    }
+
+    /// A large FPDU seems to begin in each segment.
+    #[test]
+    fn tiny_segments_cost_little() {
+        let begun = Instant::now();
+        let (mut seek, mut buffer) = (FpduSearch::aligned(false), Vec::new());
+        let mut position = 2;
+        for _ in 0..20_000 {
+            seek.segment_begins(buffer.len());
+            buffer.extend([0xc1, 0x40, 0xfc, 0]);
+            assert!(seek.find(&buffer, position, false, |_| false).is_none());
+            position += buffer.drain(..seek.take_passed()).len() as u64;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 }

@@ -3,8 +3,6 @@
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use super::event::Record;
-
 /// Filter that selects one connection, or all connections of an address or a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionFilter {
@@ -32,11 +30,10 @@ impl FromStr for ConnectionFilter {
 }
 
 impl ConnectionFilter {
-    /// Returns whether the filter selects a finding.
-    pub(super) fn matches(&self, record: &Record) -> bool {
-        let ends = [record.from, record.to];
+    /// Returns whether the filter selects findings with this connection number and these ends.
+    pub(super) fn matches(&self, connection: u32, ends: [SocketAddr; 2]) -> bool {
         match *self {
-            Self::Number(number) => record.connection == number,
+            Self::Number(number) => connection == number,
             Self::Address(address) => ends.iter().any(|end| end.ip() == address),
             Self::End(socket) => ends.contains(&socket),
             Self::Port(port) => ends.iter().any(|end| end.port() == port),

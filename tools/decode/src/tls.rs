@@ -1,13 +1,11 @@
 //! TLS 1.3 (RFC 8446) below MPA: decrypts the records of a captured connection with the secrets of
 //! a key log.
 
-use std::sync::Arc;
-
 use aws_lc_rs::aead::{self, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{self, KeyType, Prk};
 
 use super::connection::{Side, opposite};
-use super::keylog::{Epoch, KeyLog, RANDOM_LEN, Role, Secrets};
+use super::keylog::{Epoch, KeyLog, RANDOM_LEN, Role};
 use super::reassembly::Chunk;
 
 /// Length of a record header: type, version and length.
@@ -117,11 +115,11 @@ impl RecordKeys {
 }
 
 /// A TLS connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct TlsSession {
-    log: Arc<KeyLog>,
     client: Option<Side>,
-    secrets: Option<Secrets>,
+    /// Random of the ClientHello.
+    random: Option<[u8; RANDOM_LEN]>,
     suite: Option<CipherSuite>,
     directions: [DirectionKeys; 2],
 }
@@ -155,18 +153,24 @@ enum TlsPhase {
 }
 
 impl TlsSession {
-    pub(super) fn new(log: Arc<KeyLog>) -> Self {
-        Self { log, client: None, secrets: None, suite: None, directions: Default::default() }
-    }
-
     /// Returns whether a direction cannot be decrypted, for example because its secrets are not in
     /// the key log or its records are not TLS 1.3.
-    pub(super) fn is_locked(&self) -> bool {
-        self.directions.iter().any(|direction| direction.phase == TlsPhase::Ended)
+    pub(super) fn is_locked(&self, side: Side) -> bool {
+        self.directions[side].phase == TlsPhase::Ended
+    }
+
+    pub(super) fn is_any_locked(&self) -> bool {
+        [0, 1].into_iter().any(|side| self.is_locked(side))
+    }
+
+    /// Returns whether records wait for the Hello of the other direction.
+    pub(super) fn is_waiting(&self) -> bool {
+        let waits = |keys: &DirectionKeys| keys.phase == TlsPhase::Clear && !keys.remaining().is_empty();
+        !self.is_any_locked() && self.directions.iter().any(waits)
     }
 
     /// Takes the next piece of a direction's stream. Returns decrypted pieces of both directions.
-    pub(super) fn decrypt(&mut self, side: Side, chunk: Chunk) -> Vec<(Side, Chunk)> {
+    pub(super) fn decrypt(&mut self, side: Side, chunk: Chunk, log: &KeyLog) -> Vec<(Side, Chunk)> {
         let direction = &mut self.directions[side];
         match chunk {
             _ if direction.phase == TlsPhase::Ended => {}
@@ -185,13 +189,13 @@ impl TlsSession {
         }
         let mut out = Vec::new();
         for side in [side, opposite(side)] {
-            self.process_records(side, &mut out);
+            self.process_records(side, log, &mut out);
         }
         out
     }
 
     /// Processes the complete records of a direction.
-    fn process_records(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) {
+    fn process_records(&mut self, side: Side, log: &KeyLog, out: &mut Vec<(Side, Chunk)>) {
         loop {
             let direction = &mut self.directions[side];
             if direction.missing > 0 && !direction.resume(side, out) {
@@ -209,7 +213,7 @@ impl TlsSession {
                 }
                 // An alert.
                 21 if is_clear => Some(()),
-                APPLICATION_DATA if is_clear => match self.begin_encryption(side) {
+                APPLICATION_DATA if is_clear => match self.begin_encryption(side, log) {
                     FirstRecord::Done => continue,
                     FirstRecord::Later => return,
                     FirstRecord::Never => None,
@@ -218,7 +222,7 @@ impl TlsSession {
                     let number = direction.keys.as_ref().map_or(0, |keys| keys.next);
                     direction.keys.as_ref().and_then(|keys| keys.open(&record, number)).map(
                         |(kind, content)| {
-                            self.process_content(side, kind, content, out);
+                            self.process_content(side, kind, content, log, out);
                         },
                     )
                 }
@@ -233,13 +237,13 @@ impl TlsSession {
     }
 
     /// Begins decryption at the first encrypted record of a direction.
-    fn begin_encryption(&mut self, side: Side) -> FirstRecord {
+    fn begin_encryption(&mut self, side: Side, log: &KeyLog) -> FirstRecord {
         let (Some(client), Some(suite)) = (self.client, self.suite) else {
             let waits = self.directions[side].remaining().len() < MAX_WAITING;
-            return if waits && !self.is_locked() { FirstRecord::Later } else { FirstRecord::Never };
+            return if waits && !self.is_any_locked() { FirstRecord::Later } else { FirstRecord::Never };
         };
-        let role = role(side, client);
-        let secret = self.secrets.as_ref().and_then(|secrets| secrets.get(Epoch::Handshake, role));
+        let secrets = self.random.and_then(|random| log.secrets_of(&random));
+        let secret = secrets.and_then(|secrets| secrets.get(Epoch::Handshake, role(side, client)));
         let direction = &mut self.directions[side];
         direction.keys = secret.and_then(|secret| RecordKeys::new(suite, secret));
         direction.phase = TlsPhase::Handshake;
@@ -253,8 +257,7 @@ impl TlsSession {
             match kind {
                 CLIENT_HELLO => {
                     let random = body.get(2..).and_then(|rest| rest.first_chunk::<RANDOM_LEN>());
-                    self.client = Some(side);
-                    self.secrets = random.and_then(|random| self.log.secrets_of(random)).cloned();
+                    (self.client, self.random) = (Some(side), random.copied());
                 }
                 SERVER_HELLO => {
                     // The cipher suite follows version, random and session. A HelloRetryRequest
@@ -264,6 +267,10 @@ impl TlsSession {
                         body.get(2 + RANDOM_LEN + 1 + session..).and_then(|rest| rest.first_chunk::<2>());
                     self.suite =
                         suite.and_then(|number| CipherSuite::from_number(u16::from_be_bytes(*number)));
+                    if self.suite.is_none() {
+                        // This is not TLS 1.3.
+                        return self.directions[side].end();
+                    }
                 }
                 _ => {}
             }
@@ -271,7 +278,14 @@ impl TlsSession {
     }
 
     /// Processes the content of the next encrypted record.
-    fn process_content(&mut self, side: Side, kind: u8, content: Vec<u8>, out: &mut Vec<(Side, Chunk)>) {
+    fn process_content(
+        &mut self,
+        side: Side,
+        kind: u8,
+        content: Vec<u8>,
+        log: &KeyLog,
+        out: &mut Vec<(Side, Chunk)>,
+    ) {
         let direction = &mut self.directions[side];
         if let Some(keys) = &mut direction.keys {
             keys.next += 1;
@@ -286,10 +300,8 @@ impl TlsSession {
                         (FINISHED, TlsPhase::Handshake) => {
                             direction.phase = TlsPhase::Application;
                             let role = role(side, self.client.unwrap_or_default());
-                            let secret = self
-                                .secrets
-                                .as_ref()
-                                .and_then(|secrets| secrets.get(Epoch::Application, role));
+                            let secrets = self.random.and_then(|random| log.secrets_of(&random));
+                            let secret = secrets.and_then(|secrets| secrets.get(Epoch::Application, role));
                             secret.zip(self.suite).and_then(|(secret, suite)| RecordKeys::new(suite, secret))
                         }
                         (KEY_UPDATE, TlsPhase::Application) => {
@@ -412,6 +424,10 @@ impl DirectionKeys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Decoder;
+    use crate::event::Event;
+    use crate::flows::PacketTime;
+    use crate::packet::TcpSegment;
     use rustls::crypto::aws_lc_rs as provider;
     use rustls::crypto::{CryptoProvider, SupportedKxGroup};
     use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
@@ -420,7 +436,7 @@ mod tests {
         SupportedCipherSuite,
     };
     use std::io::{Read as _, Write as _};
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     /// A key log in memory.
     #[derive(Debug, Default)]
@@ -481,17 +497,17 @@ mod tests {
     /// Returns the plaintext that a session decrypts from pieces of this length, by direction.
     fn followed(wire: &[(Side, Vec<u8>)], lines: &KeyLogLines, piece: usize) -> ([Vec<u8>; 2], bool) {
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
-        let mut session = TlsSession::new(Arc::new(log));
+        let mut session = TlsSession::default();
         let mut content = [Vec::new(), Vec::new()];
         for (side, bytes) in wire {
             for piece in bytes.chunks(piece) {
-                for (side, chunk) in session.decrypt(*side, Chunk::Bytes(piece.to_vec())) {
+                for (side, chunk) in session.decrypt(*side, Chunk::Bytes(piece.to_vec()), &log) {
                     let Chunk::Bytes(bytes) = chunk else { panic!("nothing is missing") };
                     content[side].extend(bytes);
                 }
             }
         }
-        (content, session.is_locked())
+        (content, session.is_any_locked())
     }
 
     /// Records with their senders.
@@ -572,13 +588,13 @@ mod tests {
         }
         let text = lines.0.lock().unwrap();
         let handshake: Vec<_> = text.lines().filter(|line| line.contains("HANDSHAKE")).collect();
-        let mut session = TlsSession::new(Arc::new(KeyLog::parse(&handshake.join("\n")).unwrap()));
+        let (log, mut session) = (KeyLog::parse(&handshake.join("\n")).unwrap(), TlsSession::default());
         for (side, bytes) in wire {
-            session.decrypt(side, Chunk::Bytes(bytes));
+            session.decrypt(side, Chunk::Bytes(bytes), &log);
         }
-        session.decrypt(0, Chunk::Missing(1));
-        session.decrypt(0, Chunk::Bytes(vec![0; 1 << 16]));
-        assert!(session.is_locked() && session.directions[0].records.is_empty());
+        session.decrypt(0, Chunk::Missing(1), &log);
+        session.decrypt(0, Chunk::Bytes(vec![0; 1 << 16]), &log);
+        assert!(session.is_any_locked() && session.directions[0].records.is_empty());
     }
 
     /// Each header would require deciphering a whole record with thousands of sequence numbers.
@@ -588,14 +604,14 @@ mod tests {
         let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
         let (wire, _) = conversation(&mut ends);
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
-        let mut session = TlsSession::new(Arc::new(log));
+        let mut session = TlsSession::default();
         for (side, bytes) in wire {
-            session.decrypt(side, Chunk::Bytes(bytes));
+            session.decrypt(side, Chunk::Bytes(bytes), &log);
         }
-        session.decrypt(0, Chunk::Missing(1 << 20));
+        session.decrypt(0, Chunk::Missing(1 << 20), &log);
         let header = [APPLICATION_DATA, 3, 3, 0x40, 0x11];
-        session.decrypt(0, Chunk::Bytes(header.repeat(MAX_RECORD / 5 + 40)));
-        assert!(session.is_locked());
+        session.decrypt(0, Chunk::Bytes(header.repeat(MAX_RECORD / 5 + 40)), &log);
+        assert!(session.is_any_locked());
     }
 
     #[test]
@@ -604,9 +620,9 @@ mod tests {
         let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
         let (wire, _) = conversation(&mut ends);
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
-        let mut session = TlsSession::new(Arc::new(log));
+        let mut session = TlsSession::default();
         for (side, bytes) in wire {
-            session.decrypt(side, Chunk::Bytes(bytes));
+            session.decrypt(side, Chunk::Bytes(bytes), &log);
         }
         for (len, round) in [(5, 0), (1 << 14, 1), (1 << 14, 2), (1 << 14, 3)] {
             let mut missing = 0;
@@ -614,10 +630,97 @@ mod tests {
                 ends[0].writer().write_all(&[1; 1 << 14]).unwrap();
                 missing += carry(&mut ends, 0).len() as u64;
             }
-            session.decrypt(0, Chunk::Missing(missing));
+            session.decrypt(0, Chunk::Missing(missing), &log);
             ends[0].writer().write_all(&vec![2; len]).unwrap();
-            let found = session.decrypt(0, Chunk::Bytes(carry(&mut ends, 0)));
+            let found = session.decrypt(0, Chunk::Bytes(carry(&mut ends, 0)), &log);
             assert!(found.last() == Some(&(0, Chunk::Bytes(vec![2; len]))), "round {round}");
+        }
+    }
+
+    /// Decoder of one TCP connection.
+    struct SegmentFeed {
+        decoder: Decoder,
+        next: [u32; 2],
+        /// Directions that could not be decoded to their end.
+        stopped: Vec<Side>,
+    }
+
+    impl SegmentFeed {
+        fn new() -> Self {
+            let mut feed = Self { decoder: Decoder::default(), next: [0; 2], stopped: Vec::new() };
+            [0, 1].into_iter().for_each(|side| feed.push(side, &[]));
+            feed
+        }
+
+        /// Adds the next segment of a direction, which is a SYN if it has no payload.
+        fn push(&mut self, side: Side, payload: &[u8]) {
+            let addresses = [1, 2].map(|host| ([10, 0, 0, host], 7).into());
+            let segment = TcpSegment {
+                from: addresses[side],
+                to: addresses[opposite(side)],
+                sequence: self.next[side],
+                acknowledgment: None,
+                syn: payload.is_empty(),
+                fin: false,
+                rst: false,
+                payload,
+                cut: 0,
+            };
+            self.decoder.flows.segment(&segment, PacketTime::default(), &mut |record| {
+                if matches!(record.event, Event::NotFollowed { .. }) {
+                    self.stopped.push(usize::from(record.from != addresses[0]));
+                }
+            });
+            self.next[side] += payload.len().max(1) as u32;
+        }
+    }
+
+    /// Secrets in a capture may follow the ClientHello.
+    #[test]
+    fn secrets_behind_hello_found() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let mut feed = SegmentFeed::new();
+        feed.push(0, &carry(&mut ends, 0));
+        let answer = carry(&mut ends, 1);
+        feed.decoder.secrets(Some(lines.0.lock().unwrap().clone()));
+        feed.push(1, &answer);
+        ends[0].writer().write_all(b"MPA ID Req Frame").unwrap();
+        feed.push(0, &carry(&mut ends, 0));
+        let shared = &feed.decoder.flows.shared;
+        assert_eq!((shared.connections, shared.locked), (1, 0));
+        // Both directions are reported when they cannot be decrypted any more.
+        for side in [0, 1] {
+            feed.push(side, &[APPLICATION_DATA, 3, 3, 0, 1, 0]);
+        }
+        assert_eq!(feed.stopped, [0, 1]);
+    }
+
+    #[test]
+    fn locked_connection_reported() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        let both = [0, 1].as_slice();
+        for (captured, selection, expected) in
+            [(both, None, 1), (&[1], None, 1), (both, Some(":7"), 1), (both, Some(":8"), 0)]
+        {
+            let (mut ends, _) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+            let mut feed = SegmentFeed::new();
+            let shared = &mut feed.decoder.flows.shared;
+            shared.selection = selection.map(|which| which.parse().unwrap()).into_iter().collect();
+            // Another connection was decoded.
+            shared.connections = 1;
+            for side in [0, 1, 0] {
+                let bytes = carry(&mut ends, side);
+                if captured.contains(&side) {
+                    feed.push(side, &bytes);
+                }
+            }
+            let summary = feed.decoder.finish(&mut |_| {});
+            let is_named = summary.to_string().contains("1 connection of TLS: name the file");
+            assert_eq!(
+                (summary.locked, is_named, summary.followed()),
+                (expected, expected > 0, expected == 0)
+            );
         }
     }
 }

@@ -372,3 +372,18 @@ fn raw_tcp_comparison_named() {
     let (records, _) = decode(&capture_of(&talk(&order(b"other"), &reply).segments, Link::Ethernet));
     assert!(of_type(&records, "raw_tcp").is_empty() && !of_type(&records, "departure").is_empty());
 }
+
+/// Bytes that were not captured are not judged, and the gap is no departure.
+#[test]
+fn missing_header_not_judged() {
+    for known in [0, 3, 4, 15, 17] {
+        let mut talk = ScriptedTalk::started(true);
+        let bytes = fpdu(&send(1, b"hello"));
+        talk.say(CLIENT, &bytes[..2 + known]);
+        talk.next[CLIENT] += 10;
+        talk.say(CLIENT, &bytes[2 + known + 10..]);
+        let (records, summary) = decode(&capture_of(&talk.segments, Link::Ethernet));
+        assert_eq!((summary.departures, summary.fpdus, summary.missing_bytes), (0, 1, 10), "{records:#?}");
+        assert!(of_type(&records, "departure").is_empty(), "{records:#?}");
+    }
+}

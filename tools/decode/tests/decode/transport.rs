@@ -276,3 +276,29 @@ fn not_iwarp_at_all() {
     assert!(!summary.followed());
     assert!(summary.to_string().contains("no MPA Request or Reply Frame"), "{summary}");
 }
+
+/// A forged segment must not move the direction that it seems to acknowledge.
+#[test]
+fn impossible_acknowledgment_ignored() {
+    let mut segments = segments_of("siw/write-bw-64k.pcapng");
+    let expected = found(&segments);
+    let at = segments.iter().position(|segment| segment.payload.starts_with(b"MPA ID Rep")).unwrap();
+    let acknowledgment = segments[at].acknowledgment.wrapping_add(100_000_000);
+    segments.insert(at + 1, Segment { acknowledgment, ..segments[at].clone() });
+    let (records, summary) = decode(&capture_of(&segments, Link::Ethernet));
+    assert!(summary.missing_bytes == 0 && essence(&records) == expected, "{summary}");
+}
+
+#[test]
+fn split_request_on_reused_ports_found() {
+    let mut segments = segments_of("siw/tool-send.pcap");
+    let expected = found(&segments);
+    let at = segments.iter().position(|segment| !segment.payload.is_empty()).unwrap();
+    let request = segments.remove(at);
+    let rest = request.payload.len() - 10;
+    segments.splice(at..at, [with_payload(&request, 0, 10), with_payload(&request, 10, rest)]);
+    // The first connection of these ports is not iWARP.
+    let other = Segment { payload: b"GET / HTTP/1.1\r\n".to_vec(), ..request };
+    segments.insert(0, other);
+    assert_eq!(found(&segments), expected);
+}
