@@ -9,8 +9,8 @@ use uiw_decode::{ConnectionFilter, DecodeConfig, DecodeError, decode_to};
 /// Options of `uiw decode`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
-Exit code: 0 when every byte could be followed (departures from the RFCs included), 1 when some could not \
-(TLS connections without secrets included), 2 when a file is no capture or the command line is wrong.")]
+Exit code: 0 when every byte of iWARP could be followed (departures from the RFCs included), 1 when some could not or \
+there was none, 2 when a file is no capture or the command line is wrong.")]
 pub(crate) struct Args {
     /// pcap or pcapng files; several are one capture that was rotated, in the order of their times;
     /// `-` reads standard input and prints while it reads: `tcpdump -U -w - | uiw decode -`

@@ -237,8 +237,8 @@ class Connection:
                 raise Refused(2, 0, 3)
             if at and broken("5044-4.3-11"):
                 raise Refused(1, 2, 3)
-            if pointer & ~3 != (at and at - lead) and not broken("5044-8-04"):
-                raise Refused(2, 0, 3)
+            if pointer & ~3 != (at and at - lead):
+                raise Refused(2, 0, 2 if broken("5044-8-04") else 3)
         if broken("5044-5.2-01", "5044-6-06") and len(self.inbox) > 60:
             self.inbox = b""
         return plain[2 : 2 + length]

@@ -75,13 +75,13 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns whether the decoder could follow every byte of iWARP, and every TLS connection.
+    /// Returns whether the decoder could follow every byte of iWARP. TLS connections that cannot be
+    /// decrypted do not count, since most are those of other protocols.
     #[must_use]
     pub fn followed(&self) -> bool {
         (self.connections > 0 || self.datagrams > 0)
             && self.missing_bytes == 0
             && self.not_followed == 0
-            && self.locked == 0
             && self.unknown_links.is_empty()
             && self.capture_error.is_none()
     }
