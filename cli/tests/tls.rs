@@ -178,7 +178,7 @@ fn keys_created_shown_and_pinned() {
             &["ping", "127.0.0.1:9", "--tls", "nowhere"],
             "No such file or directory (os error 2)\nhint: `uiw key new` makes a",
         ),
-        (&["key", "show", "open.pem"], "others can read this private key (mode 0644)\nhint: chmod 600 it\n"),
+        (&["key", "show", "open.pem"], "others can read this secret (mode 0644)\nhint: chmod 600 it\n"),
         (&["demo", "--tls", "one"], "leave it out"),
     ] {
         let failed = files.uiw(arguments);

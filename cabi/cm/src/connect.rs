@@ -338,11 +338,13 @@ fn disconnect(id: &Id) -> Result<bool> {
         if established {
             state.phase = Phase::Disconnecting;
         }
-        (established && !state.awaits_establish, state.handle.clone())
+        // The event of an established connection may still be in the channel.
+        let in_order = if established { !state.awaits_establish } else { !state.two_steps };
+        (in_order, state.handle.clone())
     };
     // If the connection has ended, its event is already in the channel. A connection that one of
     // the two ends does not regard as established yet is aborted, with an event too.
-    let _ = handle.map(|handle| if in_order { handle.disconnect() } else { handle.abort() });
+    let _ = handle.map(|handle| if in_order { handle.close() } else { handle.abort() });
     Ok(true)
 }
 

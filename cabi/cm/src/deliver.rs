@@ -100,7 +100,8 @@ fn create_request_id(listener: &Arc<Id>, request: ConnRequest, draft: &EventDraf
 fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<DeliveredEvent> {
     let (active, event) = {
         let mut state = id.lock_alive()?;
-        if !matches!(state.phase, Phase::Disconnecting) {
+        // Another thread may have delivered the end of the connection already.
+        if matches!(state.phase, Phase::Connecting) {
             state.phase = Phase::Connected;
         }
         state.awaits_establish = state.two_steps;

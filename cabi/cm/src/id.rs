@@ -303,12 +303,10 @@ impl Id {
 
     /// Posts a local event.
     pub(crate) fn post(&self, note: LocalEvent) -> Result<()> {
-        let channel = {
-            let mut state = self.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
-            state.local_events.push_back(note);
-            Arc::clone(&state.channel)
-        };
-        channel.queue().post(CmEvent::posted(self.abi().addr() as u64));
+        let mut state = self.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        state.local_events.push_back(note);
+        // Posted under the lock, so that the id does not migrate to another channel in between.
+        state.channel.queue().post(CmEvent::posted(self.abi().addr() as u64));
         Ok(())
     }
 

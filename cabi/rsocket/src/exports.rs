@@ -115,6 +115,8 @@ pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr
     boundary::number(|| {
         let socket = table::stream(fd)?;
         let nonblocking = socket.is_nonblocking(0);
+        // Without a descriptor the connection stays in the backlog.
+        let number = table::placeholder()?;
         let new = socket.complete(nonblocking, |state| match &state.phase {
             Phase::Listening(acceptor) => acceptor.take().ok_or(Errno::AGAIN),
             _ => Err(Errno::INVAL.because("raccept for an rsocket that does not listen")),
@@ -127,13 +129,7 @@ pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr
             state.status_flags = flags;
             state.peer
         };
-        let given = match table::add(Entry::Socket(new.clone())) {
-            Ok(given) => given,
-            Err(errno) => {
-                new.close();
-                return Err(errno);
-            }
-        };
+        let given = table::add_as(number, Entry::Socket(new));
         if let Some(peer) = peer
             && !addr.is_null()
             && !len.is_null()
@@ -272,6 +268,9 @@ pub extern "C" fn rsetsockopt<'a>(
         let first = if named { Some(0) } else { int(0) };
         let first = first
             .ok_or_else(|| Errno::INVAL.because("the value of the option is shorter than an integer"))?;
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) && int(4).is_none() {
+            return Err(Errno::INVAL.because("the value of SO_LINGER is shorter than a struct linger"));
+        }
         options::set(&socket, level, name, first, int(4))
     })
 }

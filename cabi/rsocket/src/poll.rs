@@ -3,7 +3,7 @@
 use crate::any::AnySocket;
 use crate::preload::fall_back;
 use crate::ready::FALL_BACK;
-use crate::table;
+use crate::table::{self, Entry};
 use crate::wait::{self, Limit};
 use crate::watchers::WakerPolicy;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, pollfd};
@@ -38,20 +38,27 @@ struct SortedFds {
     others: Vec<pollfd>,
     /// Indices of the ordinary descriptors in the list.
     places: Vec<usize>,
+    /// Indices of rsockets of the parent process, which this process cannot use.
+    inherited: Vec<usize>,
 }
 
 impl SortedFds {
     fn new(fds: &[pollfd]) -> Self {
         let sockets = sockets(fds);
-        let (mut others, mut places) = (Vec::new(), Vec::new());
+        let (mut others, mut places, mut inherited) = (Vec::new(), Vec::new(), Vec::new());
         let mut next = sockets.iter().map(|(at, _)| *at).peekable();
         for (at, fd) in fds.iter().enumerate() {
-            if next.next_if_eq(&at).is_none() && fd.fd >= 0 {
+            if next.next_if_eq(&at).is_some() || fd.fd < 0 {
+                continue;
+            }
+            if matches!(table::get(fd.fd), Some(Entry::Inherited(_))) {
+                inherited.push(at);
+            } else {
                 others.push(pollfd { revents: 0, ..*fd });
                 places.push(at);
             }
         }
-        Self { sockets, others, places }
+        Self { sockets, others, places, inherited }
     }
 
     /// Checks all descriptors, and returns the number of ready ones.
@@ -62,6 +69,10 @@ impl SortedFds {
         for (at, other) in self.places.iter().zip(&self.others) {
             fds[*at].revents = other.revents;
         }
+        for at in &self.inherited {
+            fds[*at].revents = POLLERR | POLLHUP;
+        }
+        count += self.inherited.len();
         for (at, socket) in &self.sockets {
             fds[*at].revents = socket.ready(fds[*at].events);
             count += usize::from(fds[*at].revents != 0);

@@ -106,7 +106,7 @@ fn shard(fd: RawFd) -> &'static uiw_cabi_core::lock::RwLock<SocketTable> {
 
 /// Creates a descriptor with nothing behind it. A program that polls it as an ordinary descriptor
 /// never finds it ready.
-fn placeholder() -> Result<OwnedFd> {
+pub(crate) fn placeholder() -> Result<OwnedFd> {
     // exec(3) closes it, because the next program has no rsockets.
     sys::eventfd(libc::EFD_NONBLOCK)
 }

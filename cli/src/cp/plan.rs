@@ -8,7 +8,7 @@ use crate::shared::stop::StopFlag;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_copy::batch::SMALL;
 use uiw_copy::meta::Entry;
@@ -81,6 +81,9 @@ pub(super) struct CopyPlan {
     /// True if the target directory does not exist yet, so that there are no entries to compare
     /// with.
     target_absent: AtomicBool,
+    /// Mode of the local target directory, if it existed before. It belongs to the user, who only
+    /// wants entries in it.
+    target_mode: OnceLock<u16>,
     /// Cause of the most recent loss of a connection.
     loss: Mutex<String>,
     lists: ListMemory,
@@ -118,9 +121,10 @@ struct PlanState {
 impl CopyPlan {
     pub(super) fn new(report: Report, stop: Arc<StopFlag>, options: CopyOptions) -> Self {
         let state = Mutex::new(PlanState { pending: 1, ..PlanState::default() });
-        let target_absent = AtomicBool::new(false);
+        let (target_absent, target_mode) = (AtomicBool::new(false), OnceLock::new());
         let (loss, lists) = (Mutex::default(), ListMemory::default());
-        Self { state, changed: Condvar::new(), report, stop, options, target_absent, loss, lists }
+        let changed = Condvar::new();
+        Self { state, changed, report, stop, options, target_absent, target_mode, loss, lists }
     }
 
     /// Records why a connection was lost. Returns false if the previous loss had the same cause.
@@ -137,6 +141,16 @@ impl CopyPlan {
 
     pub(super) fn is_target_absent(&self) -> bool {
         self.target_absent.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_target_mode(&self, mode: u16) {
+        let _ = self.target_mode.set(mode);
+    }
+
+    /// Returns the mode that a complete directory gets at this end.
+    pub(super) fn local_mode(&self, directory: &CopyDirectory) -> u16 {
+        let of_target = self.target_mode.get().filter(|_| directory.place.local.is_empty());
+        of_target.copied().unwrap_or(directory.meta.mode)
     }
 
     fn state(&self) -> MutexGuard<'_, PlanState> {

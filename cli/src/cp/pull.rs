@@ -70,7 +70,7 @@ impl Direction for Pull {
             }
             Task::Seal(directory) => {
                 let (place, meta) = (&directory.place, &directory.meta);
-                match place.root.set_directory(&place.local, meta.mode, meta.mtime) {
+                match place.root.set_directory(&place.local, plan.local_mode(directory), meta.mtime) {
                     Ok(()) => plan.on_sealed(directory),
                     Err(error) => plan.fail_directory(directory, error),
                 }
@@ -82,7 +82,9 @@ impl Direction for Pull {
             }
             Task::Remove(directory, _) => {
                 let (place, meta) = (&directory.place, &directory.meta);
-                if let Err(error) = place.root.set_directory(&place.local, meta.mode, meta.mtime) {
+                if let Err(error) =
+                    place.root.set_directory(&place.local, plan.local_mode(directory), meta.mtime)
+                {
                     plan.report.report_failed(place.remote.as_bytes(), &error);
                 }
                 plan.on_sealed_again();

@@ -205,7 +205,7 @@ impl Report {
                 "type": "summary", "dry_run": dry_run, "would_copy": get(&self.would_copy),
                 "would_delete": get(&self.would_delete), "deleted": get(&self.deleted), "copied": copied, "unchanged": unchanged, "failed": failed, "bytes": get(&self.bytes_found),
                 "bytes_moved": moved, "bytes_resumed": resumed, "connections": stripes,
-                "connections_lost": get(&self.broken), "seconds": seconds, "verified": is_complete && failed == 0,
+                "connections_lost": get(&self.broken), "seconds": seconds, "verified": is_complete && failed == 0 && !dry_run,
             }));
         } else if dry_run {
             let (count, bytes) = (get(&self.would_copy), get(&self.bytes_found));

@@ -172,6 +172,9 @@ pub(super) fn add_remote_sources(caller: &mut Caller<'_>, from: &[RemotePath], t
         }
         let root = Root::open(if plan.is_target_absent() { Path::new(".") } else { to });
         let root = Arc::new(root.map_err(|error| failed(&error))?);
+        if there.is_some() {
+            plan.set_target_mode(root.meta(&RelPath::default()).map_err(|error| failed(&error))?.mode);
+        }
         remove_abandoned(plan, &root);
         for (source, meta) in sources {
             let local = match source.name() {

@@ -108,6 +108,10 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let is_default = !args.share.is_empty() && !is_here && !args.clear;
     let opener = if is_default { EndRole::Server.tls_opener(opener)?.0 } else { opener.clone() };
     let opener = &opener.with_line_check(shares::line_check(&args.share));
+    if !args.share.is_empty() && !opener.has_tls() {
+        let who = if is_here { "user of this machine" } else { "host that reaches this port" };
+        tracing::warn!("every {who} can use the shares, because TLS is off");
+    }
     // SIGHUP makes a service read its files again, if it has any. A server in a terminal without
     // such files ends with the terminal.
     let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {

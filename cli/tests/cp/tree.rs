@@ -301,3 +301,24 @@ fn missing_source_reported_as_json() {
         assert!(text(&output.stderr).starts_with("error: "), "{output:?}");
     }
 }
+
+/// A directory that exists keeps what belongs to this end: its mode if it is the target, and its
+/// special bits.
+#[test]
+fn existing_directories_keep_special_bits() {
+    let scratch = Scratch::new();
+    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let served = scratch.directory("served");
+    fs::write(scratch.directory("served/sub").join("file"), "1").unwrap();
+    set(&served, 0o777);
+    set(&served.join("sub"), 0o755);
+    let server = Server::start(scratch.path(), &["--share", "s=served"]);
+    let target = scratch.directory("target");
+    set(&scratch.directory("target/sub"), 0o2775);
+    set(&target, 0o1750);
+    copied(scratch.path(), &[&format!("{}:s/", server.address), "target"]);
+    assert_eq!((mode(&target), mode(&target.join("sub"))), (0o1750, 0o2755));
+    copied(scratch.path(), &[&format!("{}:s/", server.address), "new"]);
+    assert_eq!(mode(&scratch.path().join("new")), 0o777);
+}

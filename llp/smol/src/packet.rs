@@ -37,6 +37,8 @@ const WAITING_REPLIES: usize = 4 * WAITING;
 const LOOK: Duration = Duration::from_millis(200);
 /// Interval at which a failed interface is checked while it is not used.
 const LOOK_DOWN: Duration = Duration::from_secs(1);
+/// Time after which frames for which the interface had no room are sent.
+const AGAIN: Duration = Duration::from_millis(1);
 /// Maximum number of sent buffers that are kept for reuse.
 const SPARE: usize = 256;
 
@@ -47,6 +49,8 @@ pub struct PacketLink {
     /// Frames to send, oldest first, with the number of used bytes in each buffer.
     waiting: VecDeque<(Vec<u8>, usize)>,
     free: Vec<Vec<u8>>,
+    /// Time of the next flush, if frames wait. No event reports that the interface has room.
+    again: Option<Instant>,
     /// Buffer for the next received frame. It has the maximum size, and is zeroed only once.
     scratch: Vec<u8>,
     failure: Option<LinkLoss>,
@@ -107,6 +111,7 @@ impl PacketLink {
             mtu,
             waiting: VecDeque::new(),
             free: Vec::new(),
+            again: None,
             scratch: vec![0; HEADER + LONGEST],
             failure: None,
         })
@@ -249,6 +254,11 @@ impl Link for PacketLink {
 
     fn flush(&mut self) {
         self.send_waiting();
+        self.again = if self.waiting.is_empty() { None } else { Instant::now().checked_add(AGAIN) };
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.again
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

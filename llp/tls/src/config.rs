@@ -1,6 +1,6 @@
 //! Configuration of a TLS stack.
 
-use super::keys::{KeyError, PinnedKeys, SecretKey};
+use super::keys::{self, KeyError, PinnedKeys, SecretKey};
 use super::provider;
 use super::verify::{Pattern, TrustAnchors, Verifier};
 use rustls::client::Resumption;
@@ -170,10 +170,12 @@ impl TlsConfig {
     /// can decrypt all connections.
     ///
     /// # Errors
-    /// [`KeyError::File`] if the file cannot be opened.
+    /// [`KeyError::File`] if the file cannot be opened; [`KeyError::Owner`] or
+    /// [`KeyError::Readable`] if it exists, and belongs to another user or others can read it.
     pub fn key_log(mut self, file: &Path) -> Result<Self, KeyError> {
         let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(file);
         let opened = opened.map_err(|source| KeyError::File { path: file.to_owned(), source })?;
+        keys::check_secret(file, &opened)?;
         self.key_log = Arc::new(KeyLogFile(parking_lot::Mutex::new(opened)));
         Ok(self)
     }
@@ -243,7 +245,7 @@ fn parse_name(name: &str) -> Result<ServerName<'static>, KeyError> {
 /// A [`KeyError`] if the file cannot be read, can be changed by other users, or contains no
 /// certificate.
 pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, KeyError> {
-    let pem = super::keys::read_protected(path)?;
+    let pem = keys::read_protected(path)?;
     let content = |what: String| KeyError::Content { path: path.to_owned(), what };
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     match certificates {

@@ -29,7 +29,7 @@ pub enum KeyError {
         source: io::Error,
     },
     /// Other users can read a private key.
-    #[error("{}: others can read this private key (mode {mode:04o}): chmod 600 it", path.display())]
+    #[error("{}: others can read this secret (mode {mode:04o}): chmod 600 it", path.display())]
     Readable {
         /// The file.
         path: PathBuf,
@@ -70,6 +70,9 @@ pub enum KeyError {
         /// Description of the error.
         what: String,
     },
+    /// The key is in an earlier line as well.
+    #[error("this key is in an earlier line as well")]
+    Repeated,
     /// The text is not a public key.
     #[error("not a public key: {0}")]
     PublicKey(&'static str),
@@ -111,19 +114,33 @@ fn read_checked(
     refuse: impl FnOnce(PathBuf, u32) -> KeyError,
 ) -> Result<Vec<u8>, KeyError> {
     let mut file = fs::File::open(path).map_err(file_error(path))?;
-    // The open file is checked, because the path could be replaced by another file meanwhile.
+    check(path, &file, forbidden, refuse)?;
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut file, &mut bytes).map_err(file_error(path))?;
+    Ok(bytes)
+}
+
+/// Checks that an open file which contains secrets belongs to this user or root, and that no other
+/// user can read it.
+pub(crate) fn check_secret(path: &Path, file: &fs::File) -> Result<(), KeyError> {
+    check(path, file, 0o077, |path, mode| KeyError::Readable { path, mode })
+}
+
+/// Checks the owner and the mode of an open file. The path could be replaced by another file
+/// meanwhile.
+fn check(
+    path: &Path,
+    file: &fs::File,
+    forbidden: u32,
+    refuse: impl FnOnce(PathBuf, u32) -> KeyError,
+) -> Result<(), KeyError> {
     let data = file.metadata().map_err(file_error(path))?;
     let mode = data.mode() & 0o7777;
     let own = rustix::process::geteuid().as_raw();
     if data.uid() != own && data.uid() != 0 {
         return Err(KeyError::Owner { path: path.to_owned(), owner: data.uid() });
     }
-    if mode & forbidden != 0 {
-        return Err(refuse(path.to_owned(), mode));
-    }
-    let mut bytes = Vec::new();
-    io::Read::read_to_end(&mut file, &mut bytes).map_err(file_error(path))?;
-    Ok(bytes)
+    if mode & forbidden != 0 { Err(refuse(path.to_owned(), mode)) } else { Ok(()) }
 }
 
 /// Private key with which this end authenticates.
@@ -352,7 +369,10 @@ impl PinnedKeys {
             }
             let (key, name) = words(&rest);
             let key = key.parse().map_err(|what| LineError { line: number + 1, what })?;
-            keys.insert(key, PinnedKey { name, options, line: number + 1 });
+            // Which of two lines has the right options cannot be known.
+            if keys.insert(key, PinnedKey { name, options, line: number + 1 }).is_some() {
+                return Err(LineError { line: number + 1, what: KeyError::Repeated });
+            }
         }
         Ok(Self(keys))
     }

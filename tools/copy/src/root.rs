@@ -307,11 +307,18 @@ impl Root {
         Ok(add_owner_rights(self.open_directory(path)?)?)
     }
 
-    /// Sets mode and modification time of a complete directory.
+    /// Sets mode and modification time of a complete directory. Its special bits (setgid, sticky)
+    /// are those of this end and stay. A directory of another user stays as it is.
     pub fn set_directory(&self, path: &RelPath, mode: u16, mtime: FileTime) -> Result<()> {
         let directory = self.open_directory(path)?;
-        rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode.into()))?;
-        Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
+        let before = rustix::fs::fstat(&directory)?;
+        let mode = Mode::from_raw_mode(before.st_mode & 0o7000 | u32::from(mode));
+        let set = rustix::fs::fchmod(&directory, mode)
+            .and_then(|()| rustix::fs::futimens(&directory, &Meta::timestamps(mtime)));
+        match set {
+            Err(Errno::PERM) if before.st_uid != rustix::process::geteuid().as_raw() => Ok(()),
+            set => Ok(set?),
+        }
     }
 
     /// Returns the device of the directory.

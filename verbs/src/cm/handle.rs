@@ -75,6 +75,21 @@ impl ConnHandle {
         self.with(Conn::close)
     }
 
+    /// Closes an established connection like [`ConnHandle::disconnect`], and gives up one in setup
+    /// like [`ConnHandle::abort`].
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`] if the connection has ended.
+    pub fn close(&self) -> Result<()> {
+        self.with(|conn, services| {
+            if conn.is_established() {
+                conn.close(services);
+            } else {
+                conn.fail_startup(Error::NotConnected, services);
+            }
+        })
+    }
+
     /// Gives up a connection in setup, whose queue pair can then be used again, or terminates an
     /// established one, whose queue pair enters the error state. A connection whose queue pair was
     /// destroyed ends by itself once the peer has its acknowledgements.

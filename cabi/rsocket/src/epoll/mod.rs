@@ -321,10 +321,11 @@ impl Epoll {
     fn collect(&self, events: &mut [epoll_event]) -> usize {
         let candidates = std::mem::take(&mut self.woken.0.lock().members);
         let mut found = 0;
-        let mut again = VecDeque::new();
+        // Those that were not checked come first the next time.
+        let (mut unchecked, mut again) = (VecDeque::new(), VecDeque::new());
         for member in candidates {
             if found == events.len() {
-                again.push_back(member);
+                unchecked.push_back(member);
                 continue;
             }
             member.leave_list();
@@ -382,7 +383,8 @@ impl Epoll {
                 again.push_back(member);
             }
         }
-        self.woken.add(again);
+        unchecked.append(&mut again);
+        self.woken.add(unchecked);
         found
     }
 
@@ -634,6 +636,21 @@ mod tests {
         let (other, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
         let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 8 });
         set.control(libc::EPOLL_CTL_ADD, other.as_raw_fd(), event).unwrap();
+        let mut reported = [0, 0];
+        for _ in 0..4 {
+            let mut events = [NO_EVENT];
+            assert_eq!(set.wait(&mut events, &Limit::within(Duration::ZERO)), Ok(1));
+            reported[(events[0].u64 - 7) as usize] += 1;
+        }
+        assert_eq!(reported, [2, 2]);
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+    }
+
+    #[test]
+    fn ready_members_reported_in_turn() {
+        let (set, _fd, sockets) = set_of_ready(2);
+        let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 8 });
+        set.control(libc::EPOLL_CTL_MOD, sockets[1], event).unwrap();
         let mut reported = [0, 0];
         for _ in 0..4 {
             let mut events = [NO_EVENT];

@@ -366,6 +366,12 @@ fn key_files() {
     ));
     let wrong = PinnedKeys::read(&directory.write("wrong", &format!("{line}AAAA x"), 0o600)).unwrap_err();
     assert!(wrong.to_string().ends_with("wrong:4: not a public key: no SubjectPublicKeyInfo"), "{wrong}");
+    let twice = directory.write("twice", &format!("shares=a {} x\n{line}", made.public_key()), 0o600);
+    let repeated = PinnedKeys::read(&twice).unwrap_err();
+    assert!(repeated.to_string().ends_with("this key is in an earlier line as well"), "{repeated}");
+    let config = |file: &std::path::Path| raw(&made, &[&made]).key_log(file).map(drop);
+    assert!(matches!(config(&directory.write("log", "", 0o644)), Err(KeyError::Readable { .. })));
+    assert!(config(&directory.0.join("new")).is_ok() && config(&directory.0.join("new")).is_ok());
     assert_eq!(made.public_key().to_pem().parse::<PublicKey>().unwrap(), made.public_key());
     let no_key = directory.write("none.pem", "no key", 0o600);
     assert!(matches!(SecretKey::read(&no_key), Err(KeyError::Content { .. })));
