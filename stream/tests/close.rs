@@ -151,15 +151,21 @@ fn terminate_markers_follow_sent_bytes() {
     }
 }
 
+/// Returns a pair whose first end has sent `taken` bytes of a Write, and has lost its memory.
+fn pair_without_memory(taken: usize) -> Pair {
+    let mut pair = gathering_pair();
+    pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
+    let mut budget = vec![0, taken];
+    pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
+    pair.run();
+    pair.ends[0].host.gone = true;
+    pair
+}
+
 #[test]
 fn partial_fpdu_without_memory_resets() {
     for taken in [1, 16, 40_000] {
-        let mut pair = gathering_pair();
-        pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
-        let mut budget = vec![0, taken];
-        pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
-        pair.run();
-        pair.ends[0].host.gone = true;
+        let mut pair = pair_without_memory(taken);
         pair.call(0, RdmapStream::abort);
         assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
         assert!(pair.ends[0].ended.as_ref().is_some_and(|ended| ended.terminate.is_none()));
@@ -180,12 +186,7 @@ fn partial_fpdu_without_memory_resets() {
 fn memory_gone_during_send_ends_stream() {
     // TCP has a part of the FPDU, or nothing of it.
     for taken in [30_000, 0] {
-        let mut pair = gathering_pair();
-        pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
-        let mut budget = vec![0, taken];
-        pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
-        pair.run();
-        pair.ends[0].host.gone = true;
+        let mut pair = pair_without_memory(taken);
         pair.call(0, RdmapStream::handle_source_gone);
         assert!(matches!(pair.ends[0].error(), ConnError::SourceGone));
         assert_eq!(pair.ends[0].ended.as_ref().map(|ended| ended.named), Some(AffectedRequest::Oldest));

@@ -72,7 +72,7 @@ impl<T, E> Op<T, E> {
     /// The errors are those of [`Op::wait`].
     ///
     /// # Panics
-    /// Panics if a call or a poll before has returned the result.
+    /// Panics if the result was returned before.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<T, E>> {
         let device = self.dispatcher.device().clone();
         device.block_on_for(timeout, self)

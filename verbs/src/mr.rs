@@ -72,7 +72,8 @@ impl From<RemoteMr> for Remote {
     }
 }
 
-/// Registered memory region (`ibv_mr`). Dropping it deregisters the memory.
+/// Registered memory region (`ibv_mr`). Dropping it deregisters the memory, unless windows are still
+/// bound: then it stays registered as long as the device exists.
 pub struct RawMr {
     pd: Pd,
     region: Arc<Region>,
@@ -177,8 +178,6 @@ impl RawMr {
     }
 }
 
-/// Deregisters the region unless windows are still bound, which keep it and its memory for as long as
-/// the device exists.
 impl Drop for RawMr {
     fn drop(&mut self) {
         if !self.is_deregistered {

@@ -43,7 +43,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let mut caller =
         Caller::new(first, &plan, &target, ConnectionShape::from_round_trip(Duration::MAX).slots);
     let listed = print_list(&mut caller, &path, args.json);
-    // The server logs what was transferred, and this is nothing.
+    // Nothing was to be transferred, so the server has no failure to log.
     caller.into_stripe().finish(0);
     listed
 }

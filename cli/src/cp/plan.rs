@@ -81,8 +81,7 @@ pub(super) struct CopyPlan {
     /// True if the target directory does not exist yet, so that there are no entries to compare
     /// with.
     target_absent: AtomicBool,
-    /// Mode of the local target directory, if it existed before. It belongs to the user, who only
-    /// wants entries in it.
+    /// Mode of the local target directory, if it existed before. The copy does not change it.
     target_mode: OnceLock<u16>,
     /// Cause of the most recent loss of a connection.
     loss: Mutex<String>,

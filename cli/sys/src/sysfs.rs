@@ -84,7 +84,7 @@ fn show(persona: Persona, others: SystemDevices) -> io::Result<()> {
     // SAFETY: the call accesses no memory.
     let before = unsafe { libc::umask(0o022) };
     let shown = create(persona, others);
-    // SAFETY: as above.
+    // SAFETY: the call accesses no memory.
     unsafe { libc::umask(before) };
     shown
 }

@@ -278,7 +278,7 @@ fn ucx_on_tcp_ends_with_125() {
     assert_eq!((client.code, server.code), (125, 125), "{client:?} {server:?}");
 }
 
-/// Programs look for libraries in no folder that happens to be the current one.
+/// The current directory is never among the folders in which the loader searches for libraries.
 #[test]
 fn current_directory_is_no_library_folder() {
     let libraries = Libraries::get();
@@ -292,7 +292,7 @@ fn current_directory_is_no_library_folder() {
     }
 }
 
-/// As nohup(1) and some service managers start it.
+/// nohup(1) starts programs with SIGHUP ignored, and some parents ignore SIGCHLD.
 #[test]
 fn ignored_signals_stay_ignored() {
     let libraries = Libraries::get();

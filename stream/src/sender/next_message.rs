@@ -234,9 +234,10 @@ impl<M> Sender<M> {
                 self.atomic(id, AtomicRequest::fetch_add(0, stag, to, add, mask), shared)
             }
             Op::CmpSwap { remote: Remote { stag, to }, compare, compare_mask, swap, swap_mask } => {
-                let add = AtomicRequest::fetch_add(0, stag, to, swap, swap_mask);
-                let op = AtomicOp::CmpSwap;
-                self.atomic(id, AtomicRequest { op, compare, compare_mask, ..add }, shared)
+                let (op, request_id) = (AtomicOp::CmpSwap, 0);
+                let (data, mask) = (swap, swap_mask);
+                let request = AtomicRequest { op, request_id, stag, to, data, mask, compare, compare_mask };
+                self.atomic(id, request, shared)
             }
             Op::Write { .. } | Op::Send | Op::SendInvalidate { .. } => {
                 unreachable!("these have a plain header")

@@ -184,7 +184,7 @@ fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<CountedBuffer> {
     pd.register(buffer).unwrap()
 }
 
-/// A connection has no second peer, whatever its queue pair could have.
+/// `outlives_peer` is for queue pairs that wait for another peer, which a connection never gets.
 #[test]
 fn operations_end_with_peer() {
     let simulation = Simulation::new(7, Link::default());
