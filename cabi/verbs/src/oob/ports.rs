@@ -195,37 +195,40 @@ impl Slot {
         let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());
         let mut sockets = self.port.sockets.lock();
         let PortSockets { addresses, state } = &mut *sockets;
+        let mut failure = Errno(libc::EADDRNOTAVAIL);
         if let PortState::Reserved(_) = state {
-            let mut first = Vec::new();
-            let mut gone = Ok(());
-            // An address may have been removed from its interface since it was reserved.
-            for address in std::mem::take(addresses) {
+            let (mut first, mut bound) = (Vec::new(), Vec::new());
+            for &address in &*addresses {
                 match bind(address) {
                     Ok(listener) => {
                         first.push(listener);
-                        addresses.push(address);
+                        bound.push(address);
                     }
-                    Err(error) if error.io_kind() == io::ErrorKind::AddrNotAvailable => gone = Err(error),
+                    // The address was removed from its interface after it was reserved.
+                    Err(error) if error.io_kind() == io::ErrorKind::AddrNotAvailable => {}
+                    // The port stays reserved for the next attempt.
                     Err(error) => return Err(error.into()),
                 }
             }
-            if first.is_empty() {
-                gone?;
-            }
             tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs accept connections");
+            *addresses = bound;
             *state = PortState::Listening(first);
         }
         let PortState::Listening(listeners) = state else { return Ok(()) };
         for (ip, _) in &netdev.addresses {
             let address = netdev.socket_address(*ip, self.port.number);
-            if !addresses.contains(&address)
-                && let Ok(listener) = bind(address)
-            {
-                listeners.push(listener);
-                addresses.push(address);
+            if addresses.contains(&address) {
+                continue;
+            }
+            match bind(address) {
+                Ok(listener) => {
+                    listeners.push(listener);
+                    addresses.push(address);
+                }
+                Err(error) => failure = error.into(),
             }
         }
-        Ok(())
+        if listeners.is_empty() { Err(failure) } else { Ok(()) }
     }
 }
 
@@ -356,6 +359,24 @@ mod tests {
         let again = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         again.bind(&address.into()).expect("the port is free");
+    }
+
+    #[test]
+    fn failed_listen_can_be_repeated() {
+        let (engine, ports) = (Device::open().unwrap(), Ports::default());
+        let worker = Worker::start(&engine).unwrap();
+        let slot = take(&ports).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], slot.port.number));
+        let other = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        other.set_reuse_address(true).unwrap();
+        other.bind(&address.into()).unwrap();
+        other.listen(1).unwrap();
+        for _ in 0..2 {
+            assert_eq!(slot.listen(&lo(), &engine, &worker), Err(Errno(libc::EADDRINUSE)));
+        }
+        drop(other);
+        slot.listen(&lo(), &engine, &worker).unwrap();
+        std::net::TcpStream::connect(address).unwrap();
     }
 
     #[test]
