@@ -120,6 +120,8 @@ pub(crate) struct State {
     pub(crate) endpoint: Option<EndpointAttributes>,
     /// Private data that precedes the caller's (`ai_connect`).
     pub(crate) connect_data: Vec<u8>,
+    /// Multicast groups of which the id is a member, with the join flags.
+    pub(crate) groups: Vec<(IpAddr, u32)>,
     /// Result of `rdma_resolve_addrinfo`.
     pub(crate) resolved: Option<AddrinfoResult>,
     /// Local events that are announced in the channel.
@@ -169,6 +171,7 @@ impl Id {
             initiator_depth: 0,
             endpoint: None,
             connect_data: Vec::new(),
+            groups: Vec::new(),
             resolved: None,
             local_events: VecDeque::new(),
             device_removed: false,

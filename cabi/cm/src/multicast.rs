@@ -83,6 +83,11 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
         }
         _ => Ok(()),
     };
+    if attached.is_ok()
+        && let Some(mut state) = id.lock_alive()
+    {
+        state.groups.push((group, flags));
+    }
     let (event, status) = match attached {
         Ok(()) => (RDMA_CM_EVENT_MULTICAST_JOIN, 0),
         Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
@@ -100,19 +105,20 @@ pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<
     boundary::minus_one(|| {
         let id = id.get()?;
         let group = address::to_canonical(addr.read()?).ip();
-        let local = id
-            .lock_alive()
-            .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
-            .local
-            .ok_or_else(|| Errno(libc::EADDRNOTAVAIL).because("the id is destroyed or has no address"))?
-            .ip();
-        match id.own_qp() {
-            Some(qp) if qp.is_ud() => {
-                let left = qp.engine().detach_multicast(group, local, interface_index(local)?);
-                left.map_err(|_| Errno(libc::EADDRNOTAVAIL))
-            }
-            _ if id.is_ud() => Ok(()),
-            _ => Err(Errno(libc::EADDRNOTAVAIL)),
+        let (local, flags) = {
+            let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+            let member = state.groups.iter().position(|(joined, _)| *joined == group);
+            let (Some(local), Some(member)) = (state.local, member) else {
+                return Err(Errno(libc::EADDRNOTAVAIL).because("the id is not a member of the group"));
+            };
+            (local.ip(), state.groups.swap_remove(member).1)
+        };
+        if let Some(qp) = id.own_qp()
+            && flags == FULL_MEMBER
+        {
+            // This fails if the queue pair was created after the id joined the group.
+            let _ = qp.engine().detach_multicast(group, local, interface_index(local)?);
         }
+        Ok(())
     })
 }

@@ -5,13 +5,19 @@ use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::thread::JoinHandleExt;
+use std::process::Command;
 use std::ptr;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 use uiw_cabi_cm as cm;
-use uiw_cabi_core::abi::cm::RDMA_PS_TCP;
-use uiw_cabi_core::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use uiw_cabi_core::abi::cm::{
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_TCP, RDMA_PS_UDP,
+};
+use uiw_cabi_core::abi::qp::IBV_QPT_UD;
+use uiw_cabi_core::abi::{
+    ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_event_channel, zeroed,
+};
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
 
@@ -152,19 +158,25 @@ fn destroyed_channel_fails_all_threads() {
     channel.destroy();
 }
 
+fn ipv4(address: Ipv4Addr, port: u16) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(address).to_be() },
+        sin_zero: [0; 8],
+    }
+}
+
 /// Creates an id and binds it to a port of loopback. Returns the id, which lives until the process
 /// ends, and the result of the bind.
 fn bind(channel: SharedChannel, port: u16) -> (*mut rdma_cm_id, i32) {
     let mut id = ptr::null_mut();
+    let address = ipv4(Ipv4Addr::LOCALHOST, port);
     // SAFETY: the channel and the id are looked up. `id` and `address` are local variables: room
-    // for the pointer that the call writes, and an IPv4 address, for which zeros are valid, with
-    // its whole size. Nothing else uses them during the calls.
+    // for the pointer that the call writes, and an IPv4 address with its whole size. Nothing else
+    // uses them during the calls.
     unsafe {
         assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)), 0);
-        let mut address: libc::sockaddr_in = std::mem::zeroed();
-        address.sin_family = libc::AF_INET as libc::sa_family_t;
-        address.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
-        address.sin_port = port.to_be();
         (id, call!(cm::rdma_bind_addr(id, (&raw const address).cast())))
     }
 }
@@ -249,5 +261,58 @@ fn listener_survives_disconnect_before_accept() {
     // SAFETY: the id is looked up, and may be any pointer (`AnyPtr`). The call waits for no event,
     // because `get_request` has acknowledged those that were delivered.
     assert_eq!(unsafe { call!(cm::rdma_destroy_id(id)) }, 0);
+    channel.destroy();
+}
+
+/// Datagrams need a setting, so the test runs in a process of its own.
+#[test]
+fn group_left_after_join() {
+    if std::env::var_os("UIW_UD").is_none() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "group_left_after_join", "--nocapture"])
+            .env("UIW_UD", "on")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let channel = SharedChannel::new();
+    let mut id = ptr::null_mut();
+    let peer = ipv4(Ipv4Addr::LOCALHOST, 9);
+    let mut init: ibv_qp_init_attr = zeroed();
+    init.qp_type = IBV_QPT_UD;
+    (init.cap.max_send_wr, init.cap.max_recv_wr) = (1, 1);
+    (init.cap.max_send_sge, init.cap.max_recv_sge) = (1, 1);
+    let mut group = ipv4(Ipv4Addr::new(239, 7, 7, 7), 0);
+    let group = (&raw mut group).cast::<libc::sockaddr>();
+    // SAFETY: only this thread uses the id and its queue pair, which live until they are destroyed
+    // below. The arguments are NULL where that is permitted, or initialized local variables that
+    // nothing else uses during the calls. An event lives until it is acknowledged, once.
+    unsafe {
+        let next_event = || {
+            let mut event: *mut rdma_cm_event = ptr::null_mut();
+            assert_eq!(call!(cm::rdma_get_cm_event(channel.0, &raw mut event)), 0);
+            let kind = (*event).event;
+            call!(cm::rdma_ack_cm_event(event));
+            kind
+        };
+        assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_UDP)), 0);
+        assert_eq!(call!(cm::rdma_resolve_addr(id, ptr::null(), (&raw const peer).cast(), 1000)), 0);
+        assert_eq!(next_event(), RDMA_CM_EVENT_ADDR_RESOLVED);
+        assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
+        let leave = || match call!(cm::rdma_leave_multicast(id, group.cast_const())) {
+            0 => Ok(()),
+            _ => Err(Errno::last()),
+        };
+        for join_flags in [0, 1] {
+            let attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags, addr: group };
+            assert_eq!(call!(cm::rdma_join_multicast_ex(id, &raw const attr, ptr::null_mut())), 0);
+            assert_eq!(next_event(), RDMA_CM_EVENT_MULTICAST_JOIN);
+            assert_eq!(leave(), Ok(()), "flags {join_flags}");
+            assert_eq!(leave(), Err(Errno(libc::EADDRNOTAVAIL)), "flags {join_flags}");
+        }
+        call!(cm::rdma_destroy_qp(id));
+        assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+    }
     channel.destroy();
 }
