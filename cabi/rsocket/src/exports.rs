@@ -9,7 +9,7 @@ use crate::epoll::Epoll;
 use crate::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT, Value};
 use crate::poll::{self, Sets};
 use crate::settings::Sizes;
-use crate::socket::{Phase, Socket, SocketOptions};
+use crate::socket::{Phase, Socket, SocketOptions, State};
 use crate::table::{self, Entry};
 use crate::wait::Limit;
 use crate::{acceptor, connect, sys};
@@ -114,10 +114,10 @@ pub extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
 pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> c_int {
     boundary::number(|| {
         let socket = table::stream(fd)?;
-        let nonblocking = socket.is_nonblocking(0);
         // Without a descriptor the connection stays in the backlog.
         let number = table::placeholder()?;
-        let new = socket.complete(nonblocking, |state| match &state.phase {
+        let how = |state: &State| (state.is_nonblocking(0), state.set.receive_timeout);
+        let new = socket.complete_as(how, |state| match &state.phase {
             Phase::Listening(acceptor) => acceptor.take().ok_or(Errno::AGAIN),
             _ => Err(Errno::INVAL.because("raccept for an rsocket that does not listen")),
         })?;
@@ -156,12 +156,16 @@ pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a,
         if socket.is_nonblocking(0) {
             return Err(Errno(libc::EINPROGRESS));
         }
-        socket.complete(false, |state| {
-            let connected = state.connected().map(drop);
-            // The call itself reports the error.
-            state.error = None;
-            connected
-        })
+        let connected = socket.complete_as(
+            |state| (false, state.set.send_timeout),
+            |state| {
+                let connected = state.connected().map(drop);
+                // The call itself reports the error.
+                state.error = None;
+                connected
+            },
+        );
+        connected.map_err(|errno| if errno == Errno::AGAIN { Errno(libc::EINPROGRESS) } else { errno })
     })
 }
 

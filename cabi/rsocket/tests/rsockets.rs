@@ -2,11 +2,13 @@
 //! regardless of what the peer sends.
 
 use std::ffi::c_int;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_rsocket::exports::{raccept, rbind, rclose, rgetsockname, rlisten, rpoll, rsocket};
+use uiw_cabi_rsocket::exports::{
+    raccept, rbind, rclose, rconnect, rgetsockname, rlisten, rpoll, rsetsockopt, rsocket,
+};
 use uiw_cabi_rsocket::transfer::{rrecv, rsend};
 use uiw_cabi_rsocket::wire::{ConnData, Message, Order, Target, Variant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
@@ -19,6 +21,25 @@ use uiw_verbs::{
 const CREDITS: u16 = 384;
 const BUFFER: u32 = 1 << 22;
 
+fn loopback(port: u16) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(Ipv4Addr::LOCALHOST).to_be() },
+        sin_zero: [0; 8],
+    }
+}
+
+/// Sets a time-out of 10 ms.
+fn set_timeout(fd: c_int, name: c_int) {
+    let time = libc::timeval { tv_sec: 0, tv_usec: 10_000 };
+    let len = size_of_val(&time) as libc::socklen_t;
+    // SAFETY: `time` is a local variable of the length that is passed, without padding, and nothing
+    // changes it during the call.
+    let set = unsafe { call!(rsetsockopt(fd, libc::SOL_SOCKET, name, (&raw const time).cast(), len)) };
+    assert_eq!(set, 0);
+}
+
 /// Listening rsocket on loopback, which is closed on drop.
 struct ListeningSocket(c_int, SocketAddr);
 
@@ -26,12 +47,9 @@ impl ListeningSocket {
     fn new() -> Self {
         let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
         // SAFETY: `addr` and `len` are local variables that nothing else uses during the calls: an
-        // IPv4 address, for which zeros are valid, and its whole size, which is also the room for
-        // the other address.
+        // IPv4 address and its whole size, which is also the room for the other address.
         let port = unsafe {
-            let mut addr: libc::sockaddr_in = std::mem::zeroed();
-            addr.sin_family = libc::AF_INET as libc::sa_family_t;
-            addr.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
+            let mut addr = loopback(0);
             let mut len = size_of_val(&addr) as libc::socklen_t;
             assert_eq!(call!(rbind(fd, (&raw const addr).cast(), len)), 0);
             assert_eq!(call!(rlisten(fd, 8)), 0);
@@ -309,4 +327,29 @@ fn foreign_peers_refused() {
     }
     // The listener continues.
     drop(ScriptedPeer::connect(&listening, None));
+}
+
+#[test]
+fn accept_ends_after_receive_timeout() {
+    let listening = ListeningSocket::new();
+    set_timeout(listening.0, libc::SO_RCVTIMEO);
+    // SAFETY: `ArrayMutPtr` and `RoomPtr` permit NULL, with which no address is requested.
+    let accepted = unsafe { call!(raccept(listening.0, std::ptr::null_mut(), std::ptr::null_mut())) };
+    assert_eq!((accepted, Errno::last()), (-1, Errno::AGAIN));
+}
+
+/// TCP connects, but nothing answers the request of the rsocket.
+#[test]
+fn connect_continues_after_send_timeout() {
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let addr = loopback(silent.local_addr().unwrap().port());
+    let len = size_of_val(&addr) as libc::socklen_t;
+    let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    set_timeout(socket.0, libc::SO_SNDTIMEO);
+    for errno in [libc::EINPROGRESS, libc::EALREADY] {
+        // SAFETY: `addr` is a local variable, an IPv4 address of the length that is passed, and
+        // nothing changes it during the call.
+        let connected = unsafe { call!(rconnect(socket.0, (&raw const addr).cast(), len)) };
+        assert_eq!((connected, Errno::last()), (-1, Errno(errno)));
+    }
 }
