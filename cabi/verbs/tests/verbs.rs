@@ -849,6 +849,36 @@ fn wild_pointers_are_errors() {
 }
 
 #[test]
+fn failed_modify_changes_nothing() {
+    let opened = open();
+    let end = TestEnd::new(opened, false);
+    let mut attr: abi::ibv_qp_attr = abi::zeroed();
+    (attr.qp_state, attr.port_num, attr.qp_access_flags) = (1, 1, 1);
+    let init = flags::IBV_QP_STATE | flags::IBV_QP_PORT | flags::IBV_QP_ACCESS_FLAGS;
+    end.modify(&mut attr, init);
+    (attr.qp_state, attr.qp_access_flags) = (2, ACCESS.cast_unsigned());
+    // The number contains no port.
+    (attr.dest_qp_num, attr.rq_psn, attr.path_mtu) = (5, 7, 1);
+    let rtr = flags::IBV_QP_STATE | flags::IBV_QP_ACCESS_FLAGS | flags::IBV_QP_AV | flags::IBV_QP_DEST_QPN;
+    let mask = rtr | flags::IBV_QP_RQ_PSN | flags::IBV_QP_PATH_MTU;
+    let query = || {
+        let (mut found, mut init) = (abi::zeroed::<abi::ibv_qp_attr>(), abi::zeroed());
+        // SAFETY: the queue pair lives, and only this thread uses it (see `TestEnd`). The others are
+        // local variables of the types that the call writes.
+        assert_eq!(unsafe { call!(qp::ibv_query_qp(end.qp, &raw mut found, 0, &raw mut init)) }, 0);
+        (found.qp_state, found.qp_access_flags, found.dest_qp_num, found.rq_psn, found.path_mtu)
+    };
+    let before = query();
+    // SAFETY: the queue pair lives, and only this thread uses it (see `TestEnd`). `attr` is a local
+    // variable without pointers.
+    let refused = unsafe { call!(qp::ibv_modify_qp(end.qp, &raw const attr, mask)) };
+    assert_eq!((refused, query()), (libc::EINVAL, before));
+    drop(end);
+    // SAFETY: the context was opened above, and its objects are destroyed.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
+#[test]
 fn arguments_without_a_meaning_are_refused() {
     let opened = open();
     let end = TestEnd::new(opened, false);

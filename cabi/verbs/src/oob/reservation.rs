@@ -107,16 +107,12 @@ impl QpnReservation {
         self.slot.listen(&netdev, &context.engine, &*worker(&context.engine)?)
     }
 
-    /// Connects the queue pair to its peer, from RTR on.
-    pub(crate) fn connect(
-        &self,
-        context: &Context,
-        qp: &Arc<uiw_verbs::Qp>,
-        connecting: &Arc<AtomicBool>,
-        target: Target,
-    ) -> Result<()> {
-        worker(&context.engine)?.connect(self.number(), qp, connecting, target);
-        Ok(())
+    /// Connects the queue pair to its peer, from RTR on. [`QpnReservation::listen`] has started the
+    /// worker.
+    pub(crate) fn connect(&self, qp: &Arc<uiw_verbs::Qp>, connecting: &Arc<AtomicBool>, target: Target) {
+        if let Some(worker) = running_worker() {
+            worker.connect(self.number(), qp, connecting, target);
+        }
     }
 
     /// Sets the first PSN and the time-outs, which are known from RTS on.

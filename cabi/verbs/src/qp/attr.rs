@@ -1,7 +1,7 @@
 //! `ibv_modify_qp` and `ibv_query_qp`, with the semantics of siw. UD queue pairs and personas other
 //! than iWARP also check that the attributes are permitted for the transition.
 
-use super::{Qp, QpType, transitions, ud};
+use super::{Attributes, Qp, QpType, transitions, ud};
 use crate::device::port;
 use crate::mr;
 use crate::oob::{RetryPolicy, Target};
@@ -64,7 +64,30 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     {
         return Err(Errno::INVAL.because(format_args!("there is no transition from {now} to {to}")));
     }
-    object.attributes.lock().merge(attr, mask);
+    // A call that fails changes nothing (ibv_modify_qp(3)), so the steps that can fail come first.
+    let target = match to {
+        Some(QpState::Rtr) if mask & flags::IBV_QP_DEST_QPN != 0 => {
+            let mut attributes = *object.attributes.lock();
+            attributes.merge(attr, mask);
+            Some(target(object, &attributes)?)
+        }
+        _ => None,
+    };
+    if target.is_some() || to == Some(QpState::Init) && mask & flags::IBV_QP_PORT != 0 {
+        object.reservation.listen(&object.context)?;
+    }
+    if let Some(to) = to {
+        change_state(object, to)?;
+    }
+    let attributes = {
+        let mut attributes = object.attributes.lock();
+        attributes.merge(attr, mask);
+        if to.is_some() {
+            // A connection of rdma_cm moves the queue pair to RTS for the program.
+            attributes.before_rts = target.is_some();
+        }
+        *attributes
+    };
     if let Some(access) = access {
         // siw ignores the rights of a queue pair, and `rdma_init_qp_attr` on iWARP omits atomics,
         // so its rights are added to those of a new queue pair. All other changes replace the
@@ -72,10 +95,24 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
         let kept = if is_cm_setup { object.engine.query().access } else { Access::empty() };
         object.engine.set_access(kept | access & Access::REMOTE);
     }
-    match to {
-        Some(to) => change(object, to, mask),
-        None => Ok(()),
+    if let Some(target) = target {
+        object.oob_connecting.store(true, Ordering::Relaxed);
+        object.reservation.connect(&object.engine, &object.oob_connecting, target);
     }
+    if to == Some(QpState::Rts) {
+        let psn = (mask & flags::IBV_QP_SQ_PSN != 0).then_some(attributes.sq_psn);
+        let policy = match object.qp_type {
+            QpType::Uc => RetryPolicy::UNRELIABLE,
+            _ => RetryPolicy::new(
+                attributes.timeout,
+                attributes.retry_cnt,
+                attributes.min_rnr_timer,
+                attributes.rnr_retry,
+            ),
+        };
+        object.reservation.enter_rts(psn, policy);
+    }
+    Ok(())
 }
 
 /// Checks for values that a device cannot have.
@@ -102,13 +139,8 @@ fn check_values(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<
     Ok(())
 }
 
-/// Makes the transition, and the corresponding steps of an out-of-band connection.
-fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
-    let sets = |bits: c_int| mask & bits != 0;
-    let target = match to {
-        QpState::Rtr if sets(flags::IBV_QP_DEST_QPN) => Some(target(object)?),
-        _ => None,
-    };
+/// Makes the transition.
+fn change_state(object: &Qp, to: QpState) -> Result<()> {
     if let QpState::Reset | QpState::Err = to {
         object.reservation.forget();
         object.oob_connecting.store(false, Ordering::Relaxed);
@@ -116,46 +148,14 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
     if to != object.engine.state() || to == QpState::Sqd {
         object.engine.modify(to)?;
     }
-    match to {
-        QpState::Init => {
-            if sets(flags::IBV_QP_PORT) {
-                object.reservation.listen(&object.context)?;
-            }
-        }
-        QpState::Rtr => {
-            // A connection of rdma_cm moves the queue pair to RTS for the program.
-            object.attributes.lock().before_rts = target.is_some();
-            if let Some(target) = target {
-                object.reservation.listen(&object.context)?;
-                object.oob_connecting.store(true, Ordering::Relaxed);
-                object.reservation.connect(
-                    &object.context,
-                    &object.engine,
-                    &object.oob_connecting,
-                    target,
-                )?;
-            }
-        }
-        _ => object.attributes.lock().before_rts = false,
-    }
-    if to == QpState::Rts {
-        let kept = *object.attributes.lock();
-        let psn = sets(flags::IBV_QP_SQ_PSN).then_some(kept.sq_psn);
-        let policy = match object.qp_type {
-            QpType::Uc => RetryPolicy::UNRELIABLE,
-            _ => RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry),
-        };
-        object.reservation.enter_rts(psn, policy);
-    }
     Ok(())
 }
 
 /// Returns the peer according to the attributes of RTR.
-fn target(object: &Object<Qp>) -> Result<Target> {
-    let kept = *object.attributes.lock();
+fn target(object: &Qp, attributes: &Attributes) -> Result<Target> {
     let netdev = object.context.device.netdev()?;
     let own = (object.engine.num(), object.engine.is_unreliable());
-    Target::new(&netdev, own, &kept.ah, kept.dest_qp_num, kept.rq_psn)
+    Target::new(&netdev, own, &attributes.ah, attributes.dest_qp_num, attributes.rq_psn)
 }
 
 /// Returns the state that the program sees. An out-of-band connection moves the queue pair to RTS

@@ -20,20 +20,22 @@ pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<Qp
     {
         return Err(Errno::INVAL.because("a UD queue pair has no such transition"));
     }
-    object.attributes.lock().merge(attr, mask);
-    if mask & flags::IBV_QP_QKEY != 0 {
-        object.engine.set_qkey(attr.qkey)?;
-    }
+    // A call that fails changes nothing, so the step that can fail comes first.
     match to {
-        Some(QpState::Init) if now != QpState::Reset => Ok(()),
+        Some(QpState::Init) if now != QpState::Reset => {}
         Some(to) => {
             if to == QpState::Init {
                 object.reservation.bind_new_addresses(&object.context.device.netdev()?);
             }
-            object.engine.modify(to).map_err(Into::into)
+            object.engine.modify(to)?;
         }
-        None => Ok(()),
+        None => {}
     }
+    object.attributes.lock().merge(attr, mask);
+    if mask & flags::IBV_QP_QKEY != 0 {
+        object.engine.set_qkey(attr.qkey)?;
+    }
+    Ok(())
 }
 
 /// Returns the interface for a group: an address of the device of the group's family.
