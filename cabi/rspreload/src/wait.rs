@@ -160,11 +160,21 @@ extern "C-unwind" fn select<'a>(
         return next::select(count, read, write, except, timeout);
     }
     // A number of microseconds above one second is accepted, as by the kernel.
-    let time = timeout.as_in().as_ref().map(|time| timespec {
+    let time = WaitTime(timeout.as_in().as_ref().map(|time| timespec {
         tv_sec: time.tv_sec + time.tv_usec / 1_000_000,
         tv_nsec: time.tv_usec % 1_000_000 * 1000,
-    });
-    sockets::uiw_sockets_select(count, read, write, except, WaitTime(time).argument(), In::from_option(None))
+    }));
+    let end = time.end();
+    let ready =
+        sockets::uiw_sockets_select(count, read, write, except, time.argument(), In::from_option(None));
+    // Linux stores the remaining time, also after an error (select(2)).
+    if let Some(left) = WaitTime::until(end).0 {
+        // SAFETY: there is an end, so `timeout` is not NULL and points to a structure. The reference
+        // to it above is no longer used.
+        let timeout = unsafe { timeout.as_mut() };
+        (timeout.tv_sec, timeout.tv_usec) = (left.tv_sec, left.tv_nsec / 1000);
+    }
+    ready
 }
 
 #[unsafe(no_mangle)]

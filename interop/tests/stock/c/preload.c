@@ -216,6 +216,13 @@ static void waits(void)
 	FD_SET(ordinary[0], &read_set);
 	struct timespec little = {.tv_nsec = 10000000};
 	CHECK(pselect(most + 1, &read_set, NULL, NULL, &little, NULL) == 0);
+	/* As the kernel's, select stores the remaining time. */
+	struct timeval left = {.tv_sec = 100};
+	FD_SET(ends[0], &write_set);
+	CHECK(select(most + 1, NULL, &write_set, NULL, &left) == 1 && left.tv_sec > 0 && left.tv_sec < 100);
+	left = (struct timeval){.tv_usec = 10000};
+	FD_SET(ends[1], &read_set);
+	CHECK(select(most + 1, &read_set, NULL, NULL, &left) == 0 && left.tv_sec == 0 && left.tv_usec == 0);
 
 	CHECK(shutdown(ends[0], SHUT_WR) == 0);
 	fds[0].events = POLLIN | POLLRDHUP;
