@@ -93,9 +93,10 @@ impl Engine {
             crate::log::note!("{line}");
             return Err(Errno::PERM.because(line));
         }
-        // At its first use the CRC library detects the features of the processor, and other threads
-        // wait for the result. A fork cannot happen meanwhile, because it waits for this lock.
-        std::hint::black_box(uiw_mpa::crc32c(b""));
+        // At their first use the routines for CRCs detect the features of the processor, and other
+        // threads wait for the result. A fork cannot happen meanwhile, because it waits for this
+        // lock.
+        std::hint::black_box((uiw_mpa::crc32c(b""), uiw_mem::recover::copies_with_crc()));
         let watch =
             settings.tls.as_ref().map(|file| TlsWatch::new(file, &settings.tls_options)).transpose()?;
         let tls = settings.tls().map_err(|line| {
