@@ -35,3 +35,15 @@ impl fmt::Display for STag {
         write!(f, "{:#010x}", self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_make_stag() {
+        let stag = STag::from_parts(0x12_3456, 0x78);
+        assert_eq!((stag, stag.index(), stag.key()), (STag(0x1234_5678), 0x12_3456, 0x78));
+        assert_eq!(STag::from_parts(0xFF00_0001, 2), STag(0x102), "an index has 24 bits");
+    }
+}
