@@ -252,7 +252,7 @@ impl<L: Link> SmolInterface<L> {
     }
 
     /// Removes connections whose set-up takes too long. Their peers get no answer, like peers whose
-    /// SYN was dropped.
+    /// SYN was dropped. Those that are established but found no room in the backlog are reset.
     fn expire_set_ups(&mut self, time: Instant) {
         let is_old =
             |conns: &Slab<Conn>, id: usize| time.saturating_duration_since(conns[id].began) >= SET_UP;
@@ -260,7 +260,13 @@ impl<L: Link> SmolInterface<L> {
         for (_, listener) in &self.ports.listeners {
             old.extend(listener.opening.iter().copied().take_while(|id| is_old(&self.conns, *id)));
         }
-        old.into_iter().for_each(|id| self.remove(id));
+        for id in old {
+            if self.conns[id].is_established() {
+                self.abort(ConnId(id));
+            } else {
+                self.remove(id);
+            }
+        }
     }
 
     fn egress_all(&mut self, now: Tick) {
@@ -298,11 +304,15 @@ impl<L: Link> SmolInterface<L> {
             Some(FrameClass::Other) => None,
             Some(FrameClass::Tcp { flow, opens }) => match self.flows.get(&flow) {
                 Some(id) => Some(*id),
-                None if opens => self.begin(flow).map(|(id, fresh)| {
-                    numbering = Some(fresh);
-                    id
-                }),
-                None => None,
+                None => match self.ports.find(flow.local).filter(|_| opens) {
+                    Some(port) => {
+                        // A SYN without room gets no answer, so the peer repeats it.
+                        let Some((id, fresh)) = self.begin(flow, port) else { return };
+                        numbering = Some(fresh);
+                        Some(id)
+                    }
+                    None => None,
+                },
             },
         };
         let Some(id) = id else {
@@ -360,10 +370,9 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Returns a connection in state Listen for a SYN that has arrived, if there is a listener with
-    /// room, and the interface that has to process the SYN.
-    fn begin(&mut self, flow: Flow) -> Option<(usize, Interface)> {
-        let port = self.ports.find(flow.local)?;
+    /// Returns a connection in state Listen for a SYN that has arrived, if the listener has room,
+    /// and the interface that has to process the SYN.
+    fn begin(&mut self, flow: Flow, port: usize) -> Option<(usize, Interface)> {
         let listener = &self.ports.listeners[port];
         if listener.ready.len() >= listener.backlog {
             tracing::debug!(%flow.peer, backlog = listener.backlog, "the backlog is full");
@@ -393,15 +402,10 @@ impl<L: Link> SmolInterface<L> {
         let conn = &mut self.conns[id];
         match conn.owner {
             Owner::TransportListener { port, ready: false } if conn.is_established() => {
-                let listener = &mut self.ports.listeners[port];
-                if listener.ready.len() >= listener.backlog {
-                    // Other connections have filled the backlog meanwhile.
-                    self.abort(ConnId(id));
-                    return;
+                // If other connections have filled the backlog meanwhile, this one waits.
+                if self.ports.listeners[port].ready.len() < self.ports.listeners[port].backlog {
+                    self.make_ready(id, port);
                 }
-                listener.opening.retain(|opening| *opening != id);
-                listener.ready.push_back(id);
-                conn.owner = Owner::TransportListener { port, ready: true };
             }
             // The connection was reset before it was accepted, or was never established.
             Owner::TransportListener { ready: false, .. } if !conn.is_opening() => self.remove(id),
@@ -410,6 +414,14 @@ impl<L: Link> SmolInterface<L> {
             Owner::Nobody if conn.is_over() => self.remove(id),
             Owner::Nobody => {}
         }
+    }
+
+    /// Moves an established connection of a listener to those that can be accepted.
+    fn make_ready(&mut self, id: usize, port: usize) {
+        let listener = &mut self.ports.listeners[port];
+        listener.opening.retain(|opening| *opening != id);
+        listener.ready.push_back(id);
+        self.conns[id].owner = Owner::TransportListener { port, ready: true };
     }
 
     /// Sends what a connection has to send, and stores the time of its next poll.

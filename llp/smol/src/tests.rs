@@ -262,24 +262,38 @@ fn backlog_has_requested_length() {
         TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
     let mut listener = world.listen(4791, 150);
     let mut clients: Vec<_> = (0..200).map(|token| world.connect(4791, token)).collect();
+    for _ in 0..1000 {
+        clock.advance(Duration::from_millis(1));
+        world.step();
+    }
+    let results = clients.iter_mut().map(|client| client.connect_result().expect("none is refused"));
+    assert_eq!(results.filter(|is_connected| *is_connected).count(), 150, "the others wait");
+    let mut accepted = Vec::new();
     world.until(|_| {
         clock.advance(Duration::from_millis(1));
-        clients.iter_mut().map(|client| client.connect_result()).filter(|r| !matches!(r, Ok(false))).count()
-            == 200
+        accepted.extend(listener.accept(Token(1000 + accepted.len() as u64)));
+        accepted.len() == 200
     });
-    let results = clients.iter_mut().map(|client| client.connect_result());
-    let stand = results.filter(|result| matches!(result, Ok(true))).count();
-    assert_eq!(stand, 150, "the others were refused");
-    let mut accepted = Vec::new();
-    while let Ok(stream) = listener.accept(Token(1000 + accepted.len() as u64)) {
-        accepted.push(stream);
-    }
-    assert_eq!(accepted.len(), 150);
     // The connections are independent of each other.
-    for (n, server) in accepted.iter_mut().enumerate().step_by(10) {
+    for (n, server) in accepted.iter_mut().take(150).enumerate().step_by(10) {
         let peer = server.peer_addr();
         let client = clients.iter_mut().find(|client| client.local_addr() == peer).unwrap();
         world.carry(&mut **client, &mut **server, &pattern(1000 + n));
+    }
+}
+
+/// The handshakes begin before the first connection fills the backlog.
+#[test]
+fn established_connections_wait_for_backlog() {
+    let mut world = TestWorld::new(1500, false);
+    let mut listener = world.listen(4791, 1);
+    let mut clients: Vec<_> = (0..20).map(|token| world.connect(4791, token)).collect();
+    world.until(|_| clients.iter_mut().all(|client| client.connect_result().unwrap()));
+    let mut servers: Vec<_> = (0..20).map(|token| world.accept(&mut *listener, 100 + token)).collect();
+    for server in &mut servers {
+        let peer = server.peer_addr();
+        let client = clients.iter_mut().find(|client| client.local_addr() == peer).unwrap();
+        world.carry(&mut **client, &mut **server, &pattern(1000));
     }
 }
 
