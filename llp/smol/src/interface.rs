@@ -53,10 +53,6 @@ const REPLACED_AFTER: Duration = Duration::from_millis(20);
 /// Time limit for setting up a connection at a listener.
 const SET_UP: Duration = Duration::from_secs(10);
 
-/// Time after the drop of a stream at which its connection is reset. A peer that sends no FIN, or
-/// does not acknowledge ours, would keep it for ever.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Time after which listeners are told that an interface is down.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
 
@@ -711,11 +707,11 @@ impl<L: Link> SmolInterface<L> {
     /// Handles the drop of a stream: a FIN follows the sent data, and the connection has no more
     /// events.
     pub(super) fn release(&mut self, id: ConnId) {
-        let closes_by = self.tick_at(self.time.now() + CLOSE_TIMEOUT);
+        let now = self.clock();
         let conn = &mut self.conns[id.0];
         conn.owner = Owner::Nobody;
         conn.token = None;
-        conn.closes_by = Some(closes_by);
+        conn.extend_close(now);
         let _ = conn.shutdown();
         if conn.is_over() || self.gone.is_some() {
             self.remove(id.0);

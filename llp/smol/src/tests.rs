@@ -572,6 +572,32 @@ fn nothing_is_left_of_closed_connections() {
     }
 }
 
+/// The peer takes minutes to read the data, but is never silent for long.
+#[test]
+fn slow_reader_gets_all_bytes_of_dropped_stream() {
+    let clock = Clock::virtual_time();
+    let (mut world, mut client, mut server) = on_virtual_clock(&clock);
+    let bytes = pattern(64 << 10);
+    let mut sent = 0;
+    while let Ok(count) = client.send(&[IoVec::from(&bytes[..])]) {
+        sent += count;
+        world.step();
+    }
+    drop(client);
+    let (mut received, mut block) = (0, vec![0; sent / 20]);
+    loop {
+        for _ in 0..100 {
+            clock.advance(Duration::from_millis(100));
+            world.step();
+        }
+        match server.recv(&mut [IoVecMut::from(&mut block[..])]).expect("no reset") {
+            0 => break,
+            count => received += count,
+        }
+    }
+    assert_eq!(received, sent);
+}
+
 /// A stream that was read in part keeps the descriptor readable, like a poll that reports it.
 #[test]
 fn descriptor_readable_while_events_pending() {
