@@ -189,6 +189,11 @@ impl<L: Link> SmolInterface<L> {
         self.conns.len()
     }
 
+    #[cfg(test)]
+    pub(super) fn stretches(&self) -> Vec<super::stretch::Stretch> {
+        self.conns.iter().map(|(_, conn)| conn.stretch).collect()
+    }
+
     /// Replaces the interface by one whose random numbers the test knows.
     #[cfg(test)]
     pub(super) fn reseed(&mut self, seed: u64) {
@@ -334,23 +339,24 @@ impl<L: Link> SmolInterface<L> {
         let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
         let (mtu, cuts) = (self.mtu(), self.link.capabilities().segmentation.is_some());
         let conn = &mut self.conns[id];
-        // The checksum was already verified. A SYN that arrives later is old or forged.
+        let is_accepted = conn.accepts(bytes);
+        // The checksum was already verified.
         if cuts
-            && !conn.is_established()
+            && is_accepted
             && let Some(size) = mss::limit(bytes, mtu)
         {
             conn.segmentation = Some(Segmentation { size });
         }
         self.link.send_for(conn.queue);
         let iface = numbering.as_mut().unwrap_or(&mut self.iface);
-        if let Some(mut parts) = conn.note_received(bytes, emss, now) {
+        if is_accepted && let Some(mut parts) = conn.note_received(bytes, emss, now) {
             while let Some(part) = parts.next() {
                 let (sender, sockets) = conn.sender(now);
                 let mut port = Port { link: &mut self.link, frame: Some(part), sender: Some(sender) };
                 iface.poll_ingress_single(now, &mut port, sockets);
             }
         }
-        if let Some(mut duplicates) = conn.duplicates(bytes) {
+        if is_accepted && let Some(mut duplicates) = conn.duplicates(bytes) {
             while duplicates.write(bytes) {
                 let (sender, sockets) = conn.sender(now);
                 let mut port = Port { link: &mut self.link, frame: Some(&mut *bytes), sender: Some(sender) };

@@ -218,10 +218,15 @@ impl Conn {
         (Sender { stretch, path, probe, segmentation: *segmentation, now: micros(now) }, sockets)
     }
 
+    /// Returns whether the segment in a frame can be from the peer: see [`Stretch::accepts`].
+    pub(super) fn accepts(&self, frame: &[u8]) -> bool {
+        self.stretch.accepts(frame, self.socket().recv_capacity())
+    }
+
     /// Handles a frame with a segment of the peer: see [`Stretch::note_received`].
     pub(super) fn note_received(&mut self, frame: &[u8], emss: usize, now: Tick) -> Option<Parts> {
         let before = self.stretch.acknowledged();
-        let parts = self.stretch.note_received(frame, emss, self.is_established());
+        let parts = self.stretch.note_received(frame, emss);
         let acknowledged = self.stretch.acknowledged();
         self.path.note_acknowledged(acknowledged, micros(now));
         self.probe.note_received(acknowledged != before, micros(now));
