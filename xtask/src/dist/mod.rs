@@ -160,7 +160,8 @@ impl PackageBuild {
             println!("{}", file.display());
             dist.made.push((kind, file));
         }
-        dist.sum()?;
+        let names = dist.made.iter().filter_map(|(_, file)| file.file_name()?.to_str());
+        sums::write(&dist.out, names).map_err(|error| format!("SHA256SUMS: {error}"))?;
         Ok(dist)
     }
 
@@ -218,14 +219,6 @@ impl PackageBuild {
         archive::tar(&root.join("usr/local"), &name, self.seconds(), &file)?;
         archive::gzip(&[file])?;
         Ok(self.out.join(format!("{name}.tar.gz")))
-    }
-
-    /// Writes the file SHA256SUMS for all packages.
-    fn sum(&self) -> Result<(), String> {
-        let mut names: Vec<_> = self.made.iter().filter_map(|(_, file)| file.file_name()).collect();
-        names.sort();
-        let text = check::output(Command::new("sha256sum").args(names).current_dir(&self.out))?;
-        fs::write(self.out.join("SHA256SUMS"), text).map_err(|error| format!("SHA256SUMS: {error}"))
     }
 }
 
