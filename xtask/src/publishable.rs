@@ -2,6 +2,7 @@
 //! are published.
 
 use crate::report::Tally;
+use crate::workspace::WorkFolder;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::{env, fs, io};
@@ -49,17 +50,21 @@ impl CheckVerdict {
 struct CommitClone {
     root: PathBuf,
     target: PathBuf,
+    _folder: WorkFolder,
 }
 
 impl CommitClone {
     fn new() -> io::Result<Self> {
         let workspace = crate::workspace::root();
         let target = crate::workspace::target().map_err(io::Error::other)?.join("publishable");
-        let now = std::time::UNIX_EPOCH.elapsed().map_err(io::Error::other)?;
-        let root = target.join(format!("clone-{}-{}", std::process::id(), now.as_secs()));
-        fs::create_dir_all(&target)?;
+        let folder = WorkFolder::new(&target, "clone-")?;
+        let root = folder.path.clone();
         let cloned = Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&root).status()?;
-        if cloned.success() { Ok(Self { root, target }) } else { Err(io::Error::other("git clone failed")) }
+        if cloned.success() {
+            Ok(Self { root, target, _folder: folder })
+        } else {
+            Err(io::Error::other("git clone failed"))
+        }
     }
 
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
@@ -99,12 +104,6 @@ impl CommitClone {
     /// Restores the files of the clone.
     fn restore(&self) -> io::Result<()> {
         self.command("git").args(["checkout", "--quiet", "."]).status().map(drop)
-    }
-}
-
-impl Drop for CommitClone {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }
 

@@ -5,6 +5,7 @@ mod common;
 
 use common::{Folder, output};
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -16,6 +17,32 @@ fn dist(out: &Path, more: &[&str]) -> String {
     let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{text}{error}");
     text.into_owned()
+}
+
+/// Runs the script that Debian calls after it has unpacked the package, with stubs of the programs
+/// of systemd.
+#[test]
+fn service_restarted_after_upgrade() {
+    let Some(_) = uiw_interop::require("unshare") else { return };
+    let stubs = Folder::new("stubs");
+    for name in ["systemd-sysusers", "systemctl", "deb-systemd-invoke"] {
+        let stub = stubs.join(name);
+        fs::write(&stub, "#!/bin/sh\necho ${0##*/} $*\n").unwrap();
+        fs::set_permissions(stub, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/debian/postinst");
+    let run = |version: &str| {
+        let booted =
+            "mount -t tmpfs none /run; mkdir -p /run/systemd/system; PATH=$1:$PATH sh $2 configure $3";
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-ec", booted, "sh"]);
+        let output = output(command.arg(&stubs.0).arg(&script).arg(version));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let installed = "systemd-sysusers uiw.conf\nsystemctl daemon-reload\n";
+    assert_eq!(run(""), installed);
+    assert_eq!(run("0.0.9-1"), format!("{installed}deb-systemd-invoke try-restart uiw.service\n"));
 }
 
 /// The image, which needs minutes, is left to `cargo xtask dist --check`.

@@ -4,7 +4,7 @@ use super::caller::Caller;
 use super::client::ConnectionShape;
 use super::location::{Location, RemotePath};
 use super::plan::{CopyOptions, CopyPlan};
-use super::report::{Report, with_path};
+use super::report::{Report, add_bytes, with_path};
 use super::{Access, connect};
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::open::Opener;
@@ -100,14 +100,14 @@ fn print_entry(name: &[u8], meta: &Meta, as_json: bool) {
         EntryKind::Special => "special",
     };
     if as_json {
-        text::json(&with_path(
-            name,
-            json!({
-                "type": "entry", "kind": kind, "bytes": meta.size, "mode": meta.mode,
-                "mtime": meta.mtime.seconds, "mtime_nanos": meta.mtime.nanos,
-                "target": (meta.kind == EntryKind::Symlink).then(|| String::from_utf8_lossy(&meta.target)),
-            }),
-        ));
+        let mut entry = json!({
+            "type": "entry", "kind": kind, "bytes": meta.size, "mode": meta.mode,
+            "mtime": meta.mtime.seconds, "mtime_nanos": meta.mtime.nanos, "target": null,
+        });
+        if meta.kind == EntryKind::Symlink {
+            add_bytes(&mut entry, "target", &meta.target);
+        }
+        text::json(&with_path(name, entry));
         return;
     }
     let letter = match meta.kind {

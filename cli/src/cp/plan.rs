@@ -515,9 +515,15 @@ impl CopyPlan {
         self.state().open -= 1;
         let mut item = large_file.item.clone();
         if let Some(meta) = meta {
-            item.meta = meta;
+            self.set_source(&mut item, meta);
         }
         self.restart(item);
+    }
+
+    /// Replaces the metadata of the source, which may have changed since it was found.
+    pub(super) fn set_source(&self, item: &mut CopyItem, meta: Meta) {
+        self.report.change_found(item.meta.size, meta.size);
+        item.meta = meta;
     }
 
     /// Restarts the copy of the file that `item` describes, most often because it has changed.

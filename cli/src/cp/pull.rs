@@ -9,7 +9,6 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 use uiw_copy::batch::{self, BatchContent};
-use uiw_copy::meta::Meta;
 use uiw_copy::part::{OpenedPart, PartOutcome, PartialFile};
 use uiw_copy::protocol::{CreateMode, FileHead, Hash, Reply, Request};
 use uiw_copy::root::ABANDONED;
@@ -199,24 +198,27 @@ impl Pull {
         }
         // All items of a transfer have the same target directory.
         let Some(root) = items.first().map(|item| Arc::clone(&item.place.root)) else { return Ok(()) };
-        let mut whole: Vec<(u16, &CopyItem, &Meta, &[u8])> = Vec::new();
-        for ((item, (_, content)), position) in items.iter().zip(&records).zip(0..) {
+        let mut whole: Vec<(u16, &CopyItem, &[u8])> = Vec::new();
+        for ((item, (_, content)), position) in items.iter_mut().zip(&records).zip(0..) {
+            if let BatchContent::Bytes(meta, _) | BatchContent::TooLarge(meta) = content {
+                plan.set_source(item, meta.clone());
+            }
             match content {
-                BatchContent::Bytes(meta, bytes) => whole.push((position, item, meta, bytes)),
+                BatchContent::Bytes(_, bytes) => whole.push((position, item, bytes)),
                 BatchContent::Failed(errno) => {
                     plan.fail(item, std::io::Error::from_raw_os_error((*errno).into()));
                 }
-                BatchContent::TooLarge(meta) => plan.restart(CopyItem { meta: meta.clone(), ..item.clone() }),
+                BatchContent::TooLarge(_) => plan.restart(item.clone()),
             }
         }
         let files =
-            whole.iter().map(|(position, item, meta, bytes)| (*position, &item.place.local, *meta, *bytes));
+            whole.iter().map(|(position, item, bytes)| (*position, &item.place.local, &item.meta, *bytes));
         let failures = batch::store(&root, files, &self.label);
-        for (position, item, meta, _) in whole {
+        for (position, item, _) in whole {
             match failures.iter().find(|(failed, _)| *failed == position) {
                 Some((_, errno)) => plan.fail(item, std::io::Error::from_raw_os_error((*errno).into())),
                 None => {
-                    plan.report.count_moved(meta.size);
+                    plan.report.count_moved(item.meta.size);
                     plan.on_copied(item);
                 }
             }

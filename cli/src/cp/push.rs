@@ -162,12 +162,12 @@ fn read_batch(plan: &CopyPlan, items: &mut Vec<CopyItem>) -> Option<RequestStep>
         match item.place.root.read_small(&item.place.local, SMALL) {
             Err(error) => plan.fail(&item, error),
             Ok(Err(meta)) => {
-                item.meta = meta;
+                plan.set_source(&mut item, meta);
                 plan.restart(item);
             }
             Ok(Ok((meta, bytes))) => {
                 if batch.add_file(&item.place.remote, &meta, &bytes) {
-                    item.meta = meta;
+                    plan.set_source(&mut item, meta);
                     included.push(item);
                 } else {
                     rest.push(item);

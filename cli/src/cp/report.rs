@@ -70,6 +70,11 @@ impl Report {
         add(&self.bytes_found, bytes);
     }
 
+    /// Corrects the bytes of a file or link whose size has changed since it was found.
+    pub(super) fn change_found(&self, before: u64, now: u64) {
+        add(&self.bytes_found, now.wrapping_sub(before));
+    }
+
     pub(super) fn count_copied(&self) {
         add(&self.copied, 1);
     }
@@ -233,14 +238,20 @@ impl Report {
     }
 }
 
-/// Adds a path to `object`. A JSON string cannot hold a path that is not UTF-8, so the bytes of
-/// such a path are added as hexadecimal digits as well.
+/// Adds a path to `object`.
 pub(super) fn with_path(path: &[u8], mut object: Value) -> Value {
-    object["path"] = String::from_utf8_lossy(path).into();
-    if std::str::from_utf8(path).is_err() {
-        object["path_hex"] = path.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into();
-    }
+    add_bytes(&mut object, "path", path);
     object
+}
+
+/// Adds bytes to `object`. A JSON string can only hold UTF-8, so other bytes are added as
+/// hexadecimal digits as well.
+pub(super) fn add_bytes(object: &mut Value, key: &str, bytes: &[u8]) {
+    object[key] = String::from_utf8_lossy(bytes).into();
+    if std::str::from_utf8(bytes).is_err() {
+        let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        object[format!("{key}_hex")] = digits.into();
+    }
 }
 
 fn format_duration(seconds: f64) -> String {

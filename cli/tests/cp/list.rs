@@ -2,7 +2,9 @@
 
 use crate::program::{Scratch, Server, command, text};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Output;
 
@@ -17,6 +19,8 @@ fn entries_of_share_listed() {
     fs::create_dir(served.join("d")).unwrap();
     fs::write(served.join("file\x1b"), [0; 1234]).unwrap();
     symlink("../elsewhere", served.join("link")).unwrap();
+    let odd = scratch.directory("served/d").join("odd");
+    symlink(OsStr::from_bytes(b"a\xff"), odd).unwrap();
     for name in ["d", "file\x1b"] {
         fs::set_permissions(served.join(name), fs::Permissions::from_mode(0o750)).unwrap();
     }
@@ -35,6 +39,9 @@ fn entries_of_share_listed() {
     let entry: Value = serde_json::from_slice(&output.stdout).unwrap();
     let of = |name: &str| entry[name].clone();
     assert_eq!((of("kind"), of("bytes"), of("mode")), (json!("file"), json!(1234), json!(0o750)), "{entry}");
+    let output = ls(&scratch, &["--json", &format!("{share}/d")]);
+    let entry: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&entry["target"], &entry["target_hex"]), (&json!("a\u{fffd}"), &json!("61ff")), "{entry}");
 }
 
 #[test]

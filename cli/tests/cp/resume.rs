@@ -233,12 +233,13 @@ fn changed_source_restarts() {
     fs::write(scratch.join("large"), bytes(SIZE, 5)).unwrap();
     let client = begin(scratch.path(), &["large", &there]);
     wait_for_half(&served.join("large.uiw-journal"));
-    let content = bytes(SIZE, 6);
+    let content = bytes(SIZE + 1000, 6);
     fs::write(scratch.join("new"), &content).unwrap();
     fs::rename(scratch.join("new"), scratch.join("large")).unwrap();
     let done = summary(&client.wait_with_output().unwrap());
     assert_eq!(done["failed"], 0, "{done}");
     let arrived = fs::read(served.join("large")).unwrap();
+    assert_eq!(done["bytes"], arrived.len(), "{done}");
     assert!(arrived == content || arrived == bytes(SIZE, 5), "one state of the source, not parts of two");
     copied(scratch.path(), &["large", &there]);
     assert!(fs::read(served.join("large")).unwrap() == content);

@@ -53,10 +53,6 @@ const REPLACED_AFTER: Duration = Duration::from_millis(20);
 /// Time limit for setting up a connection at a listener.
 const SET_UP: Duration = Duration::from_secs(10);
 
-/// Time after the drop of a stream at which its connection is reset. A peer that sends no FIN, or
-/// does not acknowledge ours, would keep it for ever.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Time after which listeners are told that an interface is down.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
 
@@ -193,6 +189,11 @@ impl<L: Link> SmolInterface<L> {
         self.conns.len()
     }
 
+    #[cfg(test)]
+    pub(super) fn stretches(&self) -> Vec<super::stretch::Stretch> {
+        self.conns.iter().map(|(_, conn)| conn.stretch).collect()
+    }
+
     /// Replaces the interface by one whose random numbers the test knows.
     #[cfg(test)]
     pub(super) fn reseed(&mut self, seed: u64) {
@@ -252,7 +253,7 @@ impl<L: Link> SmolInterface<L> {
     }
 
     /// Removes connections whose set-up takes too long. Their peers get no answer, like peers whose
-    /// SYN was dropped.
+    /// SYN was dropped. Those that are established but found no room in the backlog are reset.
     fn expire_set_ups(&mut self, time: Instant) {
         let is_old =
             |conns: &Slab<Conn>, id: usize| time.saturating_duration_since(conns[id].began) >= SET_UP;
@@ -260,7 +261,13 @@ impl<L: Link> SmolInterface<L> {
         for (_, listener) in &self.ports.listeners {
             old.extend(listener.opening.iter().copied().take_while(|id| is_old(&self.conns, *id)));
         }
-        old.into_iter().for_each(|id| self.remove(id));
+        for id in old {
+            if self.conns[id].is_established() {
+                self.abort(ConnId(id));
+            } else {
+                self.remove(id);
+            }
+        }
     }
 
     fn egress_all(&mut self, now: Tick) {
@@ -298,11 +305,15 @@ impl<L: Link> SmolInterface<L> {
             Some(FrameClass::Other) => None,
             Some(FrameClass::Tcp { flow, opens }) => match self.flows.get(&flow) {
                 Some(id) => Some(*id),
-                None if opens => self.begin(flow).map(|(id, fresh)| {
-                    numbering = Some(fresh);
-                    id
-                }),
-                None => None,
+                None => match self.ports.find(flow.local).filter(|_| opens) {
+                    Some(port) => {
+                        // A SYN without room gets no answer, so the peer repeats it.
+                        let Some((id, fresh)) = self.begin(flow, port) else { return };
+                        numbering = Some(fresh);
+                        Some(id)
+                    }
+                    None => None,
+                },
             },
         };
         let Some(id) = id else {
@@ -328,23 +339,24 @@ impl<L: Link> SmolInterface<L> {
         let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
         let (mtu, cuts) = (self.mtu(), self.link.capabilities().segmentation.is_some());
         let conn = &mut self.conns[id];
-        // The checksum was already verified. A SYN that arrives later is old or forged.
+        let is_accepted = conn.accepts(bytes);
+        // The checksum was already verified.
         if cuts
-            && !conn.is_established()
+            && is_accepted
             && let Some(size) = mss::limit(bytes, mtu)
         {
             conn.segmentation = Some(Segmentation { size });
         }
         self.link.send_for(conn.queue);
         let iface = numbering.as_mut().unwrap_or(&mut self.iface);
-        if let Some(mut parts) = conn.note_received(bytes, emss, now) {
+        if is_accepted && let Some(mut parts) = conn.note_received(bytes, emss, now) {
             while let Some(part) = parts.next() {
                 let (sender, sockets) = conn.sender(now);
                 let mut port = Port { link: &mut self.link, frame: Some(part), sender: Some(sender) };
                 iface.poll_ingress_single(now, &mut port, sockets);
             }
         }
-        if let Some(mut duplicates) = conn.duplicates(bytes) {
+        if is_accepted && let Some(mut duplicates) = conn.duplicates(bytes) {
             while duplicates.write(bytes) {
                 let (sender, sockets) = conn.sender(now);
                 let mut port = Port { link: &mut self.link, frame: Some(&mut *bytes), sender: Some(sender) };
@@ -360,10 +372,9 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Returns a connection in state Listen for a SYN that has arrived, if there is a listener with
-    /// room, and the interface that has to process the SYN.
-    fn begin(&mut self, flow: Flow) -> Option<(usize, Interface)> {
-        let port = self.ports.find(flow.local)?;
+    /// Returns a connection in state Listen for a SYN that has arrived, if the listener has room,
+    /// and the interface that has to process the SYN.
+    fn begin(&mut self, flow: Flow, port: usize) -> Option<(usize, Interface)> {
         let listener = &self.ports.listeners[port];
         if listener.ready.len() >= listener.backlog {
             tracing::debug!(%flow.peer, backlog = listener.backlog, "the backlog is full");
@@ -393,15 +404,10 @@ impl<L: Link> SmolInterface<L> {
         let conn = &mut self.conns[id];
         match conn.owner {
             Owner::TransportListener { port, ready: false } if conn.is_established() => {
-                let listener = &mut self.ports.listeners[port];
-                if listener.ready.len() >= listener.backlog {
-                    // Other connections have filled the backlog meanwhile.
-                    self.abort(ConnId(id));
-                    return;
+                // If other connections have filled the backlog meanwhile, this one waits.
+                if self.ports.listeners[port].ready.len() < self.ports.listeners[port].backlog {
+                    self.make_ready(id, port);
                 }
-                listener.opening.retain(|opening| *opening != id);
-                listener.ready.push_back(id);
-                conn.owner = Owner::TransportListener { port, ready: true };
             }
             // The connection was reset before it was accepted, or was never established.
             Owner::TransportListener { ready: false, .. } if !conn.is_opening() => self.remove(id),
@@ -410,6 +416,14 @@ impl<L: Link> SmolInterface<L> {
             Owner::Nobody if conn.is_over() => self.remove(id),
             Owner::Nobody => {}
         }
+    }
+
+    /// Moves an established connection of a listener to those that can be accepted.
+    fn make_ready(&mut self, id: usize, port: usize) {
+        let listener = &mut self.ports.listeners[port];
+        listener.opening.retain(|opening| *opening != id);
+        listener.ready.push_back(id);
+        self.conns[id].owner = Owner::TransportListener { port, ready: true };
     }
 
     /// Sends what a connection has to send, and stores the time of its next poll.
@@ -699,11 +713,11 @@ impl<L: Link> SmolInterface<L> {
     /// Handles the drop of a stream: a FIN follows the sent data, and the connection has no more
     /// events.
     pub(super) fn release(&mut self, id: ConnId) {
-        let closes_by = self.tick_at(self.time.now() + CLOSE_TIMEOUT);
+        let now = self.clock();
         let conn = &mut self.conns[id.0];
         conn.owner = Owner::Nobody;
         conn.token = None;
-        conn.closes_by = Some(closes_by);
+        conn.extend_close(now);
         let _ = conn.shutdown();
         if conn.is_over() || self.gone.is_some() {
             self.remove(id.0);

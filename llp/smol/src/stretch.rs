@@ -27,6 +27,9 @@ pub(super) struct Stretch {
     highest: u32,
     /// Window of the peer in bytes.
     window: u32,
+    /// Acknowledgement number of the last segment that was sent; `None` until the peer's SYN has
+    /// arrived.
+    expected: Option<u32>,
     /// Number of bits by which the peer's window field is shifted.
     scale: u8,
     /// True if only the congestion window limited sending at the last check.
@@ -42,6 +45,13 @@ impl Stretch {
         let flags = usize::from(segment.syn()) + usize::from(segment.fin());
         let (start, len) =
             (sequence(segment.seq_number()), bytes.saturating_sub(usize::from(segment.header_len())));
+        // A RST may answer a forged segment, whose numbers it has.
+        if segment.rst() {
+            return Some((at, start, len));
+        }
+        if segment.ack() {
+            self.expected = Some(sequence(segment.ack_number()));
+        }
         self.sent = start.wrapping_add((len + flags) as u32);
         if segment.syn() || is_behind(self.sent, self.highest) {
             self.highest = self.sent;
@@ -71,16 +81,28 @@ impl Stretch {
         self.is_limited = queued > flight && room >= mss;
     }
 
-    /// Handles a frame with a TCP segment that has arrived. Returns the parts in which smoltcp
-    /// should get its acknowledgement before the frame itself. A SYN on a connection that is
-    /// `established` is ignored, as by smoltcp.
-    pub(super) fn note_received(&mut self, frame: &[u8], mss: usize, established: bool) -> Option<Parts> {
+    /// Returns whether the TCP segment in a frame can be from the peer: its sequence number has to
+    /// be within the receive window (RFC 9293 section 3.10.7.4), which has at most `capacity`
+    /// bytes. Before the peer's SYN has arrived, only a SYN is accepted. Other segments are forged or
+    /// old, and concern only smoltcp, which may answer them.
+    pub(super) fn accepts(&self, frame: &[u8], capacity: usize) -> bool {
+        let Some((at, bytes)) = segment_of(frame) else { return false };
+        let Ok(segment) = TcpPacket::new_checked(&frame[at..at + bytes]) else { return false };
+        let Some(expected) = self.expected else {
+            return segment.syn() && (!segment.ack() || sequence(segment.ack_number()) == self.highest);
+        };
+        let start = sequence(segment.seq_number());
+        let end = start.wrapping_add(segment.segment_len() as u32);
+        let edge = expected.wrapping_add(capacity as u32);
+        !segment.syn() && !is_behind(expected, end) && !is_behind(start, edge)
+    }
+
+    /// Handles a frame with a TCP segment that was accepted (see [`Stretch::accepts`]). Returns the
+    /// parts in which smoltcp should get its acknowledgement before the frame itself.
+    pub(super) fn note_received(&mut self, frame: &[u8], mss: usize) -> Option<Parts> {
         let (at, bytes) = segment_of(frame)?;
         let segment = TcpPacket::new_checked(&frame[at..at + bytes]).ok()?;
         if segment.syn() {
-            if established {
-                return None;
-            }
             self.scale = scale_of(&segment);
         }
         if !segment.ack() || segment.rst() {
@@ -161,16 +183,42 @@ impl Parts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smoltcp::wire::EthernetFrame;
+    use smoltcp::wire::{EthernetFrame, TcpSeqNumber};
+
+    /// Returns a segment without data, or a SYN with window scale 7.
+    fn segment(seq: u32, ack: Option<u32>, syn: bool) -> Vec<u8> {
+        let mut frame = crate::mss::tests::segment(false, if syn { &[3, 3, 7, 0] } else { &[] }, syn);
+        let mut segment = TcpPacket::new_unchecked(&mut frame[ETHERNET_HEADER + 20..]);
+        segment.set_seq_number(TcpSeqNumber(seq.cast_signed()));
+        segment.set_ack(ack.is_some());
+        segment.set_ack_number(TcpSeqNumber(ack.unwrap_or(0).cast_signed()));
+        segment.set_window_len(100);
+        frame
+    }
 
     #[test]
-    fn syn_on_established_connection_ignored() {
-        let syn = crate::mss::tests::segment(false, &[3, 3, 7, 0], true);
-        for (established, scale) in [(true, 0), (false, 7)] {
-            let mut stretch = Stretch::default();
-            assert!(stretch.note_received(&syn, 1460, established).is_none());
-            assert_eq!(stretch, Stretch { scale, ..Stretch::default() });
-        }
+    fn forged_segments_not_accepted() {
+        let (ours, theirs) = (u32::MAX - 1, 5_000);
+        let mut stretch = Stretch::default();
+        stretch.note_sent(&segment(ours, None, true));
+        let syn_ack = |ack: u32| segment(theirs, Some(ack), true);
+        assert!(!stretch.accepts(&syn_ack(ours), 1000), "it acknowledges another SYN");
+        assert!(!stretch.accepts(&segment(theirs, Some(ours.wrapping_add(1)), false), 1000));
+        let ack = ours.wrapping_add(1);
+        assert!(stretch.accepts(&syn_ack(ack), 1000));
+        assert!(stretch.note_received(&syn_ack(ack), 1460).is_none());
+        stretch.note_sent(&segment(ack, Some(theirs + 1), false));
+        assert_eq!((stretch.acknowledged, stretch.scale, stretch.expected), (ack, 7, Some(theirs + 1)));
+        assert!(!stretch.accepts(&syn_ack(ack), 1000), "a second SYN");
+        let accepted = |seq| stretch.accepts(&segment(seq, Some(ack), false), 1000);
+        assert!([theirs + 1, theirs + 1001].into_iter().all(accepted));
+        assert!(![0, theirs, theirs + 1002, theirs + (1 << 31)].into_iter().any(accepted));
+        // A RST repeats numbers of the segment that it answers.
+        let mut reset = segment(77, Some(99), false);
+        TcpPacket::new_unchecked(&mut reset[ETHERNET_HEADER + 20..]).set_rst(true);
+        let before = stretch;
+        stretch.note_sent(&reset);
+        assert_eq!(stretch, before);
     }
 
     #[test]

@@ -262,24 +262,38 @@ fn backlog_has_requested_length() {
         TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
     let mut listener = world.listen(4791, 150);
     let mut clients: Vec<_> = (0..200).map(|token| world.connect(4791, token)).collect();
+    for _ in 0..1000 {
+        clock.advance(Duration::from_millis(1));
+        world.step();
+    }
+    let results = clients.iter_mut().map(|client| client.connect_result().expect("none is refused"));
+    assert_eq!(results.filter(|is_connected| *is_connected).count(), 150, "the others wait");
+    let mut accepted = Vec::new();
     world.until(|_| {
         clock.advance(Duration::from_millis(1));
-        clients.iter_mut().map(|client| client.connect_result()).filter(|r| !matches!(r, Ok(false))).count()
-            == 200
+        accepted.extend(listener.accept(Token(1000 + accepted.len() as u64)));
+        accepted.len() == 200
     });
-    let results = clients.iter_mut().map(|client| client.connect_result());
-    let stand = results.filter(|result| matches!(result, Ok(true))).count();
-    assert_eq!(stand, 150, "the others were refused");
-    let mut accepted = Vec::new();
-    while let Ok(stream) = listener.accept(Token(1000 + accepted.len() as u64)) {
-        accepted.push(stream);
-    }
-    assert_eq!(accepted.len(), 150);
     // The connections are independent of each other.
-    for (n, server) in accepted.iter_mut().enumerate().step_by(10) {
+    for (n, server) in accepted.iter_mut().take(150).enumerate().step_by(10) {
         let peer = server.peer_addr();
         let client = clients.iter_mut().find(|client| client.local_addr() == peer).unwrap();
         world.carry(&mut **client, &mut **server, &pattern(1000 + n));
+    }
+}
+
+/// The handshakes begin before the first connection fills the backlog.
+#[test]
+fn established_connections_wait_for_backlog() {
+    let mut world = TestWorld::new(1500, false);
+    let mut listener = world.listen(4791, 1);
+    let mut clients: Vec<_> = (0..20).map(|token| world.connect(4791, token)).collect();
+    world.until(|_| clients.iter_mut().all(|client| client.connect_result().unwrap()));
+    let mut servers: Vec<_> = (0..20).map(|token| world.accept(&mut *listener, 100 + token)).collect();
+    for server in &mut servers {
+        let peer = server.peer_addr();
+        let client = clients.iter_mut().find(|client| client.local_addr() == peer).unwrap();
+        world.carry(&mut **client, &mut **server, &pattern(1000));
     }
 }
 
@@ -556,6 +570,32 @@ fn nothing_is_left_of_closed_connections() {
             assert_eq!(stack.deadline(), None);
         }
     }
+}
+
+/// The peer takes minutes to read the data, but is never silent for long.
+#[test]
+fn slow_reader_gets_all_bytes_of_dropped_stream() {
+    let clock = Clock::virtual_time();
+    let (mut world, mut client, mut server) = on_virtual_clock(&clock);
+    let bytes = pattern(64 << 10);
+    let mut sent = 0;
+    while let Ok(count) = client.send(&[IoVec::from(&bytes[..])]) {
+        sent += count;
+        world.step();
+    }
+    drop(client);
+    let (mut received, mut block) = (0, vec![0; sent / 20]);
+    loop {
+        for _ in 0..100 {
+            clock.advance(Duration::from_millis(100));
+            world.step();
+        }
+        match server.recv(&mut [IoVecMut::from(&mut block[..])]).expect("no reset") {
+            0 => break,
+            count => received += count,
+        }
+    }
+    assert_eq!(received, sent);
 }
 
 /// A stream that was read in part keeps the descriptor readable, like a poll that reports it.

@@ -147,7 +147,8 @@ impl TlsConfig {
 
     /// Sets the maximum number of concurrent handshakes per listener. Default: [`MAX_HANDSHAKES`].
     ///
-    /// If a listener already has that many, a new connection aborts the oldest handshake.
+    /// If a listener already has that many, a new connection aborts the oldest handshake of the
+    /// address that has the most.
     #[must_use]
     pub fn max_handshakes(mut self, count: usize) -> Self {
         self.max_handshakes = count.max(1);

@@ -4,8 +4,9 @@ use super::conn::{Conn, Scratch};
 use super::shared::Shared;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use slab::Slab;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,11 +56,33 @@ struct ListenerSlot {
     inner: Box<dyn TransportListener>,
     token: Token,
     backlog: usize,
-    /// Connections in their handshake, the oldest first.
-    handshakes: VecDeque<usize>,
+    /// Connections in their handshake with their sources (see [`source_of`]), the oldest first.
+    handshakes: VecDeque<(usize, IpAddr)>,
     /// Connections whose handshake is complete, and which were not accepted yet.
     waiting: VecDeque<usize>,
     error: Option<io::Error>,
+}
+
+impl ListenerSlot {
+    /// Takes the oldest handshake of the source that has the most, so that one source cannot evict
+    /// the handshakes of others.
+    fn take_excess_handshake(&mut self) -> Option<usize> {
+        let mut counts = HashMap::<IpAddr, usize>::new();
+        for (_, source) in &self.handshakes {
+            *counts.entry(*source).or_default() += 1;
+        }
+        let most = counts.values().max();
+        let at = self.handshakes.iter().position(|(_, source)| counts.get(source) == most)?;
+        self.handshakes.remove(at).map(|(conn, _)| conn)
+    }
+}
+
+/// Returns the address of a peer or, for IPv6, its network: a host can use all addresses of a /64.
+fn source_of(peer: IpAddr) -> IpAddr {
+    match peer {
+        IpAddr::V4(_) => peer,
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+    }
 }
 
 impl Shard {
@@ -243,7 +266,8 @@ impl Shard {
     pub(super) fn remove_listener(&mut self, key: usize) {
         let Some((_, ShardSlot::TransportListener(listener))) = self.slots.try_remove(key) else { return };
         self.ready.remove(&key);
-        for conn in listener.handshakes.into_iter().chain(listener.waiting) {
+        let handshakes = listener.handshakes.into_iter().map(|(conn, _)| conn);
+        for conn in handshakes.chain(listener.waiting) {
             if let Some(mut conn) = self.remove_conn(conn) {
                 conn.abort();
             }
@@ -267,19 +291,20 @@ impl Shard {
                 }
             };
             let evicted = if listener.handshakes.len() >= config.config.max_handshakes {
-                listener.handshakes.pop_front()
+                listener.take_excess_handshake()
             } else {
                 None
             };
+            let source = source_of(inner.peer_addr().ip());
             let mut conn = Box::new(Conn::new_accepted(inner, &self.shared));
             conn.listener = Some(key);
             conn.deadline = Some(self.now + config.config.handshake_timeout);
             let conn = self.insert_conn(conn);
             if let Some(listener) = self.listener(key) {
-                listener.handshakes.push_back(conn);
+                listener.handshakes.push_back((conn, source));
             }
             if let Some(mut conn) = evicted.and_then(|evicted| self.remove_conn(evicted)) {
-                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: the oldest one is aborted");
+                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: one of the address with the most is aborted");
                 conn.abort();
             }
         }
@@ -296,7 +321,7 @@ impl Shard {
             self.deadlines.remove(&(deadline, key));
         }
         let Some(listener) = self.listener(at) else { return };
-        listener.handshakes.retain(|conn| *conn != key);
+        listener.handshakes.retain(|(conn, _)| *conn != key);
         if failed {
             // The connection is closed and not reset, so that an alert can reach the peer.
             self.remove_conn(key);

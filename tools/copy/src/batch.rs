@@ -186,9 +186,19 @@ impl ParentDirectory {
 /// A file of a batch: its position, path, metadata and bytes.
 pub type BatchFile<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
 
-/// Stores complete files: writes all of them under temporary names, calls syncfs(2) once for each
-/// file system, and renames them. Returns the positions of files that failed, with error numbers.
+/// Stores complete files: writes all of them under temporary names, syncs their file systems,
+/// renames them, and syncs again, because only that makes the names durable. Returns the positions
+/// of files that failed, with error numbers.
 pub fn store<'a>(root: &Root, files: impl Iterator<Item = BatchFile<'a>>, session: &str) -> Vec<(u16, u16)> {
+    store_with(root, files, session, sync)
+}
+
+fn store_with<'a>(
+    root: &Root,
+    files: impl Iterator<Item = BatchFile<'a>>,
+    session: &str,
+    mut sync: impl FnMut(&mut ParentDirectory, &Root, &[WrittenFile]) -> std::io::Result<()>,
+) -> Vec<(u16, u16)> {
     let mut failures = Vec::new();
     let mut written = Vec::new();
     let mut parents = ParentDirectory::default();
@@ -201,16 +211,23 @@ pub fn store<'a>(root: &Root, files: impl Iterator<Item = BatchFile<'a>>, sessio
     if written.is_empty() {
         return failures;
     }
-    let synced = sync(&mut parents, root, &written);
-    for file in written {
-        let appeared = match &synced {
-            Ok(()) => file.move_to_name(&mut parents, root, session),
-            Err(error) => Err(std::io::Error::from_raw_os_error(errno(error).into())),
-        };
-        if let Err(error) = appeared {
+    if let Err(error) = sync(&mut parents, root, &written) {
+        for file in written {
             file.remove(&mut parents, root, session);
             failures.push((file.position, errno(&error)));
         }
+        return failures;
+    }
+    written.retain(|file| match file.move_to_name(&mut parents, root, session) {
+        Ok(()) => true,
+        Err(error) => {
+            file.remove(&mut parents, root, session);
+            failures.push((file.position, errno(&error)));
+            false
+        }
+    });
+    if let Err(error) = sync(&mut parents, root, &written) {
+        failures.extend(written.iter().map(|file| (file.position, errno(&error))));
     }
     failures
 }
@@ -320,6 +337,23 @@ mod tests {
         assert_eq!(std::fs::read(to.path().join("b c")).unwrap(), b"third");
         assert_eq!(target.meta(&path("a")).unwrap().mtime, root.meta(&path("a")).unwrap().mtime);
         assert_eq!(std::fs::read_dir(to.path()).unwrap().count(), 3, "no temporary file remains");
+    }
+
+    #[test]
+    fn names_synced_after_rename() {
+        let scratch = ScratchDirectory::new();
+        let (root, path) = (Root::open(scratch.path()).unwrap(), path("a"));
+        let meta = Meta { size: 1, ..Meta::from_stat(&rustix::fs::stat("/etc/passwd").unwrap()) };
+        let files = || [(7, &path, &meta, &b"x"[..])].into_iter();
+        let mut renamed = Vec::new();
+        let failures = store_with(&root, files(), "s", |_, _, _| {
+            renamed.push(scratch.path().join("a").exists());
+            Ok(())
+        });
+        assert_eq!((failures, renamed), (vec![], vec![false, true]));
+        let mut results = [Ok(()), Err(Errno::IO.into())].into_iter();
+        let failures = store_with(&root, files(), "s", |_, _, _| results.next().unwrap());
+        assert_eq!(failures, [(7, Errno::IO.raw_os_error() as u16)], "the second sync fails");
     }
 
     #[test]

@@ -12,13 +12,13 @@ use super::tally::Tally;
 use super::wire::WireError;
 use rustix::io::Errno;
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Error, Result};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Number of files open for writing in one session at which those that no request uses are closed.
+/// Number of files open for writing in one session at which another one first closes the least
+/// recently used file that no request uses.
 const MAX_PARTS: usize = 16;
 /// Maximum number of files that one connection has open for reading.
 const MAX_SOURCES: usize = 8;
@@ -30,7 +30,8 @@ pub struct Session {
     writable: bool,
     /// Part of the names of temporary files of the session.
     label: String,
-    parts: Mutex<HashMap<RelPath, Arc<PartialFile>>>,
+    /// Files open for writing, with the most recently used one at the end.
+    parts: Mutex<Vec<Arc<PartialFile>>>,
     claims: Claims,
     opening: Arc<OpeningLock>,
     tally: Mutex<Tally>,
@@ -98,7 +99,7 @@ impl Session {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn parts(&self) -> MutexGuard<'_, HashMap<RelPath, Arc<PartialFile>>> {
+    fn parts(&self) -> MutexGuard<'_, Vec<Arc<PartialFile>>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,18 +112,23 @@ impl Session {
         should_continue: &dyn Fn() -> bool,
     ) -> Result<std::result::Result<Arc<PartialFile>, Reply>> {
         let mut parts = self.parts();
-        if let Some(part) = parts.get(&file.path) {
+        if let Some(at) = parts.iter().position(|part| *part.path() == file.path) {
+            // If the file has another version, this releases its lock, once no other connection
+            // uses it.
+            let part = parts.remove(at);
             if part.matches(file) {
-                return Ok(Ok(Arc::clone(part)));
+                parts.push(Arc::clone(&part));
+                return Ok(Ok(part));
             }
             if !begin {
+                parts.push(part);
                 return Ok(Err(Reply::Reopen));
             }
-            // This releases the lock of the file, once no other connection uses it.
-            parts.remove(&file.path);
         }
-        if parts.len() >= MAX_PARTS {
-            parts.retain(|_, part| Arc::strong_count(part) > 1);
+        while parts.len() >= MAX_PARTS
+            && let Some(unused) = parts.iter().position(|part| Arc::strong_count(part) == 1)
+        {
+            parts.remove(unused);
         }
         let opening = RefCell::new(self.opening.0.lock());
         let opened = PartialFile::open(&self.root, file, begin, &|| {
@@ -135,7 +141,7 @@ impl Session {
             OpenedPart::Nothing => Ok(Err(Reply::Reopen)),
             OpenedPart::Part(part) => {
                 let part = Arc::new(part);
-                parts.insert(part.path().clone(), Arc::clone(&part));
+                parts.push(Arc::clone(&part));
                 Ok(Ok(part))
             }
         }
@@ -321,10 +327,7 @@ impl Handler {
         // The file is also removed from the open ones after an error. Opening it again verifies its
         // contents.
         if !matches!(outcome, Ok(PartOutcome::Missing(_))) {
-            let mut parts = self.session.parts();
-            if parts.get(&file.path).is_some_and(|known| Arc::ptr_eq(known, &part)) {
-                parts.remove(&file.path);
-            }
+            self.session.parts().retain(|known| !Arc::ptr_eq(known, &part));
         }
         let outcome = outcome?;
         if matches!(outcome, PartOutcome::Done) {
@@ -477,6 +480,26 @@ mod tests {
     fn handle(handler: &mut Handler, request: &Request) -> Reply {
         let no_bytes = |_| Err(WireError::Value { what: "a slot", value: 0 });
         handler.handle(request, no_bytes).unwrap().0
+    }
+
+    #[test]
+    fn least_recently_used_file_closed() {
+        let scratch = ScratchDirectory::new();
+        let root = Arc::new(Root::open(scratch.path()).unwrap());
+        let handler = |token| {
+            let session = Session::new(Arc::clone(&root), true, token, Arc::default());
+            Handler::new(Arc::new(session), || true)
+        };
+        let file = |number: usize| head(&number.to_string(), 1);
+        let (mut first, mut other) = (handler(1), handler(2));
+        for number in 0..=MAX_PARTS {
+            assert_eq!(handle(&mut first, &Request::Open { file: file(number) }), missing(1));
+            // The first file stays in use.
+            handle(&mut first, &Request::Hole { file: file(0), blocks: 0..1 });
+        }
+        let closed =
+            |number: &usize| handle(&mut other, &Request::Open { file: file(*number) }) == missing(1);
+        assert_eq!((0..=MAX_PARTS).filter(closed).collect::<Vec<_>>(), [1]);
     }
 
     #[test]

@@ -14,8 +14,9 @@ use super::meta::{Meta, Version};
 use super::protocol::{FileHead, Hash};
 use super::wire::{Decoder, Encoder};
 use std::fs::File;
-use std::io::{BufReader, Read, Result, Seek, SeekFrom, Write};
+use std::io::{BufReader, Read, Result, Seek, SeekFrom};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 const MAGIC: &[u8; 8] = b"uiw-cp1\n";
 const HEADER: usize = 8 + 8 + 16 + 8;
@@ -25,7 +26,11 @@ const NO_BYTES: Hash = [0; 32];
 
 /// An open journal.
 #[derive(Debug)]
-pub struct Journal(File);
+pub struct Journal {
+    file: File,
+    /// Position of the next record.
+    end: u64,
+}
 
 /// A record: a block and its hash, or blocks in a hole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,53 +84,55 @@ impl Record {
 }
 
 impl Journal {
+    /// Wraps an open file. [`Journal::restart`] or [`Journal::replay`] must precede the first
+    /// [`Journal::append`].
     pub fn new(file: File) -> Self {
-        Self(file)
+        Self { file, end: HEADER as u64 }
     }
 
     /// Returns whether the journal is empty.
     pub fn is_empty(&self) -> Result<bool> {
-        Ok(self.0.metadata()?.len() == 0)
+        Ok(self.file.metadata()?.len() == 0)
     }
 
     /// Returns whether the journal belongs to a source of this size and version.
     pub fn matches(&mut self, meta: &Meta) -> Result<bool> {
         let mut found = Vec::new();
-        self.0.seek(SeekFrom::Start(0))?;
-        (&self.0).take(HEADER as u64).read_to_end(&mut found)?;
+        self.file.seek(SeekFrom::Start(0))?;
+        (&self.file).take(HEADER as u64).read_to_end(&mut found)?;
         Ok(found == header(meta.size, &meta.version))
     }
 
     /// Replaces the journal by an empty one for a source of this size and version.
     pub fn restart(&mut self, meta: &Meta) -> Result<()> {
-        self.0.set_len(0)?;
-        self.0.seek(SeekFrom::Start(0))?;
-        self.0.write_all(&header(meta.size, &meta.version))
+        self.file.set_len(0)?;
+        self.end = HEADER as u64;
+        self.file.write_all_at(&header(meta.size, &meta.version), 0)
     }
 
     /// Calls `each` with every valid record, and truncates the journal after the last of them. We
     /// never write more than about twice as many records as the file has blocks, so further records
     /// are removed.
     pub fn replay(&mut self, file: &FileHead, mut each: impl FnMut(Record) -> Result<()>) -> Result<()> {
-        self.0.seek(SeekFrom::Start(HEADER as u64))?;
-        let mut end = HEADER as u64;
-        {
-            let mut from = BufReader::new(&self.0);
-            let mut record = [0; RECORD];
-            let most = HEADER as u64 + RECORD as u64 * (2 * file.blocks() + 64);
-            while end < most && from.read_exact(&mut record).is_ok() {
-                let Some(record) = Record::decode(&record, file.blocks()) else { break };
-                each(record)?;
-                end += RECORD as u64;
-            }
+        self.file.seek(SeekFrom::Start(HEADER as u64))?;
+        self.end = HEADER as u64;
+        let mut from = BufReader::new(&self.file);
+        let mut record = [0; RECORD];
+        let most = HEADER as u64 + RECORD as u64 * (2 * file.blocks() + 64);
+        while self.end < most && from.read_exact(&mut record).is_ok() {
+            let Some(record) = Record::decode(&record, file.blocks()) else { break };
+            each(record)?;
+            self.end += RECORD as u64;
         }
-        self.0.set_len(end)?;
-        self.0.seek(SeekFrom::Start(end))?;
-        Ok(())
+        self.file.set_len(self.end)
     }
 
+    /// Appends a record. After an error, the next record overwrites the bytes that were written:
+    /// records after a torn one would not be found.
     pub fn append(&mut self, record: &Record) -> Result<()> {
-        self.0.write_all(&record.encode())
+        self.file.write_all_at(&record.encode(), self.end)?;
+        self.end += RECORD as u64;
+        Ok(())
     }
 }
 
@@ -134,6 +141,7 @@ mod tests {
     use super::super::meta::{EntryKind, FileTime};
     use super::super::names::RelPath;
     use super::*;
+    use std::io::Write;
 
     fn file() -> FileHead {
         let meta = Meta {
@@ -173,9 +181,9 @@ mod tests {
             let mut journal = Journal::new(nameless());
             journal.restart(&file().meta).unwrap();
             records.iter().for_each(|record| journal.append(record).unwrap());
-            let len = journal.0.metadata().unwrap().len();
+            let len = journal.file.metadata().unwrap().len();
             assert_eq!(len, (HEADER + 3 * RECORD) as u64);
-            journal.0.set_len(len - cut).unwrap();
+            journal.file.set_len(len - cut).unwrap();
             assert!(journal.matches(&file().meta).unwrap());
             let whole = if cut == 0 { 3 } else { 2 };
             assert_eq!(replay(&mut journal), records[..whole]);
@@ -183,6 +191,18 @@ mod tests {
             journal.append(&Record::Block(9, [5; 32])).unwrap();
             assert_eq!(replay(&mut journal).last(), Some(&Record::Block(9, [5; 32])));
         }
+    }
+
+    #[test]
+    fn partial_write_overwritten_by_next_record() {
+        let mut journal = Journal::new(nameless());
+        journal.restart(&file().meta).unwrap();
+        journal.append(&Record::Block(3, [1; 32])).unwrap();
+        // Write as much as fits on a full disk.
+        journal.file.seek(SeekFrom::End(0)).unwrap();
+        journal.file.write_all(&Record::Block(4, [2; 32]).encode()[..20]).unwrap();
+        journal.append(&Record::Block(5, [3; 32])).unwrap();
+        assert_eq!(replay(&mut journal), [Record::Block(3, [1; 32]), Record::Block(5, [3; 32])]);
     }
 
     #[test]

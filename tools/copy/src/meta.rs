@@ -88,8 +88,10 @@ impl Meta {
 
     /// Returns whether an entry with the metadata `other` counts as an up-to-date copy of this one.
     pub fn is_copied_by(&self, other: &Self) -> bool {
-        let same = self.kind == other.kind && self.target == other.target && self.mtime == other.mtime;
-        same && self.size == other.size && (self.kind == EntryKind::Symlink || self.mode == other.mode)
+        let same = self.kind == other.kind && self.target == other.target;
+        same && self.mtime.is_stored_as(other.mtime)
+            && self.size == other.size
+            && (self.kind == EntryKind::Symlink || self.mode == other.mode)
     }
 
     /// Returns the times for utimensat(2), which keep the access time unchanged.
@@ -151,6 +153,19 @@ pub(crate) fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec
 }
 
 impl FileTime {
+    /// Returns whether `stored` is this time, or this time as a file system stores it that rounds
+    /// times down: to a decimal fraction of a second, to seconds, or to two seconds like FAT.
+    ///
+    /// A time of whole seconds is only stored as itself. The file system of the source may have no
+    /// other times, and the next second is then that of another version.
+    fn is_stored_as(self, stored: Self) -> bool {
+        let units = (0..=9).map(|digits| 10u32.pow(digits));
+        let unit = units.take_while(|unit| stored.nanos.is_multiple_of(*unit)).last().unwrap_or(1);
+        let rounded = Self { nanos: self.nanos / unit * unit, ..self };
+        let even = Self { seconds: self.seconds & !1, nanos: 0 };
+        self == stored || self.nanos != 0 && (stored == rounded || stored == even)
+    }
+
     pub fn encode(self, out: &mut Encoder) {
         out.u64(self.seconds.cast_unsigned()).u32(self.nanos);
     }
@@ -178,6 +193,31 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_rounded_by_target_accepted() {
+        let time = |seconds, nanos| FileTime { seconds, nanos };
+        for (source, stored, is_same) in [
+            (time(7, 123_456_789), time(7, 123_456_789), true),
+            (time(7, 123_456_789), time(7, 123_456_700), true),
+            (time(7, 123_456_789), time(7, 120_000_000), true),
+            (time(7, 123_456_789), time(7, 0), true),
+            (time(7, 123_456_789), time(6, 0), true),
+            (time(-7, 1), time(-8, 0), true),
+            (time(7, 123_456_789), time(7, 123_456_788), false),
+            (time(7, 123_456_789), time(7, 123_456_800), false),
+            (time(7, 123_456_789), time(6, 120_000_000), false),
+            (time(7, 123_456_789), time(5, 0), false),
+            (time(8, 123_456_789), time(7, 0), false),
+            (time(7, 0), time(6, 0), false),
+            (time(7, 0), time(7, 1), false),
+        ] {
+            assert_eq!(source.is_stored_as(stored), is_same, "{source:?} as {stored:?}");
+            let stat = rustix::fs::stat("/etc/passwd").unwrap();
+            let meta = |mtime| Meta { mtime, ..Meta::from_stat(&stat) };
+            assert_eq!(meta(source).is_copied_by(&meta(stored)), is_same);
+        }
+    }
 
     #[test]
     fn oversized_file_counts_as_special() {

@@ -37,7 +37,7 @@
 //!   version is refused, and the file is started again.
 //! * Until a file is complete, it is written as `NAME.uiw-part`, with a journal of its verified
 //!   blocks in `NAME.uiw-journal` (see `super::journal`). Then it is synced and renamed. Files of a
-//!   batch are written under temporary names, synced by one syncfs(2), and renamed.
+//!   batch are written under temporary names, synced by one syncfs(2), renamed, and synced again.
 //! * Successive blocks in a hole are described by one message.
 //! * Nothing outside the share is opened (see `super::root`). Both ends validate names (see
 //!   `super::names`).

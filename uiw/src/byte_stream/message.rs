@@ -37,6 +37,8 @@ pub(super) enum FormatError {
     Credits { credits: u32 },
     #[error("the peer sent a payload after the end of the stream")]
     AfterFin,
+    #[error("a payload of {len} bytes is longer than the announced maximum of {max_payload}")]
+    PayloadLength { len: usize, max_payload: u32 },
     #[error("the peer sent more messages than it had credits for")]
     NoCredit,
     #[error("the connection was closed before the end of the byte stream")]

@@ -98,6 +98,8 @@ struct ReadState {
     messages: VecDeque<Message>,
     /// Number of bytes of the first message that are consumed, including its header.
     consumed: usize,
+    /// Maximum payload length in bytes, which was announced to the peer.
+    max_payload: u32,
     /// Number of messages that the peer may still send.
     granted: u32,
     /// Number of receives that are free again and not yet granted to the peer.
@@ -159,9 +161,11 @@ impl ByteStream {
             return Err(ErrorKind::Misuse(rule).into());
         }
         let window = depth - RESERVED_RECEIVES;
+        let max_payload = (size - HEADER_LEN as u32).min(MAX_PAYLOAD);
         let reading = ReadState {
             messages: VecDeque::new(),
             consumed: HEADER_LEN,
+            max_payload,
             granted: window,
             freed: 0,
             threshold: window.div_ceil(2),
@@ -180,7 +184,6 @@ impl ByteStream {
             failed: None,
         };
         let mut stream = Self { reading, writing, connection };
-        let max_payload = (size - HEADER_LEN as u32).min(MAX_PAYLOAD);
         stream.send(Header { credits: window, fin: false }, &emit_first(max_payload))?;
         Ok(stream)
     }
@@ -391,9 +394,14 @@ impl ReadState {
     }
 
     /// Queues a received message that took a credit: one that has a payload or ends the direction.
+    /// The message has a header.
     fn push(&mut self, header: Header, message: Message) -> Result<(), FormatError> {
         if self.ended {
             return Err(FormatError::AfterFin);
+        }
+        let (len, max_payload) = (message.len() - HEADER_LEN, self.max_payload);
+        if len > max_payload as usize {
+            return Err(FormatError::PayloadLength { len, max_payload });
         }
         self.granted = self.granted.checked_sub(1).ok_or(FormatError::NoCredit)?;
         self.ended = header.fin;

@@ -141,7 +141,8 @@ fn busy_reader_stops_bytes_only() {
 /// Sends messages as a peer that does not use byte streams, and returns the error of the stream.
 fn refused(messages: &[&[u8]]) -> String {
     let simulation = Simulation::new(1, Link::default());
-    let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default());
+    // The receives are longer than the payloads that a byte stream announces.
+    let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default().recv_size(300 << 10));
     let (_, error) = simulation.run(
         async {
             for message in messages {
@@ -175,6 +176,8 @@ fn format_violation_named() {
     assert!(refused(&[&[1, 0, 0, 0, 0, 0, 0, 9]]).contains("a payload of 0 bytes"));
     assert!(refused(&[FIRST, &[1, 9, 0, 0, 0, 0, 0, 0]]).contains("flags 0x09"));
     assert!(refused(&[FIRST, &[1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]]).contains("credits"));
+    let long = [&[1, 0, 0, 0, 0, 0, 0, 0][..], &[0; (256 << 10) + 1]].concat();
+    assert!(refused(&[FIRST, &long]).contains("262145 bytes is longer than the announced maximum of 262144"));
 }
 
 /// A peer that only reads may shut down its direction with its first message.

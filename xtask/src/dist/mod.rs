@@ -25,6 +25,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::arch::Arch;
 use crate::install::{self, Built, Layout};
+use crate::workspace::WorkFolder;
 use crates::Crates;
 use emulator::Emulator;
 use glibc::GlibcNeeds;
@@ -99,8 +100,8 @@ pub(crate) fn make(out: &Path, only: &[Kind], debug: bool) -> Result<Vec<PathBuf
 struct PackageBuild {
     /// Folder for the packages.
     out: PathBuf,
-    /// Folder for temporary files, which is removed at the end.
-    work: PathBuf,
+    /// Folder for temporary files.
+    work: WorkFolder,
     version: String,
     /// Processor for which the packages are built.
     arch: Arch,
@@ -117,12 +118,6 @@ struct PackageBuild {
     root: OnceLock<Result<Root, String>>,
 }
 
-impl Drop for PackageBuild {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.work);
-    }
-}
-
 impl PackageBuild {
     fn make(options: &Options) -> Result<Self, String> {
         let arch = options.target.unwrap_or_else(Arch::here);
@@ -134,7 +129,7 @@ impl PackageBuild {
             .map(|name| built.file(name));
         let crates = Crates::of_packages()?;
         let mut dist = Self {
-            work: target.join(format!("dist-work-{}", std::process::id())),
+            work: WorkFolder::new(&target, "dist-work-").map_err(|error| format!("dist-work: {error}"))?,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             arch,
             time: time()?,
@@ -147,7 +142,6 @@ impl PackageBuild {
             out,
         };
         fs::create_dir_all(&dist.out).map_err(|error| format!("{}: {error}", dist.out.display()))?;
-        fs::create_dir_all(&dist.work).map_err(|error| format!("{}: {error}", dist.work.display()))?;
         eprintln!("xtask: the programs need glibc 2.{} and {}", dist.needs.minor, dist.needs.listed());
         if let Some(oldest) = built.glibc().filter(|oldest| dist.needs.minor > *oldest) {
             return Err(format!(
@@ -160,7 +154,8 @@ impl PackageBuild {
             println!("{}", file.display());
             dist.made.push((kind, file));
         }
-        dist.sum()?;
+        let names = dist.made.iter().filter_map(|(_, file)| file.file_name()?.to_str());
+        sums::write(&dist.out, names).map_err(|error| format!("SHA256SUMS: {error}"))?;
         Ok(dist)
     }
 
@@ -173,7 +168,10 @@ impl PackageBuild {
     /// Returns a root folder with a Debian for the processor.
     fn root(&self) -> Result<&Root, String> {
         self.emulator()?;
-        self.root.get_or_init(|| Root::make(self.work.join("root"), self.arch)).as_ref().map_err(Clone::clone)
+        self.root
+            .get_or_init(|| Root::make(self.work.path.join("root"), self.arch))
+            .as_ref()
+            .map_err(Clone::clone)
     }
 
     fn make_one(&self, kind: Kind, built: &Built) -> Result<PathBuf, String> {
@@ -203,7 +201,7 @@ impl PackageBuild {
 
     /// Creates a folder with all installed files below `prefix`, and the licences.
     fn stage(&self, built: &Built, name: &str, prefix: &str) -> Result<PathBuf, String> {
-        let root = self.work.join(name);
+        let root = self.work.path.join(name);
         let layout = Layout::new(Path::new(prefix), None, Some(&root))?;
         install::stage(&layout, built, true)?;
         let notices = layout.place("share/doc/uiw/THIRD-PARTY-LICENSES");
@@ -218,14 +216,6 @@ impl PackageBuild {
         archive::tar(&root.join("usr/local"), &name, self.seconds(), &file)?;
         archive::gzip(&[file])?;
         Ok(self.out.join(format!("{name}.tar.gz")))
-    }
-
-    /// Writes the file SHA256SUMS for all packages.
-    fn sum(&self) -> Result<(), String> {
-        let mut names: Vec<_> = self.made.iter().filter_map(|(_, file)| file.file_name()).collect();
-        names.sort();
-        let text = check::output(Command::new("sha256sum").args(names).current_dir(&self.out))?;
-        fs::write(self.out.join("SHA256SUMS"), text).map_err(|error| format!("SHA256SUMS: {error}"))
     }
 }
 

@@ -30,6 +30,11 @@ const TIME_WAIT: smoltcp::time::Duration = smoltcp::time::Duration::from_secs(10
 /// Time after which a gateway that has not answered is considered absent, as in Linux.
 const GATEWAY: Duration = Duration::from_secs(3);
 
+/// Time after which the connection of a dropped stream is reset, counted from the drop or from the
+/// last acknowledgement of data. A peer that sends no FIN, or does not acknowledge ours, would keep
+/// it for ever.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
@@ -213,14 +218,27 @@ impl Conn {
         (Sender { stretch, path, probe, segmentation: *segmentation, now: micros(now) }, sockets)
     }
 
+    /// Returns whether the segment in a frame can be from the peer: see [`Stretch::accepts`].
+    pub(super) fn accepts(&self, frame: &[u8]) -> bool {
+        self.stretch.accepts(frame, self.socket().recv_capacity())
+    }
+
     /// Handles a frame with a segment of the peer: see [`Stretch::note_received`].
     pub(super) fn note_received(&mut self, frame: &[u8], emss: usize, now: Tick) -> Option<Parts> {
         let before = self.stretch.acknowledged();
-        let parts = self.stretch.note_received(frame, emss, self.is_established());
+        let parts = self.stretch.note_received(frame, emss);
         let acknowledged = self.stretch.acknowledged();
         self.path.note_acknowledged(acknowledged, micros(now));
         self.probe.note_received(acknowledged != before, micros(now));
+        if acknowledged != before && self.closes_by.is_some() {
+            self.extend_close(now);
+        }
         parts
+    }
+
+    /// Restarts the time limit of a connection whose stream was dropped.
+    pub(super) fn extend_close(&mut self, now: Tick) {
+        self.closes_by = Some(now + scaled(CLOSE_TIMEOUT));
     }
 
     /// Like [`Probe::duplicates`], for the probe of this connection.

@@ -14,7 +14,8 @@ pub(super) struct PortListener {
     local: SocketAddr,
     pub(super) token: Token,
     pub(super) backlog: usize,
-    /// Connections that are being set up, oldest first.
+    /// Connections that are being set up, oldest first, and established ones that found the backlog
+    /// full.
     pub(super) opening: VecDeque<usize>,
     /// Established connections that wait to be accepted, oldest first.
     pub(super) ready: VecDeque<usize>,

@@ -107,6 +107,10 @@ impl<L: Link> SmolInterface<L> {
             return Err(gone.error());
         }
         let id = port.ready.pop_front().ok_or(ErrorKind::WouldBlock)?;
+        let waiting = port.opening.iter().copied().find(|id| self.conns[*id].is_established());
+        if let Some(waiting) = waiting {
+            self.make_ready(waiting, listener.0);
+        }
         let conn = &mut self.conns[id];
         conn.owner = Owner::TransportStream;
         conn.token = Some(token);

@@ -88,7 +88,8 @@ impl FloodedNet {
             (SourceAddresses::Own, v6) => address(1, v6),
         };
         let port = 1024 + (self.sent % 60_000) as u16;
-        let frame = syn(SocketAddr::new(from, port), address(2, self.v6), self.sent);
+        let to = SocketAddr::new(address(2, self.v6), 7174);
+        let frame = segment(SocketAddr::new(from, port), to, (self.sent, None));
         send(&mut self.ends[1], &frame);
     }
 
@@ -117,14 +118,15 @@ fn send(link: &mut PipeLink, frame: &[u8]) {
     link.flush();
 }
 
-fn syn(from: SocketAddr, to: IpAddr, number: u32) -> Vec<u8> {
-    let (source, destination): (IpAddress, IpAddress) = (from.ip().into(), to.into());
+/// Returns a segment with a sequence number and an acknowledgement number, or a SYN.
+fn segment(from: SocketAddr, to: SocketAddr, (seq, ack): (u32, Option<u32>)) -> Vec<u8> {
+    let (source, destination): (IpAddress, IpAddress) = (from.ip().into(), to.ip().into());
     let tcp = TcpRepr {
         src_port: from.port(),
-        dst_port: 7174,
-        control: TcpControl::Syn,
-        seq_number: TcpSeqNumber(number as i32),
-        ack_number: None,
+        dst_port: to.port(),
+        control: if ack.is_none() { TcpControl::Syn } else { TcpControl::None },
+        seq_number: TcpSeqNumber(seq.cast_signed()),
+        ack_number: ack.map(|ack| TcpSeqNumber(ack.cast_signed())),
         window_len: 1000,
         window_scale: None,
         max_seg_size: None,
@@ -136,7 +138,7 @@ fn syn(from: SocketAddr, to: IpAddr, number: u32) -> Vec<u8> {
     let ip = IpRepr::new(source, destination, IpProtocol::Tcp, tcp.buffer_len(), 64);
     let ethernet = EthernetRepr {
         src_addr: EthernetAddress(SmolConfig::new(address(1, to.is_ipv6()), 24).mac),
-        dst_addr: EthernetAddress(SmolConfig::new(to, 24).mac),
+        dst_addr: EthernetAddress(SmolConfig::new(to.ip(), 24).mac),
         ethertype: if to.is_ipv6() { EthernetProtocol::Ipv6 } else { EthernetProtocol::Ipv4 },
     };
     let mut frame = vec![0; ethernet.buffer_len() + ip.buffer_len()];
@@ -194,6 +196,26 @@ fn unfinished_setups_time_out() {
             net.listener.accept(Token(2)).err().map(|error| error.kind()),
             Some(ErrorKind::WouldBlock)
         );
+    }
+}
+
+/// The attacker knows everything except the server's sequence number.
+#[test]
+fn forged_segment_changes_no_state() {
+    let mut net = FloodedNet::new(false);
+    let to = SocketAddr::new(address(2, false), 7174);
+    let mut client = net.client.connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
+    while !client.connect_result().unwrap() {
+        net.step();
+    }
+    let [ours, theirs] = net.numbers.each_ref().map(|numbers| numbers[0]);
+    let state = |net: &FloodedNet| net.client.interface.lock().stretches();
+    let before = state(&net);
+    for (distance, is_changed) in [(1 << 31, false), (1, true)] {
+        let numbers = (theirs.wrapping_add(distance), Some(ours.wrapping_add(1)));
+        send(&mut net.ends[0], &segment(to, client.local_addr(), numbers));
+        net.client.poll(&mut Vec::new()).unwrap();
+        assert_eq!(state(&net) != before, is_changed, "{distance}");
     }
 }
 

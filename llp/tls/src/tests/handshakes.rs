@@ -115,6 +115,29 @@ fn half_handshakes_bounded() {
 }
 
 #[test]
+fn flood_evicts_own_handshakes() {
+    let (own, _) = pair_of_configs();
+    let mut server = ServerStack::new(own.max_handshakes(8));
+    let other = (Ipv4Addr::new(127, 0, 0, 2), 0).into();
+    let mut stack = TcpStack::new().unwrap();
+    let mut first = stack.connect(Some(other), server.at(), &TransportConfig::default(), SERVER).unwrap();
+    let progress = |server: &mut ServerStack, count| {
+        server.until("handshakes", |server| (server.tls.counts().handshakes == count).then_some(()));
+    };
+    progress(&mut server, 1);
+    let mut flood = Vec::new();
+    for number in 0..20 {
+        flood.push(std::net::TcpStream::connect(server.at()).unwrap());
+        progress(&mut server, 8.min(2 + number));
+        server.poll();
+    }
+    assert_eq!(recv(&mut *first, 1).unwrap_err().kind(), ErrorKind::WouldBlock);
+    let mut byte = [0];
+    flood[0].set_read_timeout(Some(LONGEST)).unwrap();
+    assert_eq!(flood[0].read(&mut byte).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
 fn timeout_of_opened_socket_reported() {
     let (own, _) = pair_of_configs();
     let tls = Tls::new(own.handshake_timeout(Duration::from_millis(1))).unwrap();
