@@ -79,7 +79,9 @@ impl Device {
         let lenient_invalidate = options.lenient_invalidate;
         let driver = Driver::start(stack, options)?;
         driver.shared.table.set_lenient_invalidate(lenient_invalidate);
-        Ok(Self::new(driver, LingeringRef::Handle(Arc::default())))
+        let device = Self::new(driver, LingeringRef::Handle(Arc::default()));
+        device.driver.shared.faults.as_ref().map_or(Ok(()), |faults| faults.start_events())?;
+        Ok(device)
     }
 
     /// Creates a handle with its own queue of asynchronous events.

@@ -129,12 +129,12 @@ fn planned_outcomes_of_connections() {
 
 #[test]
 fn planned_events_reach_every_handle() {
-    let device = device("event:PORT_ERR@20ms,event:PORT_ACTIVE@10ms");
+    let next =
+        |handle: &Device| handle.block_on(std::future::poll_fn(|cx| handle.async_events().poll_pop(cx)));
+    let device = device("event:PORT_ERR@1s,event:PORT_ACTIVE@0s");
+    assert_eq!(next(&device), AsyncEvent::PortActive);
     let other = device.with_own_events();
-    for handle in [&device, &other] {
-        let next = || handle.block_on(std::future::poll_fn(|cx| handle.async_events().poll_pop(cx)));
-        assert_eq!([next(), next()], [AsyncEvent::PortActive, AsyncEvent::PortError]);
-    }
+    assert_eq!([&device, &other].map(next), [AsyncEvent::PortError, AsyncEvent::PortError]);
 }
 
 #[test]

@@ -130,8 +130,7 @@ impl Driver {
         let wait_fds = stacks.iter().filter_map(|stack| stack.wait_fd()).collect();
         let counters = DeviceCounters::new(stacks.len(), counters.as_ref())
             .map_err(Error::io("mapping the memory of the device's counters"))?;
-        let shared =
-            Arc::new(Shared::new(limits, progress_hooks, counters, Faults::start(faults)?, encrypts));
+        let shared = Arc::new(Shared::new(limits, progress_hooks, counters, Faults::new(faults), encrypts));
         let (mut failed, shard_count) = (None, stacks.len());
         let driver = Arc::new_cyclic(|this| {
             let shards = stacks.into_iter().enumerate().map_while(|(index, stack)| {

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 use uiw_impair::Random;
 
 /// Destinations of injected events: one queue for each handle of the device that has its own.
@@ -25,7 +25,7 @@ pub(crate) struct Faults {
     random: Mutex<Random>,
     queues: Queues,
     /// Sender whose drop ends the thread that raises events.
-    _events: Option<mpsc::Sender<()>>,
+    events: OnceLock<mpsc::Sender<()>>,
 }
 
 #[derive(Debug)]
@@ -39,23 +39,56 @@ struct CountedRule {
 
 impl Faults {
     /// Creates the faults of a device; `None` for a plan without rules.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the thread for events cannot be started.
-    pub(crate) fn start(plan: FaultPlan) -> Result<Option<Arc<Self>>> {
+    pub(crate) fn new(plan: FaultPlan) -> Option<Arc<Self>> {
         if plan.rules.is_empty() {
-            return Ok(None);
+            return None;
         }
-        let queues = Queues::default();
-        let events = raise_events(&plan.rules, &queues)?;
         let counted = |rule| CountedRule { rule, calls: AtomicU64::new(0), is_over: AtomicBool::new(false) };
-        Ok(Some(Arc::new(Self {
+        Some(Arc::new(Self {
             rules: plan.rules.into_iter().map(counted).collect(),
             opened: Instant::now(),
             random: Mutex::new(Random::new(plan.seed)),
-            queues,
-            _events: events,
-        })))
+            queues: Queues::default(),
+            events: OnceLock::new(),
+        }))
+    }
+
+    /// Starts the thread that raises the planned events, if there are any. Called after the device
+    /// has its first event queue, which receives all of them.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the thread cannot be started.
+    pub(crate) fn start_events(&self) -> Result<()> {
+        let events = self.rules.iter().filter_map(|CountedRule { rule, .. }| match &rule.fault {
+            FaultAction::Event { event, at } => Some((*at, event.clone(), rule.text.clone())),
+            _ => None,
+        });
+        let mut events: Vec<_> = events.collect();
+        if events.is_empty() {
+            return Ok(());
+        }
+        events.sort_by_key(|(at, ..)| *at);
+        let (end, ended) = mpsc::channel();
+        let (opened, queues) = (self.opened, Arc::clone(&self.queues));
+        let body = move || {
+            for (at, event, rule) in events {
+                let wait = at.saturating_sub(opened.elapsed());
+                if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+                tracing::warn!(rule, "fault injected");
+                let queues: Vec<_> = queues.lock().iter().filter_map(Weak::upgrade).collect();
+                for queue in queues {
+                    let mut wakes = Wakes::default();
+                    queue.raise(event.clone(), &mut wakes);
+                    wakes.give();
+                }
+            }
+        };
+        crate::thread::spawn("uiw-faults", body)
+            .map_err(Error::io("starting the thread of injected events"))?;
+        let _ = self.events.set(end);
+        Ok(())
     }
 
     /// Adds the event queue of a handle of the device.
@@ -143,46 +176,13 @@ impl Faults {
     }
 }
 
-/// Starts the thread that raises the planned events, if there are any.
-fn raise_events(rules: &[FaultRule], queues: &Queues) -> Result<Option<mpsc::Sender<()>>> {
-    let mut events: Vec<(Duration, AsyncEvent, String)> = rules
-        .iter()
-        .filter_map(|rule| match &rule.fault {
-            FaultAction::Event { event, at } => Some((*at, event.clone(), rule.text.clone())),
-            _ => None,
-        })
-        .collect();
-    if events.is_empty() {
-        return Ok(None);
-    }
-    events.sort_by_key(|(at, ..)| *at);
-    let (end, ended) = mpsc::channel();
-    let (opened, queues) = (Instant::now(), Arc::clone(queues));
-    let body = move || {
-        for (at, event, rule) in events {
-            let wait = at.saturating_sub(opened.elapsed());
-            if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
-                return;
-            }
-            tracing::warn!(rule, "fault injected");
-            let queues: Vec<_> = queues.lock().iter().filter_map(Weak::upgrade).collect();
-            for queue in queues {
-                let mut wakes = Wakes::default();
-                queue.raise(event.clone(), &mut wakes);
-                wakes.give();
-            }
-        }
-    };
-    crate::thread::spawn("uiw-faults", body).map_err(Error::io("starting the thread of injected events"))?;
-    Ok(Some(end))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn of(plan: &str) -> Arc<Faults> {
-        Faults::start(plan.parse().unwrap()).unwrap().unwrap()
+        Faults::new(plan.parse().unwrap()).unwrap()
     }
 
     /// Returns which of `count` calls of `alloc_pd` are refused, counted from 1.
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(refused(&of("call:reg_mr=EIO"), 2), [0usize; 0]);
         assert_eq!(refused(&of("call:alloc_pd@2=EIO,call:alloc_pd@4=ENOMEM"), 5), [2, 4]);
         assert_eq!(refused(&of("call:alloc_pd@0s=EIO"), 3), [1]);
-        assert!(Faults::start(FaultPlan::default()).unwrap().is_none());
+        assert!(Faults::new(FaultPlan::default()).is_none());
     }
 
     #[test]
@@ -222,6 +222,7 @@ mod tests {
     #[test]
     fn event_thread_ends_with_device() {
         let faults = of("event:PORT_ERR@60m");
+        faults.start_events().unwrap();
         let queues = Arc::downgrade(&faults.queues);
         drop(faults);
         let began = Instant::now();
