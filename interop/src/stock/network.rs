@@ -175,7 +175,7 @@ impl Network {
 }
 
 /// Folder in which `ip netns` keeps namespaces.
-const NAMESPACES: &str = "/run/netns";
+pub(super) const NAMESPACES: &str = "/run/netns";
 
 /// Address of the server. No other process uses the namespaces, so all tests can use the same
 /// addresses.
