@@ -80,7 +80,7 @@ type Group = (&'static str, u32, fn() -> Vec<TableRow>, &'static str);
 const GROUPS: [Group; 14] = [
     ("speed", 31, speed::rows, "`uiw perf` beside raw TCP"),
     ("stacks", 9, stacks::rows, "over AF_XDP and AF_PACKET, beside bare smoltcp and kernel TCP (root)"),
-    ("hostile", 3, hostile::rows, "a server under attack: its speed and memory (`ulimit -n 20000`)"),
+    ("hostile", 3, hostile::rows, "a server under attack: its speed and memory"),
     ("instructions", 3, instructions::rows, "instructions a round, beside the committed figures"),
     ("scaling", 7, scaling::rows, "second threads, neighbours, sleepers and control calls"),
     ("connects", 31, examples::connects, "connections set up a second, beside TCP"),
