@@ -7,6 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::arch::Arch;
 use crate::install::{PACKAGES, PYTHON};
 use crate::workspace::cargo;
 
@@ -31,13 +32,13 @@ pub(super) struct Crate {
 pub(super) struct Crates(pub(super) BTreeMap<String, Crate>);
 
 impl Crates {
-    /// Finds the crates of the packages. Crates that are only used while building (dependencies of
-    /// build scripts, and macros) are omitted.
-    pub(super) fn of_packages() -> Result<Self, String> {
+    /// Finds the crates of the packages for a processor. Crates that are only used while building
+    /// (dependencies of build scripts, and macros) are omitted.
+    pub(super) fn of_packages(arch: Arch) -> Result<Self, String> {
         let tree = text(
             cargo()
                 .args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none"])
-                .args(["--format", "{p}"])
+                .args(["--format", "{p}", "--target", &arch.target()])
                 .args(PACKAGES)
                 .args(PYTHON),
         )?;
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn only_crates_of_programs_listed() {
-        let Crates(crates) = Crates::of_packages().unwrap();
+        let Crates(crates) = Crates::of_packages(Arch::here()).unwrap();
         let find = |name: &str| crates.values().find(|one| one.name == name);
         let verbs = find("uiw-verbs").expect("our own");
         assert_eq!((verbs.version.as_str(), &verbs.sum), (env!("CARGO_PKG_VERSION"), &None));

@@ -132,7 +132,7 @@ impl PackageBuild {
         let out = options.out.clone().unwrap_or_else(|| folder.join("dist"));
         let files = ["uiw", "libibverbs.so", "librdmacm.so", "librspreload.so", "lib_uiw.so"]
             .map(|name| built.file(name));
-        let crates = Crates::of_packages()?;
+        let crates = Crates::of_packages(arch)?;
         let mut dist = Self {
             work: target.join(format!("dist-work-{}", std::process::id())),
             version: env!("CARGO_PKG_VERSION").to_owned(),

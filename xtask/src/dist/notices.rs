@@ -40,10 +40,11 @@ pub(super) fn of(crates: &Crates) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::Arch;
 
     #[test]
     fn shared_texts_listed_once() {
-        let notices = of(&Crates::of_packages().unwrap()).unwrap();
+        let notices = of(&Crates::of_packages(Arch::here()).unwrap()).unwrap();
         assert!(notices.contains("\nlibc 0.2."), "{notices}");
         let mit = "Permission is hereby granted, free of charge, to any";
         let crates = notices.split(&"-".repeat(78)).next().unwrap().lines().count();
