@@ -218,6 +218,5 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         }
     }
     drop(clone);
-    println!("{total}");
-    if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if total.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

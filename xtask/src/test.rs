@@ -136,8 +136,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     for name in &failed {
         println!("FAILED: {name}");
     }
-    println!("{total}");
-    if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if total.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 impl Options {

@@ -35,6 +35,9 @@ pub(super) fn run(commands: &Commands, options: &Options) -> Result<bool, String
         |name: &&Path| options.only.as_deref().is_none_or(|only| name.display().to_string().contains(only));
     let mut names: Vec<&Path> = commands.keys().map(PathBuf::as_path).filter(wanted).collect();
     // The script takes the longest, so it starts first.
+    if names.is_empty() {
+        return Err("no page with commands has this in its name".to_owned());
+    }
     names.sort_by_key(|name| *name != Path::new(script::PATH));
     let mut total = Tally::default();
     let set_up = match missing() {
