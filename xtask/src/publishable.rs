@@ -180,12 +180,9 @@ fn deny(clone: &CommitClone) -> io::Result<CheckVerdict> {
 const API_BASELINE: &str = "89c70828";
 
 fn semver(clone: &CommitClone) -> io::Result<CheckVerdict> {
-    let tag =
-        clone.command("git").args(["describe", "--tags", "--abbrev=0"]).stderr(Stdio::null()).output()?;
-    let tag = String::from_utf8_lossy(&tag.stdout);
-    let baseline = Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(API_BASELINE);
+    let baseline = crate::history::last_tag(API_BASELINE).map_err(io::Error::other)?;
     println!("beside {baseline}");
-    clone.tool("semver-checks", &["--workspace", "--baseline-rev", baseline])
+    clone.tool("semver-checks", &["--workspace", "--baseline-rev", &baseline])
 }
 
 /// Runs the checks. The last line on stdout is the score.
