@@ -1,6 +1,7 @@
 //! `cargo xtask publishable`: checks, in addition to the tests, that must pass before the crates
 //! are published.
 
+use crate::process::TempPath;
 use crate::report::Tally;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -44,10 +45,10 @@ impl CheckVerdict {
     }
 }
 
-/// Clone of the last commit, which is used because the checks change `Cargo.lock`. The clone is
-/// removed at the end. Its `target`, which is inside of the workspace's target folder, is kept.
+/// Clone of the last commit, which is used because the checks change `Cargo.lock`. Its `target`,
+/// which is inside of the workspace's target folder, is kept.
 struct CommitClone {
-    root: PathBuf,
+    root: TempPath,
     target: PathBuf,
 }
 
@@ -56,15 +57,15 @@ impl CommitClone {
         let workspace = crate::workspace::root();
         let target = crate::workspace::target().map_err(io::Error::other)?.join("publishable");
         let now = std::time::UNIX_EPOCH.elapsed().map_err(io::Error::other)?;
-        let root = target.join(format!("clone-{}-{}", std::process::id(), now.as_secs()));
+        let root = TempPath::new(target.join(format!("clone-{}-{}", std::process::id(), now.as_secs())));
         fs::create_dir_all(&target)?;
-        let cloned = Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&root).status()?;
+        let cloned = Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&*root).status()?;
         if cloned.success() { Ok(Self { root, target }) } else { Err(io::Error::other("git clone failed")) }
     }
 
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
-        command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target);
+        command.current_dir(&*self.root).env("CARGO_TARGET_DIR", &self.target);
         command
     }
 
@@ -99,12 +100,6 @@ impl CommitClone {
     /// Restores the files of the clone.
     fn restore(&self) -> io::Result<()> {
         self.command("git").args(["checkout", "--quiet", "."]).status().map(drop)
-    }
-}
-
-impl Drop for CommitClone {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }
 

@@ -310,7 +310,6 @@ pub(crate) fn run(options: Options) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
-    crate::process::on_interrupt(uiw_siw::test_vm::sweep);
     if options.tsv {
         println!("{}", instructions::HEAD);
     } else if options.markdown {

@@ -1,12 +1,12 @@
 //! Files that Cargo builds, and files that the built program generates.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::file::FileContent;
 use super::toolchain;
 use crate::arch::Arch;
+use crate::process::TempPath;
 use crate::workspace::{cargo, target};
 
 /// Built program and libraries, with the generated man pages and completions.
@@ -14,7 +14,7 @@ use crate::workspace::{cargo, target};
 pub(crate) struct Built {
     arch: Arch,
     folder: PathBuf,
-    generated: PathBuf,
+    generated: TempPath,
     glibc: Option<u32>,
 }
 
@@ -93,9 +93,9 @@ impl Built {
     fn new(arch: Arch, folder: PathBuf, glibc: Option<u32>, program: &Path) -> Result<Self, String> {
         // The folder contains the process id, because several processes may install at the same
         // time.
-        let generated = folder.join(format!("generated-{}", std::process::id()));
+        let generated = TempPath::new(folder.join(format!("generated-{}", std::process::id())));
         let built = Self { arch, folder, generated, glibc };
-        run(Command::new(program).arg("generate").arg(&built.generated))?;
+        run(Command::new(program).arg("generate").arg(&*built.generated))?;
         Ok(built)
     }
 
@@ -118,12 +118,6 @@ impl Built {
     /// of this machine.
     pub(crate) fn glibc(&self) -> Option<u32> {
         self.glibc
-    }
-}
-
-impl Drop for Built {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.generated);
     }
 }
 
