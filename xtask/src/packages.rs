@@ -18,6 +18,7 @@ pub(crate) const NEEDS: &[PackageNeed] = &[
     ("gnutls-serv", "gnutls-bin", "tls: tls_peers gnutls*"),
     ("ip", "iproute2", "interop: tests with network namespaces"),
     ("ethtool", "ethtool", "interop: stacks pairings::*"),
+    ("sysctl", "procps", "interop: stacks gateway::*"),
     ("qemu-system-x86_64", "qemu-system-x86", SIW),
     ("gcc", "gcc", SIW),
     // The kernel of Debian 12 was built with this compiler.

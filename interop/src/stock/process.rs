@@ -1,6 +1,7 @@
 //! Programs with time limits, and their output.
 
 use super::wait_limit::WaitLimit;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -195,9 +196,9 @@ impl Running {
     ///
     /// # Panics
     /// If that is not possible.
-    pub fn signal(&self, name: &str) {
-        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
-        assert!(status.is_ok_and(|status| status.success()), "{} cannot be sent {name}", self.name);
+    pub fn signal(&self, signal: Signal) {
+        let sent = kill_process(Pid::from_child(&self.child), signal);
+        assert!(sent.is_ok(), "{} cannot be sent {signal:?}: {sent:?}", self.name);
     }
 
     /// Interrupts the program like Ctrl-C, and waits for its end.
@@ -208,7 +209,7 @@ impl Running {
     pub fn interrupt(mut self) -> ProcessEnd {
         let early = self.child.try_wait().expect("a child");
         assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
-        self.signal("INT");
+        self.signal(Signal::INT);
         self.end()
     }
 
