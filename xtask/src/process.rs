@@ -1,6 +1,7 @@
 //! Child processes, each in its own process group, which is killed at a deadline together with all
 //! processes in it, and temporary files, which are removed even after an interrupt.
 
+use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -45,6 +46,32 @@ pub(crate) fn exit_code<E: Display>(done: Result<bool, E>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns what a command prints to stdout.
+///
+/// # Errors
+/// Returns the command and all of its output if it fails.
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("cannot run {program}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    let args: Vec<_> = command.get_args().map(OsStr::to_string_lossy).collect();
+    let error = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{program} {}: {}\n{text}{error}", args.join(" "), output.status))
+}
+
+/// Runs a command with our stdout and stderr.
+///
+/// # Errors
+/// Returns the program and its status if it fails.
+pub(crate) fn succeed(command: &mut Command) -> Result<(), String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let status = command.status().map_err(|error| format!("cannot run {program}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{program}: {status}")) }
 }
 
 fn locked<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
@@ -251,6 +278,16 @@ mod tests {
     fn failure_has_its_code() {
         let end = run(&mut shell("exit 3"), in_secs(20)).unwrap();
         assert_eq!(end, ChildEnd::Failure("exit status: 3".into()));
+        assert_eq!(succeed(&mut shell("exit 3")), Err("sh: exit status: 3".into()));
+    }
+
+    #[test]
+    fn failure_has_its_output() {
+        assert_eq!(output(&mut shell("echo a; echo b >&2")), Ok("a\n".into()));
+        let failure = output(&mut shell("echo a; echo b >&2; exit 3")).unwrap_err();
+        assert_eq!(failure, "sh -c echo a; echo b >&2; exit 3: exit status: 3\na\nb\n");
+        let missing = output(&mut Command::new("/no/such/program")).unwrap_err();
+        assert!(missing.starts_with("cannot run /no/such/program: "), "{missing}");
     }
 
     #[test]

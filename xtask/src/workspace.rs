@@ -4,6 +4,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::process::output;
+
 /// Returns the folder of the workspace.
 pub(crate) fn root() -> PathBuf {
     let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
@@ -19,12 +21,9 @@ pub(crate) fn cargo() -> Command {
 
 /// Returns Cargo's target folder.
 pub(crate) fn target() -> Result<PathBuf, String> {
-    let output = cargo()
-        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
-        .output()
-        .map_err(|error| format!("cannot run cargo: {error}"))?;
+    let metadata = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--offline"]))?;
     let metadata: serde_json::Value =
-        serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))?;
+        serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
     let folder = metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
     Ok(folder.into())
 }

@@ -8,7 +8,7 @@ use super::root::{self, Root};
 use super::script;
 use super::transcript::{self, Section, Step};
 use crate::dist::{self, Kind};
-use crate::process::{self, ChildEnd, TempPath};
+use crate::process::{self, ChildEnd, TempPath, output};
 use crate::report::Tally;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -184,13 +184,4 @@ impl FreshRoot {
         let end = process::run(command.stdout(Stdio::null()), Instant::now() + CAP);
         end.map_err(|error| format!("unshare: {error}"))
     }
-}
-
-/// Returns the output of a command. It is an error if the command fails.
-fn output(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)))
 }

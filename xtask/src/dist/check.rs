@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::env;
-use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Kind, PackageBuild, archive};
+use crate::process::output;
 use crate::report::Tally;
 
 /// Check of one package, and the programs that it needs.
@@ -87,18 +87,6 @@ const EXAMPLES: &str = "import doctest, sys, uiw, uiw.aio as aio\n\
 
 /// Script that runs a command in its own network, in which all ports are free.
 pub(super) const NETWORK: &str = "ip link set lo up; exec \"$@\"";
-
-/// Returns the output of a command. It is an error if the command fails.
-pub(super) fn output(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() {
-        return Ok(text);
-    }
-    let args: Vec<_> = command.get_args().map(OsStr::to_string_lossy).collect();
-    let error = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{} {}: {}\n{text}{error}", command.get_program().display(), args.join(" "), output.status))
-}
 
 fn expect(is_so: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
     if is_so { Ok(()) } else { Err(otherwise()) }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 
 use serde_json::Value;
 
 use crate::arch::Arch;
 use crate::install::{PACKAGES, PYTHON};
+use crate::process::output;
 use crate::workspace::cargo;
 
 /// Crate that is linked.
@@ -35,7 +35,7 @@ impl Crates {
     /// Finds the crates of the packages for a processor. Crates that are only used while building
     /// (dependencies of build scripts, and macros) are omitted.
     pub(super) fn of_packages(arch: Arch) -> Result<Self, String> {
-        let tree = text(
+        let tree = output(
             cargo()
                 .args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none"])
                 .args(["--format", "{p}", "--target", &arch.target()])
@@ -50,7 +50,7 @@ impl Crates {
                 Some((words.next()?.to_owned(), words.next()?.strip_prefix('v')?.to_owned()))
             })
             .collect();
-        let metadata = text(cargo().args(["metadata", "--locked", "--format-version", "1"]))?;
+        let metadata = output(cargo().args(["metadata", "--locked", "--format-version", "1"]))?;
         let metadata: Value =
             serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
         let lock = crate::workspace::root().join("Cargo.lock");
@@ -97,14 +97,6 @@ fn sum(lock: &str, name: &str, version: &str) -> Option<String> {
         .split("[[package]]")
         .find(|entry| wanted.iter().all(|line| entry.lines().any(|other| other == line)))?;
     entry.lines().find_map(|line| Some(line.strip_prefix("checksum = \"")?.strip_suffix('"')?.to_owned()))
-}
-
-fn text(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("cannot run cargo: {error}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
 #[cfg(test)]

@@ -224,7 +224,7 @@ impl PackageBuild {
     fn sum(&self) -> Result<(), String> {
         let mut names: Vec<_> = self.made.iter().filter_map(|(_, file)| file.file_name()).collect();
         names.sort();
-        let text = check::output(Command::new("sha256sum").args(names).current_dir(&self.out))?;
+        let text = crate::process::output(Command::new("sha256sum").args(names).current_dir(&self.out))?;
         fs::write(self.out.join("SHA256SUMS"), text).map_err(|error| format!("SHA256SUMS: {error}"))
     }
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::check::output;
 use super::{Kind, PackageBuild, archive};
+use crate::process::output;
 use uiw_siw::debian;
 
 /// Run configuration of the image, as options of umoci.

@@ -6,7 +6,7 @@ use std::process::Command;
 use super::file::FileContent;
 use super::toolchain;
 use crate::arch::Arch;
-use crate::process::TempPath;
+use crate::process::{TempPath, succeed};
 use crate::workspace::{cargo, target};
 
 /// Built program and libraries, with the generated man pages and completions.
@@ -42,7 +42,7 @@ impl Built {
         } else {
             build.arg("--release");
         }
-        run(&mut build)?;
+        succeed(&mut build)?;
         let folder = target()?.join(if debug { "debug" } else { "release" });
         let program = folder.join("uiw");
         Self::new(Arch::here(), folder, None, &program)
@@ -76,13 +76,13 @@ impl Built {
         if let Some(compiler) = toolchain::compiler(arch)? {
             build.env("RUSTC", compiler);
         }
-        run(&mut build)?;
+        succeed(&mut build)?;
         let folder = target()?.join(arch.target()).join("release");
         let program = if arch.is_here() {
             folder.join("uiw")
         } else {
             // This program only generates files, so it is built for this machine.
-            run(cargo().args(["build", "-p", "uiw-cli"]))?;
+            succeed(cargo().args(["build", "-p", "uiw-cli"]))?;
             target()?.join("debug/uiw")
         };
         Self::new(arch, folder, Some(OLDEST_GLIBC), &program)
@@ -95,7 +95,7 @@ impl Built {
         // time.
         let generated = TempPath::new(folder.join(format!("generated-{}", std::process::id())));
         let built = Self { arch, folder, generated, glibc };
-        run(Command::new(program).arg("generate").arg(&*built.generated))?;
+        succeed(Command::new(program).arg("generate").arg(&*built.generated))?;
         Ok(built)
     }
 
@@ -133,9 +133,3 @@ pub(crate) const PYTHON: [&str; 2] = ["-p", "uiw-python"];
 /// Arguments of Cargo for the installed packages.
 pub(crate) const PACKAGES: [&str; 8] =
     ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload"];
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let status = command.status().map_err(|error| format!("cannot run {program}: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{program}: {status}")) }
-}
