@@ -10,7 +10,7 @@ use std::path::Path;
 const NAMESPACE_PREFIXES: [&str; 4] = ["uiw-s-", "uiw-c-", "uiw-m-", "uiw-h-"];
 /// Prefixes of the names of large temporary folders: libraries, images of containers, and packages.
 /// The process id follows.
-const FOLDER_PREFIXES: [&str; 3] = ["uiw-stock-", "uiw-ct-", "uiw-packages-"];
+const FOLDER_PREFIXES: [&str; 4] = ["uiw-stock-", "uiw-ct-", "uiw-pm-", "uiw-packages-"];
 
 /// Returns whether a name that begins with a process id and a hyphen belongs to this process or to
 /// one that has ended.

@@ -174,7 +174,7 @@ impl PodmanStorage {
     fn new(as_user: bool) -> Result<Self, String> {
         // Podman limits the path of its folder for run-time files to 50 bytes.
         let kind = if as_user { "user" } else { "own" };
-        let storage = env::temp_dir().join(format!("uiw-pm-{kind}-{}", std::process::id()));
+        let storage = env::temp_dir().join(format!("uiw-pm-{}-{kind}", std::process::id()));
         let this = Self { storage, as_user };
         let user = this.storage.join("user");
         let make = || {
