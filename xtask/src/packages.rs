@@ -3,6 +3,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use uiw_interop::find;
+
 use crate::process::{self, ChildEnd};
 
 /// Prerequisite of some tests: a program on the path or the path of a file, its package, and the
@@ -197,8 +199,6 @@ fn apt_get(args: &[&str], deadline: Instant) -> ChildEnd {
 pub(crate) fn on_path(program: &str) -> bool {
     find(program).is_some()
 }
-
-pub(crate) use uiw_siw::shell::find;
 
 #[cfg(test)]
 mod tests {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use binaries::Binary;
 use jobs::Job;
+use uiw_interop::SKIP_LOG;
 use uiw_interop::stock::BUILT;
 
 use crate::packages;
@@ -42,8 +43,6 @@ const LONGEST: &[&str] = &[
 const ONLY_WITH_ALL: &[&str] = &["interop/siw/tests/siw.rs", "xtask/tests/book.rs"];
 /// Package of the models, whose tests run only with `--all`.
 const MODELS: &str = "uiw-models";
-/// Environment variable with the path of the file in which tests report that they cannot run.
-const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]

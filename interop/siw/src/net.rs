@@ -1,11 +1,12 @@
 //! Networks between host and guest.
 
-use crate::shell::{Output, find, must, run};
+use crate::shell::{Output, must, run};
 use crate::{Error, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use uiw_interop::find;
 use uiw_interop::stock::is_left_over;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
