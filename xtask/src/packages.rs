@@ -192,7 +192,9 @@ fn apt_get(args: &[&str], deadline: Instant) -> ChildEnd {
         .args(args)
         .env("DEBIAN_FRONTEND", "noninteractive");
     let deadline = deadline.min(Instant::now() + APT_CAP);
-    process::run(&mut command, deadline).unwrap_or_else(|error| ChildEnd::Failure(error.to_string()))
+    // A package manager that is killed leaves packages that are not configured.
+    process::run_uninterrupted(&mut command, deadline)
+        .unwrap_or_else(|error| ChildEnd::Failure(error.to_string()))
 }
 
 /// Returns whether the user's or the system's path has this program.

@@ -135,6 +135,13 @@ pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<ChildE
     child.wait(deadline)
 }
 
+/// Like [`run`], but an interrupt does not kill the command.
+pub(crate) fn run_uninterrupted(command: &mut Command, deadline: Instant) -> io::Result<ChildEnd> {
+    let mut child = ProcessGroup::spawn(command.stdin(Stdio::null()))?;
+    locked(&RUNNING).retain(|id| *id != child.id);
+    child.wait(deadline)
+}
+
 /// Runs a command and calls `line` for each line of its stdout, and of its stderr if that is a
 /// pipe, as soon as the line arrives.
 pub(crate) fn run_lines(
