@@ -81,6 +81,11 @@ fn locked<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
 /// Installs a handler for interrupts that kills the running process groups, removes temporary files
 /// and what killed tests have left, and exits.
 pub(crate) fn handle_interrupts() {
+    // The handler would also be called for a lost terminal, which nohup(1) ignores.
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if ignores_hangup(&status) {
+        return;
+    }
     let installed = ctrlc::set_handler(|| {
         // The lock is held until the exit, so that no other process is started.
         let running = locked(&RUNNING);
@@ -95,8 +100,14 @@ pub(crate) fn handle_interrupts() {
         std::process::exit(130);
     });
     if let Err(error) = installed {
-        eprintln!("xtask: an interrupt may leave processes and temporary files behind: {error}");
+        eprintln!("xtask: an interrupt may leave processes and temporary files: {error}");
     }
+}
+
+/// Returns whether SIGHUP is ignored, according to `/proc/self/status` (proc_pid_status(5)).
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
 }
 
 /// Path of a temporary file or folder, which is removed on drop and on an interrupt.
@@ -295,6 +306,13 @@ mod tests {
         assert_eq!(failure, "sh -c echo a; echo b >&2; exit 3: exit status: 3\na\nb\n");
         let missing = output(&mut Command::new("/no/such/program")).unwrap_err();
         assert!(missing.starts_with("cannot run /no/such/program: "), "{missing}");
+    }
+
+    #[test]
+    fn ignored_hangup_recognised() {
+        let status = |mask: &str| format!("Name:\txtask\nSigIgn:\t{mask}\nSigCgt:\t00000001\n");
+        assert!(ignores_hangup(&status("0000000000001001")));
+        assert!(!ignores_hangup(&status("0000000000001000")) && !ignores_hangup(""));
     }
 
     #[test]
