@@ -13,6 +13,8 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit for a killed program to end.
 const KILLED: Duration = Duration::from_secs(30);
+/// Time limit for the output to end after the program.
+const OUTPUT_ENDS: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Running program, which is killed when dropped.
@@ -213,9 +215,13 @@ impl Running {
         self.end()
     }
 
+    /// Waits for the end of the output, which a process that the program has left may keep open.
     fn join(&mut self) {
+        let mut limit = WaitLimit::new(OUTPUT_ENDS);
         for reader in self.readers.drain(..) {
-            let _ = reader.join();
+            while !reader.is_finished() && !limit.is_over() {
+                thread::sleep(LOOK_EVERY);
+            }
         }
     }
 }
@@ -309,6 +315,15 @@ mod tests {
         assert!(is_listener(line, 0x1D2F));
         assert!(!is_listener(line, 0x1D30));
         assert!(!is_listener(&line.replace(" 0A ", " 01 "), 0x1D2F));
+    }
+
+    #[test]
+    fn left_process_delays_no_end() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $!"]);
+        let ended = Running::start(command).end();
+        let left = ended.well().said.trim().parse().ok().and_then(Pid::from_raw);
+        kill_process(left.expect("a process id"), Signal::KILL).expect("it still runs");
     }
 
     #[test]
