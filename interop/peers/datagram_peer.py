@@ -1,12 +1,10 @@
 """A peer for datagrams, written from docs/datagrams.md alone.
 
-    datagram_peer.py serve ADDRESS            returns every message with its payload reversed,
-                                              until standard input ends
+    datagram_peer.py serve ADDRESS            returns every message with its payload reversed
     datagram_peer.py ask ADDRESS PORT TEXT    asks the listener for a queue pair by SIDR, sends
                                               TEXT and prints the answer
 """
 
-import os
 import random
 import select
 import socket
@@ -68,12 +66,8 @@ def serve(address):
     peer = Peer(address)
     print(f"{peer.qpn} {QKEY}", flush=True)
     while True:
-        ready, _, _ = select.select([peer.socket, sys.stdin], [], [])
-        if sys.stdin in ready and not os.read(0, 1):
-            return
-        if peer.socket in ready:
-            source, host, payload, imm, solicited = peer.receive()
-            peer.send(host, source, QKEY, payload[::-1], None if imm is None else imm + 1, solicited)
+        source, host, payload, imm, solicited = peer.receive()
+        peer.send(host, source, QKEY, payload[::-1], None if imm is None else imm + 1, solicited)
 
 
 def ask(address, port, text):

@@ -41,7 +41,12 @@ pub fn require(program: &str) -> Option<PathBuf> {
 /// also printed for a reader of the output.
 #[track_caller]
 pub fn skip(capability: &str) {
-    let line = format!("{}: {capability}\n", current_test());
+    skip_test(&current_test(), capability);
+}
+
+/// Like [`skip`], for the test with this name.
+pub fn skip_test(test: &str, capability: &str) {
+    let line = format!("{test}: {capability}\n");
     print!("SKIPPED: {line}");
     if let Some(log) = env::var_os(SKIP_LOG) {
         let file = OpenOptions::new().create(true).append(true).open(&log);
@@ -70,7 +75,8 @@ fn current_test() -> String {
     }
 }
 
-fn find(program: &str) -> Option<PathBuf> {
+/// Returns the path of a program, or `None` if it is not installed.
+pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     env::split_paths(&path).chain(system).map(|folder| folder.join(program)).find(|file| file.is_file())

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::{env, io};
+use std::{env, io, thread};
 
 use quick_xml::events::{BytesStart, Event};
 
@@ -77,8 +77,8 @@ pub enum Error {
     #[error("tshark: {0}")]
     Io(#[from] io::Error),
     /// tshark has failed.
-    #[error("tshark ended with {0}")]
-    Status(std::process::ExitStatus),
+    #[error("tshark ended with {0}: {1}")]
+    Status(std::process::ExitStatus, String),
     /// A script of the dissector has failed.
     #[error("tshark: {0}")]
     Script(String),
@@ -115,12 +115,15 @@ impl Tshark {
             .env("XDG_CONFIG_HOME", env::temp_dir().join("uiw-no-such-folder"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()?;
+        // A thread reads the complaints, so that tshark never waits for room in one of the pipes.
+        let complaint = child.stderr.take().map(|stderr| thread::spawn(|| io::read_to_string(stderr)));
         let output = child.stdout.take().map(|output| read(BufReader::new(output)));
         let status = child.wait()?;
         if !status.success() {
-            return Err(Error::Status(status));
+            let complaint = complaint.and_then(|reader| reader.join().ok()?.ok()).unwrap_or_default();
+            return Err(Error::Status(status, complaint));
         }
         output.unwrap_or_else(|| Ok(Dissection::default()))
     }
@@ -287,6 +290,13 @@ fn number(show: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failure_has_reason() {
+        let Some(tshark) = Tshark::require() else { return };
+        let error = tshark.dissect(Path::new("/no/such/file")).unwrap_err().to_string();
+        assert!(error.contains("/no/such/file"), "{error}");
+    }
 
     #[test]
     fn reads_two_fpdus_of_one_packet() {

@@ -14,6 +14,7 @@ mod script;
 mod tests;
 mod transcript;
 
+use crate::process::{output, succeed};
 use page::{LinkError, Page};
 use std::collections::BTreeMap;
 use std::fs;
@@ -105,16 +106,10 @@ fn check_links(root: &Path, documents: &BTreeMap<PathBuf, Page>) -> Result<(), V
 
 /// Reads all documents of the repository.
 fn documents(root: &Path) -> Result<BTreeMap<PathBuf, Page>, String> {
-    let listed = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.md"])
-        .current_dir(root)
-        .output()
-        .map_err(|error| format!("cannot run git: {error}"))?;
-    if !listed.status.success() {
-        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr).trim()));
-    }
+    let mut git = Command::new("git");
+    git.args(["ls-files", "--cached", "--others", "--exclude-standard", "*.md"]).current_dir(root);
     let mut documents = BTreeMap::new();
-    for path in String::from_utf8_lossy(&listed.stdout).lines().map(PathBuf::from) {
+    for path in output(&mut git)?.lines().map(PathBuf::from) {
         let text =
             fs::read_to_string(root.join(&path)).map_err(|error| format!("{}: {error}", path.display()))?;
         documents.insert(path, Page::new(text));
@@ -196,18 +191,10 @@ fn build(folder: &Path, target: &Path) -> Result<(), String> {
             "--root",
         ]);
         install.arg(&tools).env("CARGO_TARGET_DIR", target.join("tools/build"));
-        succeed(install)?;
+        succeed(&mut install)?;
         let _ = fs::remove_dir_all(target.join("tools/build"));
     }
     let mut build = Command::new(program);
     build.arg("build").arg(folder).arg("--dest-dir").arg(folder.join("html"));
-    succeed(build)
-}
-
-fn succeed(mut command: Command) -> Result<(), String> {
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("{command:?}: {status}")),
-        Err(error) => Err(format!("{command:?}: {error}")),
-    }
+    succeed(&mut build)
 }

@@ -4,6 +4,15 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// Returns the name of the last tag, or `otherwise` until there is one.
+pub(crate) fn last_tag(otherwise: &str) -> Result<String, String> {
+    let mut git = Command::new("git");
+    git.args(["describe", "--tags", "--abbrev=0"]).current_dir(crate::workspace::root());
+    let tag = git.stderr(Stdio::null()).output().map_err(|error| format!("git: {error}"))?;
+    let tag = String::from_utf8_lossy(&tag.stdout);
+    Ok(Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(otherwise).to_owned())
+}
+
 /// Exports the files of a commit to a new folder.
 ///
 /// # Errors

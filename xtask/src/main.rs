@@ -84,17 +84,16 @@ enum InteropChore {
 fn main() -> ExitCode {
     // Folders of installations and packages are for every user.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    match Cli::parse().chore {
+    let cli = Cli::parse();
+    process::handle_interrupts();
+    match cli.chore {
         Chore::Test(options) => test::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Book(options) => book::run(&options),
         Chore::Models(options) => process::exit_code(models::run(&options)),
         Chore::Publishable(options) => publishable::run(&options),
         Chore::Bench(options) => bench::run(options),
-        Chore::Interop(InteropChore::Siw(options)) => {
-            process::on_interrupt(uiw_siw::test_vm::sweep);
-            uiw_siw::matrix::main(&options)
-        }
+        Chore::Interop(InteropChore::Siw(options)) => uiw_siw::matrix::main(&options),
         Chore::Interop(InteropChore::Conform) => process::exit_code(conform::run()),
         Chore::Interop(InteropChore::Wire) => process::exit_code(wire::check()),
         Chore::Interop(InteropChore::Nixl(options)) => process::exit_code(options.run()),

@@ -3,6 +3,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use uiw_interop::find;
+
 use crate::process::{self, ChildEnd};
 
 /// Prerequisite of some tests: a program on the path or the path of a file, its package, and the
@@ -18,6 +20,7 @@ pub(crate) const NEEDS: &[PackageNeed] = &[
     ("gnutls-serv", "gnutls-bin", "tls: tls_peers gnutls*"),
     ("ip", "iproute2", "interop: tests with network namespaces"),
     ("ethtool", "ethtool", "interop: stacks pairings::*"),
+    ("sysctl", "procps", "interop: stacks gateway::*"),
     ("qemu-system-x86_64", "qemu-system-x86", SIW),
     ("gcc", "gcc", SIW),
     // The kernel of Debian 12 was built with this compiler.
@@ -189,15 +192,15 @@ fn apt_get(args: &[&str], deadline: Instant) -> ChildEnd {
         .args(args)
         .env("DEBIAN_FRONTEND", "noninteractive");
     let deadline = deadline.min(Instant::now() + APT_CAP);
-    process::run(&mut command, deadline).unwrap_or_else(|error| ChildEnd::Failure(error.to_string()))
+    // A package manager that is killed leaves packages that are not configured.
+    process::run_uninterrupted(&mut command, deadline)
+        .unwrap_or_else(|error| ChildEnd::Failure(error.to_string()))
 }
 
 /// Returns whether the user's or the system's path has this program.
 pub(crate) fn on_path(program: &str) -> bool {
     find(program).is_some()
 }
-
-pub(crate) use uiw_siw::shell::find;
 
 #[cfg(test)]
 mod tests {

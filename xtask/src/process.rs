@@ -1,14 +1,18 @@
 //! Child processes, each in its own process group, which is killed at a deadline together with all
-//! processes in it.
+//! processes in it, and temporary files, which are removed even after an interrupt.
 
+use std::ffi::OsStr;
 use std::fmt::Display;
+use std::fs;
 use std::io::{self, BufRead, BufReader};
+use std::ops::Deref;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 /// Interval at which a waiting loop checks the child.
 const TICK: Duration = Duration::from_millis(100);
@@ -18,6 +22,8 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Process groups that are currently running, for the interrupt handler.
 static RUNNING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+/// Existing temporary files and folders, for the interrupt handler.
+static TEMPORARY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Result of a child process.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,37 +48,108 @@ pub(crate) fn exit_code<E: Display>(done: Result<bool, E>) -> ExitCode {
     }
 }
 
-fn running() -> MutexGuard<'static, Vec<i32>> {
-    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns what a command prints to stdout.
+///
+/// # Errors
+/// Returns the command and all of its output if it fails.
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("cannot run {program}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    let args: Vec<_> = command.get_args().map(OsStr::to_string_lossy).collect();
+    let error = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{program} {}: {}\n{text}{error}", args.join(" "), output.status))
 }
 
-/// Installs a handler for interrupts that kills the running process groups, so that no process
-/// remains, calls `tidy` and exits.
-pub(crate) fn handle_interrupts(tidy: fn()) {
-    let installed = ctrlc::set_handler(move || {
-        running().iter().copied().for_each(kill_group);
-        tidy();
+/// Runs a command with our stdout and stderr.
+///
+/// # Errors
+/// Returns the program and its status if it fails.
+pub(crate) fn succeed(command: &mut Command) -> Result<(), String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let status = command.status().map_err(|error| format!("cannot run {program}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{program}: {status}")) }
+}
+
+fn locked<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Installs a handler for interrupts that kills the running process groups, removes temporary files
+/// and what killed tests have left, and exits.
+pub(crate) fn handle_interrupts() {
+    // The handler would also be called for a lost terminal, which nohup(1) ignores.
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if ignores_hangup(&status) {
+        return;
+    }
+    let installed = ctrlc::set_handler(|| {
+        // The lock is held until the exit, so that no other process is started.
+        let running = locked(&RUNNING);
+        running.iter().copied().for_each(kill_group);
+        // The other threads reap the processes.
+        let deadline = Instant::now() + GRACE;
+        while running.iter().any(|id| group_exists(*id)) && Instant::now() < deadline {
+            std::thread::sleep(TICK);
+        }
+        locked(&TEMPORARY).iter().for_each(|path| remove(path));
+        uiw_siw::test_vm::sweep();
         std::process::exit(130);
     });
     if let Err(error) = installed {
-        eprintln!("xtask: an interrupt will not end the child processes: {error}");
+        eprintln!("xtask: an interrupt may leave processes and temporary files: {error}");
     }
 }
 
-/// Installs a handler for interrupts that calls `tidy` and exits.
-pub(crate) fn on_interrupt(tidy: fn()) {
-    let installed = ctrlc::set_handler(move || {
-        tidy();
-        std::process::exit(130);
-    });
-    if let Err(error) = installed {
-        eprintln!("xtask: an interrupt may leave temporary files behind: {error}");
+/// Returns whether SIGHUP is ignored, according to `/proc/self/status` (proc_pid_status(5)).
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
+}
+
+/// Path of a temporary file or folder, which is removed on drop and on an interrupt.
+#[derive(Debug)]
+pub(crate) struct TempPath(PathBuf);
+
+impl TempPath {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        locked(&TEMPORARY).push(path.clone());
+        Self(path)
     }
+}
+
+impl Deref for TempPath {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempPath {
+    fn drop(&mut self) {
+        remove(&self.0);
+        locked(&TEMPORARY).retain(|path| *path != self.0);
+    }
+}
+
+fn remove(path: &Path) {
+    let _ = fs::remove_dir_all(path).or_else(|_| fs::remove_file(path));
 }
 
 /// Runs a command with our stdout and stderr until it ends or `deadline` expires.
 pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<ChildEnd> {
     let mut child = ProcessGroup::spawn(command.stdin(Stdio::null()))?;
+    child.wait(deadline)
+}
+
+/// Like [`run`], but an interrupt does not kill the command.
+pub(crate) fn run_uninterrupted(command: &mut Command, deadline: Instant) -> io::Result<ChildEnd> {
+    let mut child = ProcessGroup::spawn(command.stdin(Stdio::null()))?;
+    locked(&RUNNING).retain(|id| *id != child.id);
     child.wait(deadline)
 }
 
@@ -118,9 +195,10 @@ struct ProcessGroup {
 
 impl ProcessGroup {
     fn spawn(command: &mut Command) -> io::Result<Self> {
+        let mut running = locked(&RUNNING);
         let child = command.process_group(0).spawn()?;
         let id = i32::try_from(child.id()).unwrap_or(0);
-        running().push(id);
+        running.push(id);
         Ok(Self { child, id })
     }
 
@@ -159,7 +237,7 @@ impl ProcessGroup {
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
         kill_group(self.id);
-        running().retain(|id| *id != self.id);
+        locked(&RUNNING).retain(|id| *id != self.id);
     }
 }
 
@@ -170,6 +248,10 @@ fn kill_group(id: i32) {
         // The only possible failure is that the group is already gone.
         let _ = kill_process_group(pid, Signal::KILL);
     }
+}
+
+fn group_exists(id: i32) -> bool {
+    Pid::from_raw(id).is_some_and(|pid| test_kill_process_group(pid).is_ok())
 }
 
 fn child_end(status: ExitStatus) -> ChildEnd {
@@ -214,6 +296,37 @@ mod tests {
     fn failure_has_its_code() {
         let end = run(&mut shell("exit 3"), in_secs(20)).unwrap();
         assert_eq!(end, ChildEnd::Failure("exit status: 3".into()));
+        assert_eq!(succeed(&mut shell("exit 3")), Err("sh: exit status: 3".into()));
+    }
+
+    #[test]
+    fn failure_has_its_output() {
+        assert_eq!(output(&mut shell("echo a; echo b >&2")), Ok("a\n".into()));
+        let failure = output(&mut shell("echo a; echo b >&2; exit 3")).unwrap_err();
+        assert_eq!(failure, "sh -c echo a; echo b >&2; exit 3: exit status: 3\na\nb\n");
+        let missing = output(&mut Command::new("/no/such/program")).unwrap_err();
+        assert!(missing.starts_with("cannot run /no/such/program: "), "{missing}");
+    }
+
+    #[test]
+    fn ignored_hangup_recognised() {
+        let status = |mask: &str| format!("Name:\txtask\nSigIgn:\t{mask}\nSigCgt:\t00000001\n");
+        assert!(ignores_hangup(&status("0000000000001001")));
+        assert!(!ignores_hangup(&status("0000000000001000")) && !ignores_hangup(""));
+    }
+
+    #[test]
+    fn temporary_paths_removed() {
+        let folder = std::env::temp_dir().join(format!("uiw-temporary-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let file = TempPath::new(folder.join("file"));
+        fs::write(&*file, "").unwrap();
+        let whole = TempPath::new(folder.clone());
+        assert!(locked(&TEMPORARY).contains(&folder));
+        drop(file);
+        assert_eq!(fs::read_dir(&*whole).unwrap().count(), 0);
+        drop(whole);
+        assert!(!folder.exists() && !locked(&TEMPORARY).contains(&folder));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `cargo xtask publishable`: checks, in addition to the tests, that must pass before the crates
 //! are published.
 
+use crate::process::TempPath;
 use crate::report::Tally;
-use crate::workspace::WorkFolder;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::{env, fs, io};
@@ -45,31 +45,27 @@ impl CheckVerdict {
     }
 }
 
-/// Clone of the last commit, which is used because the checks change `Cargo.lock`. The clone is
-/// removed at the end. Its `target`, which is inside of the workspace's target folder, is kept.
+/// Clone of the last commit, which is used because the checks change `Cargo.lock`. Its `target`,
+/// which is inside of the workspace's target folder, is kept.
 struct CommitClone {
-    root: PathBuf,
+    root: TempPath,
     target: PathBuf,
-    _folder: WorkFolder,
 }
 
 impl CommitClone {
     fn new() -> io::Result<Self> {
         let workspace = crate::workspace::root();
         let target = crate::workspace::target().map_err(io::Error::other)?.join("publishable");
-        let folder = WorkFolder::new(&target, "clone-")?;
-        let root = folder.path.clone();
-        let cloned = Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&root).status()?;
-        if cloned.success() {
-            Ok(Self { root, target, _folder: folder })
-        } else {
-            Err(io::Error::other("git clone failed"))
-        }
+        let now = std::time::UNIX_EPOCH.elapsed().map_err(io::Error::other)?;
+        let root = TempPath::new(target.join(format!("clone-{}-{}", std::process::id(), now.as_secs())));
+        fs::create_dir_all(&target)?;
+        let cloned = Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&*root).status()?;
+        if cloned.success() { Ok(Self { root, target }) } else { Err(io::Error::other("git clone failed")) }
     }
 
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
-        command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target);
+        command.current_dir(&*self.root).env("CARGO_TARGET_DIR", &self.target);
         command
     }
 
@@ -179,12 +175,9 @@ fn deny(clone: &CommitClone) -> io::Result<CheckVerdict> {
 const API_BASELINE: &str = "89c70828";
 
 fn semver(clone: &CommitClone) -> io::Result<CheckVerdict> {
-    let tag =
-        clone.command("git").args(["describe", "--tags", "--abbrev=0"]).stderr(Stdio::null()).output()?;
-    let tag = String::from_utf8_lossy(&tag.stdout);
-    let baseline = Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(API_BASELINE);
+    let baseline = crate::history::last_tag(API_BASELINE).map_err(io::Error::other)?;
     println!("beside {baseline}");
-    clone.tool("semver-checks", &["--workspace", "--baseline-rev", baseline])
+    clone.tool("semver-checks", &["--workspace", "--baseline-rev", &baseline])
 }
 
 /// Runs the checks. The last line on stdout is the score.
@@ -217,6 +210,5 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         }
     }
     drop(clone);
-    println!("{total}");
-    if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if total.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -17,6 +17,16 @@ impl Tally {
         self.failed += other.failed;
         self.skipped += other.skipped;
     }
+
+    /// Prints the summary line, and returns whether nothing failed and at least one test was
+    /// selected.
+    pub(crate) fn conclude(self) -> bool {
+        println!("{self}");
+        if self == Self::default() {
+            eprintln!("error: nothing has this in its name");
+        }
+        self.failed == 0 && self != Self::default()
+    }
 }
 
 impl fmt::Display for Tally {
@@ -290,5 +300,7 @@ mod tests {
     fn summary_line() {
         let tally = Tally { passed: 12, failed: 0, skipped: 3 };
         assert_eq!(tally.to_string(), "12 passed, 0 failed, 3 skipped");
+        assert!(tally.conclude() && !Tally { failed: 1, ..tally }.conclude());
+        assert!(!Tally::default().conclude(), "nothing was selected");
     }
 }

@@ -191,7 +191,9 @@ fn rows(text: &str) -> Result<BTreeMap<String, RequirementRow>, String> {
             wanted,
             outside: cell(outside).to_owned(),
         };
-        rows.insert(cell(id).to_owned(), row);
+        if rows.insert(cell(id).to_owned(), row).is_some() {
+            return Err(format!("{TABLE}: {} is there twice", cell(id)));
+        }
     }
     Ok(rows)
 }
@@ -283,6 +285,13 @@ mod tests {
         let trace =
             trace(&[("A-1", "m::one", "a.rs:1"), ("A-4", "m::one", "a.rs:2"), ("A-2", "m::one", "a.rs:2")]);
         assert_eq!(trace.judge(&BTreeMap::from([("m::one".to_owned(), 1)])), [""; 0]);
+    }
+
+    #[test]
+    fn ids_are_unique() {
+        let row = "A-1\t1\tMUST\tshall\tyes\tsentence\talone\n";
+        let head = "id\trfc\tlevel\tquote\tapplicability\tform\toutside\n";
+        assert!(rows(&format!("{head}{row}")).is_ok() && rows(&format!("{head}{row}{row}")).is_err());
     }
 
     #[test]

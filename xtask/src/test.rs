@@ -6,16 +6,17 @@ mod jobs;
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use binaries::Binary;
 use jobs::Job;
+use uiw_interop::SKIP_LOG;
 use uiw_interop::stock::BUILT;
 
 use crate::packages;
-use crate::process::{self, ChildEnd};
+use crate::process::{self, ChildEnd, TempPath};
 use crate::report::{Parser, Skip, Tally};
 use crate::requirements::RequirementTrace;
 use crate::workspace::{cargo, root, target};
@@ -42,8 +43,6 @@ const LONGEST: &[&str] = &[
 const ONLY_WITH_ALL: &[&str] = &["interop/siw/tests/siw.rs", "xtask/tests/book.rs"];
 /// Package of the models, whose tests run only with `--all`.
 const MODELS: &str = "uiw-models";
-/// Environment variable with the path of the file in which tests report that they cannot run.
-const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -115,7 +114,6 @@ const STEPS: &[Step] = &[
 /// Runs everything. The last line on stdout is the score.
 pub(crate) fn run(options: &Options) -> ExitCode {
     let deadline = Instant::now() + CAP;
-    process::handle_interrupts(|| drop(fs::remove_file(SkipLog::place())));
     if !options.no_install {
         packages::install(deadline);
     }
@@ -132,12 +130,13 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         let (tally, names) = run_tests(options, deadline);
         total.add(tally);
         failed.extend(names);
+        // A test binary that was killed or has crashed may have left files and namespaces.
+        uiw_siw::test_vm::sweep();
     }
     for name in &failed {
         println!("FAILED: {name}");
     }
-    println!("{total}");
-    if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if total.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 impl Options {
@@ -192,7 +191,10 @@ fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
 /// Runs all test binaries and documentation tests. A failed build, or a run that exceeds [`CAP`],
 /// counts as one more failure.
 fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
-    let log = SkipLog::new();
+    // Each test that is skipped adds a line to this file.
+    let log = TempPath::new(env::temp_dir().join(format!("uiw-skipped-{}.log", std::process::id())));
+    // A leftover of an earlier process with this id would count tests of another run.
+    let _ = fs::remove_file(&*log);
     let built = build(options, deadline).and_then(|binaries| Ok((binaries, target()?.join("debug"))));
     let (mut jobs, folder) = match built {
         Ok((binaries, folder)) => (jobs(binaries, options), folder),
@@ -201,7 +203,7 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
     for job in &mut jobs {
         // Programs must not write counter files to the user's directory. Tests of counters use
         // their own directory.
-        job.command.env(SKIP_LOG, &log.path).env("UIW_COUNTERS", "off").env(BUILT, &folder);
+        job.command.env(SKIP_LOG, &*log).env("UIW_COUNTERS", "off").env(BUILT, &folder);
     }
     println!("== test: {} test binaries and the documentation tests, {AT_A_TIME} at a time", jobs.len() - 1);
     let (mut parser, mut wrong, mut times) = (Parser::default(), Vec::new(), Vec::new());
@@ -227,7 +229,7 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
         times.push((job.took, job.name));
     });
     print_longest(times);
-    let skips = log.read();
+    let skips = Skip::read_log(&fs::read_to_string(&*log).unwrap_or_default());
     for skip in &skips {
         println!("SKIPPED: {}: {}", skip.test, skip.missing);
     }
@@ -341,32 +343,4 @@ fn has_target(target: &str, no_install: bool) -> bool {
         folder.is_some_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
     };
     is_here() || !no_install && succeeds("rustup", &["target", "add", target]).is_some() && is_here()
-}
-
-/// File in which tests report missing capabilities. It is removed on drop.
-struct SkipLog {
-    path: PathBuf,
-}
-
-impl SkipLog {
-    fn new() -> Self {
-        let path = Self::place();
-        // A leftover of an earlier process with this id would count tests of another run.
-        let _ = fs::remove_file(&path);
-        Self { path }
-    }
-
-    fn place() -> PathBuf {
-        env::temp_dir().join(format!("uiw-skipped-{}.log", std::process::id()))
-    }
-
-    fn read(&self) -> Vec<Skip> {
-        Skip::read_log(&fs::read_to_string(&self.path).unwrap_or_default())
-    }
-}
-
-impl Drop for SkipLog {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
 }

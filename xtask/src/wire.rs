@@ -43,11 +43,7 @@ const STOCK: [(&str, &str, &str); 4] = [
 ];
 
 pub(crate) fn check() -> Result<bool, String> {
-    let mut git = Command::new("git");
-    let tag = git.args(["describe", "--tags", "--abbrev=0"]).current_dir(crate::workspace::root()).output();
-    let tag = tag.map_err(|error| format!("git: {error}"))?;
-    let tag = String::from_utf8_lossy(&tag.stdout);
-    let old = Version::of_commit(Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(FIRST_VERSION))?;
+    let old = Version::of_commit(&history::last_tag(FIRST_VERSION)?)?;
     let new = Version::of_workspace()?;
     let mut failed = Vec::new();
     for (server, client) in [(&old, &new), (&new, &old)] {

@@ -1,5 +1,5 @@
-//! `action.yml`: its script puts uiw on a runner, whose files are ordinary ones here, and later
-//! steps run stock programs on it.
+//! Runs the script of `action.yml` with the files of a runner in a temporary folder, and then stock
+//! programs as later steps would run them.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// A runner: the files to which a step writes what later steps get.
+/// Files of a runner in which a step leaves its results for later steps.
 struct Runner {
     folder: Folder,
 }
@@ -28,7 +28,7 @@ impl Runner {
         output(&mut self.script(inputs))
     }
 
-    /// The step's script with these inputs.
+    /// Returns the command that runs the script of the step with these inputs.
     fn script(&self, inputs: &[(&str, &str)]) -> Command {
         let mut command = Command::new("bash");
         command
@@ -48,7 +48,7 @@ impl Runner {
         command
     }
 
-    /// The lines `NAME=VALUE` of a file.
+    /// Returns the lines `NAME=VALUE` of a file.
     fn values(&self, file: &str) -> BTreeMap<String, String> {
         let text = fs::read_to_string(self.folder.join(file)).unwrap();
         text.lines()
@@ -57,7 +57,7 @@ impl Runner {
             .collect()
     }
 
-    /// A command of a later step.
+    /// Returns a command as a later step runs it.
     fn command(&self, program: &str) -> Command {
         let path = fs::read_to_string(self.folder.join("path")).unwrap();
         let mut command = Command::new("env");
@@ -76,7 +76,7 @@ fn later_steps_run_stock_programs() {
     let installed = Folder::new("installed");
     let prefix = installed.0.to_str().unwrap();
     xtask(&["install", "--debug", "--prefix", prefix]);
-    // As a cache has it.
+    // The folder has already been filled, as by a cache.
     let runner = Runner::new("cached");
     let step = runner.step(&[("PREFIX", prefix), ("PERSONA", "roce")]);
     assert!(step.status.success(), "{step:?}");
@@ -90,7 +90,7 @@ fn later_steps_run_stock_programs() {
         format!("{version}\n")
     );
 
-    // From a package.
+    // A package is unpacked.
     let package = Folder::new("package");
     let file = package.join("uiw.tar.gz");
     run(
@@ -104,7 +104,7 @@ fn later_steps_run_stock_programs() {
         ],
     );
     let runner = Runner::new("unpacked");
-    // Of the step's own folder; later steps may run in others.
+    // A relative path refers to the folder of this step. Later steps may run in other folders.
     let step = runner.step(&[("PREFIX", "unpacked"), ("PACKAGE", file.to_str().unwrap())]);
     assert!(step.status.success(), "{step:?}");
     assert!(Path::new(&runner.values("output")["prefix"]).is_absolute(), "{step:?}");
@@ -158,7 +158,7 @@ fn package_without_libraries_named() {
     assert!(String::from_utf8_lossy(&step.stderr).contains("no libibverbs.so.1 in lib/uiw"), "{step:?}");
 }
 
-/// rping's two ends as two later steps would run them, on a port that the system chooses.
+/// Runs both ends of rping as two later steps would, on a port that the system chooses.
 fn exchange(runner: &Runner) {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let rping = |end: &str| {
@@ -167,7 +167,7 @@ fn exchange(runner: &Runner) {
         command
     };
     let mut server = rping("-s").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    // Until the server listens.
+    // The client fails until the server listens.
     let connected = (0..100).any(|_| {
         let done = output(&mut rping("-c")).status.success();
         if !done {

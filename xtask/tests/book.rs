@@ -1,5 +1,5 @@
-//! `cargo xtask book --run`: the commands of the book and `docs/newcomer.sh` print in a fresh root
-//! what the book says.
+//! Runs `cargo xtask book --run`: in a fresh root, the commands of the book and `docs/newcomer.sh`
+//! print the output that the book shows.
 
 mod common;
 

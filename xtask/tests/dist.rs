@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: what was made is installed, run and removed, and is the same when it is made
-//! again.
+//! Runs `cargo xtask dist`: the packages can be installed, run and removed, and a second run creates
+//! the same packages.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Makes packages of the debug build, and gives what was printed.
+/// Creates packages of the debug build, and returns the output.
 fn dist(out: &Path, more: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
     command.args(["dist", "--debug", "--only", "tarball,deb,wheel,bom", "--out"]).arg(out).args(more);
@@ -45,7 +45,7 @@ fn service_restarted_after_upgrade() {
     assert_eq!(run("0.0.9-1"), format!("{installed}deb-systemd-invoke try-restart uiw.service\n"));
 }
 
-/// The image, which needs minutes, is left to `cargo xtask dist --check`.
+/// The image takes minutes, so only `cargo xtask dist --check` tests it.
 #[test]
 fn packages_installed_run_and_removed() {
     for program in ["strip", "objdump", "dpkg-deb", "tar", "gzip", "sha256sum", "unshare", "ip", "mmdebstrap"]

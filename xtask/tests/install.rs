@@ -1,14 +1,14 @@
-//! `cargo xtask install`: what is there afterwards works, and its list names it.
+//! Runs `cargo xtask install`, and tests the installed files and the list of them.
 
 mod common;
 
 use common::{Folder, output, run, source, xtask};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use uiw_interop::stock::Running;
 
 #[test]
 fn installed_files_work_and_are_listed() {
@@ -36,40 +36,40 @@ fn installed_files_work_and_are_listed() {
     }
     let unit = fs::read_to_string(prefix.join("lib/systemd/system/uiw.service")).unwrap();
     assert!(unit.contains(&format!("\nExecStart=\"{given}/bin/uiw\" serve ")), "{unit}");
-    // Both take openat2(2) away.
+    // These options would make openat2(2) unavailable.
     let is_set = |option: &str| unit.lines().any(|line| line.starts_with(option));
     assert!(is_set("Type=notify") && !is_set("DynamicUser=") && !is_set("RestrictSUIDSGID="), "{unit}");
     assert!(installed.iter().all(|path| !path.display().to_string().contains("generated")), "{installed:?}");
 
-    // Again, with less: what is not installed any more goes.
+    // The next installation removes a file that is only in the old list.
     fs::write(prefix.join("share/uiw/former"), "").unwrap();
     let list = prefix.join("share/uiw/installed");
     fs::write(&list, fs::read_to_string(&list).unwrap() + "share/uiw/former\n").unwrap();
     xtask(&["install", "--debug", "--prefix", given, "--no-strip"]);
     assert_eq!(prefix.entries(), installed);
 
-    // As the guide removes it.
-    run("sh", &["-c", "cd \"$1\" && xargs rm < share/uiw/installed", "sh", given]);
+    // This is the command of docs/installing.md.
+    run("sh", &["-c", "cd \"$1\" && xargs -d '\\n' rm < share/uiw/installed", "sh", given]);
     let is_file = |path: &PathBuf| !prefix.0.join(path).is_dir();
     let left: BTreeSet<_> = prefix.entries().into_iter().filter(is_file).collect();
     assert_eq!(left, before.into_iter().filter(is_file).collect());
 }
 
-/// The lines of the first block of this kind in README.md.
+/// Returns the lines of the first block of this kind in README.md.
 fn first_block(kind: &str) -> Vec<String> {
     let readme = fs::read_to_string(source("README.md")).unwrap();
     let (_, block) = readme.split_once(&format!("```{kind}\n")).unwrap();
     block.lines().take_while(|line| *line != "```").map(str::to_owned).collect()
 }
 
-/// The commands that install, and those of the block with what the commands print.
+/// Returns the commands that install, and those of the first block with their output.
 fn first_commands() -> (Vec<String>, Vec<String>) {
     let shown = first_block("console").into_iter();
     let shown = shown.filter_map(|line| Some(line.strip_prefix("$ ")?.to_owned()));
     (first_block("sh"), shown.collect())
 }
 
-/// As a reader types them, with a debug build for the release build.
+/// Runs the commands as a reader types them, except that the installed build is a debug build.
 #[test]
 fn first_readme_commands_work() {
     let needs = ["strip", "unshare", "ip", "ss", "ib_write_bw"];
@@ -82,13 +82,15 @@ fn first_readme_commands_work() {
     assert_eq!(prefix[..5], ["cargo", "xtask", "install", "--prefix", "~/.local"]);
     xtask(&["install", "--debug", "--prefix", home.join(".local").to_str().unwrap()]);
 
-    // In a network of its own every port is free. A reader's second becomes a wait for the port of
-    // the server that was started.
+    // In a separate network namespace, every port is free. Where a reader sleeps for a second, the
+    // script waits for the port of the server that was started.
     let script = format!(
         "set -e; cd; ip link set lo up; ports='7174 18515'
          sleep() {{
-             port=${{ports%% *}} ports=${{ports#* }}
-             until ss -tlnH | grep -q \":$port \"; do command sleep 0.05; done
+             port=${{ports%% *}} ports=${{ports#* }} tries=0
+             until ss -tlnH | grep -q \":$port \"; do
+                 tries=$((tries + 1)); test $tries -lt 1200 || exit 1; command sleep 0.05
+             done
          }}
          {}
          {}
@@ -102,7 +104,7 @@ fn first_readme_commands_work() {
     let (text, error) = (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
     assert!(shown.status.success(), "{text}{error}");
     assert!(text.contains("5 round trips (send, 64 bytes), all verified"), "{text}{error}");
-    // The stock program's figures.
+    // This line has the figures of the stock program.
     assert_eq!(text.matches("\n 65536 ").count(), 1, "{text}{error}");
 }
 
@@ -128,7 +130,7 @@ fn destdir_has_all_files() {
     ] {
         assert!(installed.contains(Path::new(file)), "{file}: {installed:?}");
     }
-    // Not where the loader looks, and no page of a hidden command.
+    // The libraries are not where the loader looks, and hidden commands have no page.
     assert!(!installed.contains(Path::new("usr/lib/libibverbs.so.1")));
     assert!(!installed.contains(Path::new("usr/share/man/man1/uiw-generate.1")));
     for folder in ["bin", "lib", "share"] {
@@ -187,7 +189,7 @@ fn linked_programs_run_on_both_libraries() {
     let given = prefix.0.to_str().unwrap();
     xtask(&["install", "--debug", "--prefix", given]);
     for name in ["server", "client"] {
-        // As a user who expects something there.
+        // A user may expect files of pkg-config there. This must not prevent the build.
         let script = "PKG_CONFIG_PATH=\"$1/lib/pkgconfig\"; export PKG_CONFIG_PATH; \
             cc -o \"$2\" \"$3\" -L\"$1/lib\" $(pkg-config --cflags --libs librdmacm libibverbs)";
         let (program, code) = (prefix.join(name), source(&format!("examples/c/{name}.c")));
@@ -217,16 +219,13 @@ fn linked_programs_run_on_both_libraries() {
                 .env("UIW_COUNTERS", "off");
             command
         };
-        let mut server = of("server", &["1"]).stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        let mut said = BufReader::new(server.stdout.take().unwrap());
-        said.read_line(&mut line).unwrap();
-        let port = line.trim_end().rsplit(' ').next().unwrap();
+        let mut server = Running::start(of("server", &["1"]));
+        server.wait_saying("port ");
+        let said = server.said();
+        let (_, port) = said.trim_end().rsplit_once("port ").unwrap();
         let client = output(&mut of("client", &["127.0.0.1", port, "good day"]));
         assert_eq!(String::from_utf8_lossy(&client.stdout), "client got: you said 8 bytes\n", "{client:?}");
         assert!(client.status.success(), "{client:?}");
-        let mut rest = String::new();
-        said.read_to_string(&mut rest).unwrap();
-        assert!(server.wait().unwrap().success() && rest.contains("server got: good day"), "{rest}");
+        assert_eq!(server.end().well().count("server got: good day"), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The Python module: pytest's tests of it.
+//! Runs the tests of the Python module with pytest.
 
 mod common;
 
@@ -6,8 +6,8 @@ use common::{Folder, output, run, source};
 use std::fs;
 use std::process::Command;
 
-/// An interpreter with pytest: the usual one, or one in a new environment into which it is
-/// installed.
+/// Returns an interpreter with pytest: the usual one, or one in a new environment in which pytest is
+/// installed. Without one, returns `None` and counts the test as skipped.
 fn interpreter(folder: &Folder) -> Option<String> {
     let _ = uiw_interop::require("python3")?;
     let has =

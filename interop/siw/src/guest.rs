@@ -14,15 +14,14 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+use uiw_interop::stock::is_left_over;
 
 /// Time limit of a boot, which takes about ten seconds on an idle machine.
 const BOOT: Duration = Duration::from_secs(180);
 /// Delay of the channel that is allowed in addition to a command's own time limit.
 const GRACE: Duration = Duration::from_secs(20);
-/// Prefix of the name of a guest's temporary folder. The process id follows.
+/// Prefix of the names of temporary folders. The process id follows.
 const FOLDER: &str = "uiw-siw-";
-/// Prefix of the name of a folder with our libraries for stock programs.
-const LIBRARIES: &str = "uiw-stock-";
 /// Memory of the guest in MiB, which the host allocates only when it is used. The largest messages
 /// have 256 MiB and need two buffers. Up to half of the memory may be files, the largest of which
 /// has 1 GiB.
@@ -194,8 +193,9 @@ impl Folder {
         Ok(Self(path))
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
+    /// Returns the path of a file in it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
     }
 }
 
@@ -206,14 +206,12 @@ impl Drop for Folder {
     }
 }
 
-/// Removes the folders of this process and of processes that have ended: those of guests and those
-/// with libraries.
+/// Removes the folders of this process and of processes that have ended.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = crate::shell::name(&path);
-        let owned = [FOLDER, LIBRARIES].iter().find_map(|prefix| name.strip_prefix(prefix));
-        if owned.is_some_and(crate::workspace::is_left_over) {
+        if name.strip_prefix(FOLDER).is_some_and(is_left_over) {
             // This fails for folders of other users, which are left alone.
             let _ = fs::remove_dir_all(&path);
         }

@@ -3,7 +3,7 @@
 
 use crate::cache::{Cache, is_fresh};
 use crate::kernel::Modules;
-use crate::shell::{find, must, name, need};
+use crate::shell::{must, name, need};
 use crate::workspace::folder;
 use crate::{Error, Result};
 use std::fs;
@@ -11,6 +11,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use uiw_interop::find;
 
 /// Time limit of one step.
 const STEP: Duration = Duration::from_secs(300);

@@ -25,7 +25,7 @@ pub struct Options {
     #[arg(long, value_name = "NAME")]
     pub only: Option<String>,
     /// Only one way round: uiw or siw begins
-    #[arg(long, value_name = "uiw|siw")]
+    #[arg(long, value_name = "uiw|siw", value_parser = ["uiw", "siw"])]
     pub from: Option<String>,
     /// Only the usual setting: CRC, IPv4, MTU 1500, the stock driver
     #[arg(long)]

@@ -1,11 +1,13 @@
 //! Networks between host and guest.
 
-use crate::shell::{Output, find, must, run};
+use crate::shell::{Output, must, run};
 use crate::{Error, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use uiw_interop::find;
+use uiw_interop::stock::is_left_over;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const HOST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
@@ -251,7 +253,7 @@ fn ip(args: &[&str]) -> Result<()> {
 pub fn sweep() {
     let Ok(list) = must(Command::new("ip").args(["netns", "list"]), TIMEOUT) else { return };
     for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
-        if name.strip_prefix(PREFIX).is_some_and(crate::workspace::is_left_over) {
+        if name.strip_prefix(PREFIX).is_some_and(is_left_over) {
             let _ = ip(&["netns", "del", name]);
         }
     }

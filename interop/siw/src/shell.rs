@@ -5,11 +5,12 @@ use crate::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+use uiw_interop::find;
 
 const TICK: Duration = Duration::from_millis(5);
 
@@ -207,13 +208,6 @@ pub fn must(command: &mut Command, timeout: Duration) -> Result<String> {
         return Ok(output.out);
     }
     Err(Error::Failed(format!("{name} failed ({}): {}", output.status, output.last_line())))
-}
-
-/// Returns the path of a program, or `None` if it is not installed.
-pub fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(system).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
 /// Checks that all `programs`, each given with its Debian package, are installed.

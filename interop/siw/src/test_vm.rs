@@ -58,6 +58,7 @@ pub fn provide(kernel: Option<&str>) -> Result<Parts> {
 pub fn sweep() {
     crate::net::sweep();
     crate::guest::sweep();
+    uiw_interop::stock::sweep();
 }
 
 impl TestVm {
@@ -79,7 +80,7 @@ impl TestVm {
         let mut parts = provide(None)?;
         sweep();
         let folder = Folder::create("program")?;
-        parts.initramfs = image::with_program(&parts.initramfs, program, folder.path())?;
+        parts.initramfs = image::with_program(&parts.initramfs, program, &folder.path(""))?;
         parts.folder = Some(folder);
         Self::boot_parts(parts)
     }

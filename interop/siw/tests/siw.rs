@@ -2,8 +2,6 @@
 //! harness is not used, because the guest must be shut down after the last test, and the tests run
 //! one after the other. The output has the format of libtest.
 
-use std::fs::OpenOptions;
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 use uiw_siw::Error;
@@ -11,10 +9,6 @@ use uiw_siw::bench::Bench;
 use uiw_siw::case::{Case, Direction, Setting, Verdict};
 use uiw_siw::cases;
 use uiw_siw::test_vm::TestVm;
-
-/// Variable with the file to which a test that cannot run appends a line (as in
-/// `uiw_interop::SKIP_LOG`).
-const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
 struct SiwTest {
     name: String,
@@ -131,15 +125,9 @@ fn one(bench: &mut Bench, test: &SiwTest, known: &mut usize) -> Option<String> {
     }
 }
 
-/// Records a skipped test like `uiw_interop::skip`. libtest has no such result, so the test counts
-/// as passed here and as skipped where the log is read.
+/// Records a skipped test. libtest has no such result, so the test counts as passed here and as
+/// skipped where the log is read.
 fn skip(name: &str, what: &str) {
-    println!("SKIPPED: {name}: {what}\ntest {name} ... ok");
-    if let Some(log) = std::env::var_os(SKIP_LOG) {
-        let line = format!("{name}: {what}\n");
-        let file = OpenOptions::new().create(true).append(true).open(&log);
-        if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
-            println!("cannot note the skipped test in {}: {error}", std::path::Path::new(&log).display());
-        }
-    }
+    uiw_interop::skip_test(name, what);
+    println!("test {name} ... ok");
 }

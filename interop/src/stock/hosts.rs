@@ -1,6 +1,6 @@
 //! Several hosts on one switch: network namespaces that are connected only by a bridge.
 
-use super::network::{inside, ip};
+use super::network::{inside, ip, wait_for};
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -97,14 +97,9 @@ impl Hosts {
         // IPv6 addresses become usable a little later. A program that was started before that would
         // first see one address and then two.
         for last in 1..=self.count {
-            while ip(
-                &self.ip,
-                &["-n", &self.name(last), "-6", "address", "show", "dev", "veth0", "tentative"],
-            )?
-            .contains("inet6")
-            {
-                std::thread::sleep(std::time::Duration::from_millis(10));
-            }
+            let name = self.name(last);
+            let tentative = ["-n", &name, "-6", "address", "show", "dev", "veth0", "tentative"];
+            wait_for(&self.ip, &tentative, |said| !said.contains("inet6"))?;
         }
         Ok(())
     }

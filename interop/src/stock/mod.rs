@@ -3,6 +3,7 @@
 //! namespaces, as an ordinary user, with time limits.
 
 mod hosts;
+mod leftovers;
 mod network;
 mod noise;
 mod process;
@@ -10,6 +11,7 @@ mod programs;
 mod wait_limit;
 
 pub use hosts::Hosts;
+pub use leftovers::{is_left_over, sweep};
 pub use network::{Network, free_port};
 pub use noise::noise;
 pub use process::{ProcessEnd, Running, binds, listens};

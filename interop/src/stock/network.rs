@@ -1,5 +1,6 @@
 //! Networks for programs: loopback, or two network namespaces connected by a cable.
 
+use super::wait_limit::WaitLimit;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -175,7 +176,10 @@ impl Network {
 }
 
 /// Folder in which `ip netns` keeps namespaces.
-const NAMESPACES: &str = "/run/netns";
+pub(super) const NAMESPACES: &str = "/run/netns";
+
+/// Time limit for an interface to get its carrier or its addresses.
+const READY: Duration = Duration::from_secs(60);
 
 /// Address of the server. No other process uses the namespaces, so all tests can use the same
 /// addresses.
@@ -214,9 +218,8 @@ impl Namespaces {
         // Programs that check their port expect it to be up, but its carrier appears a little
         // later.
         for name in [server, client] {
-            while !self.ip(&["-n", name, "link", "show", "dev", "veth0"])?.contains("LOWER_UP") {
-                thread::sleep(Duration::from_millis(2));
-            }
+            let link = ["-n", name, "link", "show", "dev", "veth0"];
+            wait_for(&self.ip, &link, |said| said.contains("LOWER_UP"))?;
         }
         Ok(())
     }
@@ -234,6 +237,21 @@ pub(super) fn ip(program: &Path, args: &[&str]) -> Result<String, String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(format!("ip {}: {}", args.join(" "), said.trim()))
+}
+
+/// Repeats `ip` until it shows a state that `is_ready` accepts.
+pub(super) fn wait_for(program: &Path, args: &[&str], is_ready: impl Fn(&str) -> bool) -> Result<(), String> {
+    let mut limit = WaitLimit::new(READY);
+    loop {
+        let said = ip(program, args)?;
+        if is_ready(&said) {
+            return Ok(());
+        }
+        if limit.is_over() {
+            return Err(format!("ip {}: not ready in time: {}", args.join(" "), said.trim()));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Returns `command` changed such that it runs in a network namespace.

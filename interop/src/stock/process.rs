@@ -1,6 +1,7 @@
 //! Programs with time limits, and their output.
 
 use super::wait_limit::WaitLimit;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -12,6 +13,8 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit for a killed program to end.
 const KILLED: Duration = Duration::from_secs(30);
+/// Time limit for the output to end after the program.
+const OUTPUT_ENDS: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Running program, which is killed when dropped.
@@ -195,9 +198,9 @@ impl Running {
     ///
     /// # Panics
     /// If that is not possible.
-    pub fn signal(&self, name: &str) {
-        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
-        assert!(status.is_ok_and(|status| status.success()), "{} cannot be sent {name}", self.name);
+    pub fn signal(&self, signal: Signal) {
+        let sent = kill_process(Pid::from_child(&self.child), signal);
+        assert!(sent.is_ok(), "{} cannot be sent {signal:?}: {sent:?}", self.name);
     }
 
     /// Interrupts the program like Ctrl-C, and waits for its end.
@@ -208,13 +211,17 @@ impl Running {
     pub fn interrupt(mut self) -> ProcessEnd {
         let early = self.child.try_wait().expect("a child");
         assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
-        self.signal("INT");
+        self.signal(Signal::INT);
         self.end()
     }
 
+    /// Waits for the end of the output, which a process that the program has left may keep open.
     fn join(&mut self) {
+        let mut limit = WaitLimit::new(OUTPUT_ENDS);
         for reader in self.readers.drain(..) {
-            let _ = reader.join();
+            while !reader.is_finished() && !limit.is_over() {
+                thread::sleep(LOOK_EVERY);
+            }
         }
     }
 }
@@ -308,6 +315,15 @@ mod tests {
         assert!(is_listener(line, 0x1D2F));
         assert!(!is_listener(line, 0x1D30));
         assert!(!is_listener(&line.replace(" 0A ", " 01 "), 0x1D2F));
+    }
+
+    #[test]
+    fn left_process_delays_no_end() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $!"]);
+        let ended = Running::start(command).end();
+        let left = ended.well().said.trim().parse().ok().and_then(Pid::from_raw);
+        kill_process(left.expect("a process id"), Signal::KILL).expect("it still runs");
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Exchanges messages in both directions with a Python peer written only from `docs/datagrams.md`.
 
-use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use uiw::raw::{
     Access, AddressHandle, Cq, CqConfig, DatagramPort, Destination, Device, Memory, Qp, QpInit, QpState,
     RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
+use uiw_interop::stock::Running;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const QKEY: u32 = 0x0123_4567;
@@ -100,20 +100,18 @@ impl End {
     }
 }
 
-fn start(args: &[&str]) -> Option<Child> {
-    let python = uiw_interop::require("python3")?;
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/datagram_peer.py");
-    let mut command = Command::new(python);
-    command.arg(script).args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
-    Some(command.spawn().unwrap())
+fn peer(args: &[&str]) -> Option<Command> {
+    let mut command = Command::new(uiw_interop::require("python3")?);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/peers/datagram_peer.py")).args(args);
+    Some(command)
 }
 
 #[test]
 fn peer_answers_messages() {
-    let Some(mut peer) = start(&["serve", "127.0.0.1"]) else { return };
-    let mut line = String::new();
-    BufReader::new(peer.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let qpn: u32 = line.split(' ').next().unwrap().parse().unwrap();
+    let Some(command) = peer(&["serve", "127.0.0.1"]) else { return };
+    let mut peer = Running::start(command);
+    peer.wait_saying("\n");
+    let qpn: u32 = peer.said().split(' ').next().unwrap().parse().unwrap();
     let end = End::new();
     let long: Vec<u8> = (0..4096u32).map(|i| ((i * 7) >> 3) as u8).collect();
     for (payload, imm, flags) in [
@@ -129,8 +127,7 @@ fn peer_answers_messages() {
         assert_eq!(answer, payload);
         assert_eq!((wc.imm, wc.datagram_from), (imm.map(|imm| imm + 1), Some(qpn)));
     }
-    drop(peer.stdin.take());
-    assert!(peer.wait().unwrap().success());
+    let _ = peer.stop();
 }
 
 #[test]
@@ -140,7 +137,8 @@ fn peer_resolves_queue_pair_and_sends() {
     let listener = SidrListener::bind(&end.device, &[SocketAddr::new(LOCALHOST, 0)], &channel).unwrap();
     let port = listener.local_addr().port().to_string();
     end.receive();
-    let Some(peer) = start(&["ask", "127.0.0.1", &port, "from Python"]) else { return };
+    let Some(command) = peer(&["ask", "127.0.0.1", &port, "from Python"]) else { return };
+    let peer = Running::start(command);
     let event =
         end.device.wait(Some(Instant::now() + TIMEOUT), |cx| channel.poll_pop(cx)).expect("a request");
     let CmEventKind::SidrRequest(request) = event.kind else { panic!("{event:?}") };
@@ -152,7 +150,5 @@ fn peer_resolves_queue_pair_and_sends() {
     let qpn = u32::from_be_bytes([0, number[0], number[1], number[2]]);
     assert_eq!(wc.datagram_from, Some(qpn));
     end.send(qpn, b"to Python", None, SendFlags::empty());
-    let output = peer.wait_with_output().unwrap();
-    assert!(output.status.success());
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "from the listener\nto Python\n");
+    assert_eq!(peer.end().well().said, "from the listener\nto Python\n");
 }

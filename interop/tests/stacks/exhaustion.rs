@@ -1,6 +1,7 @@
 //! Uses up the AF_XDP frames of a server that has connections.
 
 use crate::pairings::{Stack, at};
+use rustix::process::Signal;
 use std::net::UdpSocket;
 use std::process::Command;
 use uiw_interop::stock::{Network, Running, uiw};
@@ -40,7 +41,7 @@ fn unread_frame_flood_survived() {
     }
     let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
     for _ in 0..2 {
-        server.signal("STOP");
+        server.signal(Signal::STOP);
         let before = dropped(&network);
         let mut floods = 0;
         while dropped(&network) == before {
@@ -51,7 +52,7 @@ fn unread_frame_flood_survived() {
                 let _ = socket.send_to(&[0x5A; 100], (address, 9));
             }
         }
-        server.signal("CONT");
+        server.signal(Signal::CONT);
         let other = client("0.5").end();
         assert_eq!(other.code, 0, "{}{}", other.said, server.said());
     }

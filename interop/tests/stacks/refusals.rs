@@ -1,6 +1,7 @@
 //! Tests that unavailable stacks cause an error with a hint, and that connections end when their
 //! link goes away.
 
+use rustix::process::Signal;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -259,9 +260,9 @@ fn full_rings_cost_only_time() {
         let (server, client) = connected(&network, kind, &args);
         for _ in 0..2 {
             thread::sleep(Duration::from_millis(500));
-            server.signal("STOP");
+            server.signal(Signal::STOP);
             thread::sleep(Duration::from_millis(700));
-            server.signal("CONT");
+            server.signal(Signal::CONT);
         }
         let ended = client.end();
         assert_eq!(ended.code, 0, "{kind}: {}{}", ended.said, server.said());

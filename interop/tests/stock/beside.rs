@@ -4,7 +4,7 @@
 use crate::reported::run;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, compile, uiw};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, compile, free_port, uiw};
 
 /// Path of Debian's library, which the provider is linked to.
 const SYSTEM: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
@@ -122,9 +122,12 @@ fn stock_programs_list_both_kinds() {
         "{ended:?}"
     );
     assert!(of("uiw_lo").contains("link_layer:\t\tEthernet") && !of("uiw_lo").contains("774"), "{ended:?}");
-    let pingpong = "ibv_rc_pingpong -d uiw_lo -g 0 -n 50 > /dev/null & sleep 1; \
-                    exec ibv_rc_pingpong -d uiw_lo -g 0 -n 50 127.0.0.1";
-    let ended = machine.run("--with-system --require", pingpong).unwrap();
+    let program = format!("ibv_rc_pingpong -d uiw_lo -g 0 -n 50 -p {}", free_port());
+    let pingpong = format!(
+        "{program} > /dev/null & \
+         until {program} 127.0.0.1; do kill -0 $! || exit 1; sleep 0.05; done; wait"
+    );
+    let ended = machine.run("--with-system --require", &pingpong).unwrap();
     assert_eq!(ended.well().count("50 iters"), 1, "{ended:?}");
 }
 

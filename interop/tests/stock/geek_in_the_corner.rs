@@ -46,7 +46,6 @@ fn port_of(server: &mut Running) -> String {
 /// A thread of the server prints the message when it gets the completion, and another thread frees
 /// the connection when the client disconnects. If the second thread is faster, the server prints
 /// nothing. The server therefore has to print the message of at least one of several clients.
-/// message of one client of several.
 #[test]
 fn client_and_server_exchange_messages() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };

@@ -2,6 +2,7 @@
 //! killed.
 
 use crate::reported::run;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -84,7 +85,7 @@ fn runs(number: u32) -> bool {
 #[test]
 fn killed_run_leaves_nothing() {
     let Some(run) = KilledRun::start() else { return };
-    run.running.signal("KILL");
+    run.running.signal(Signal::KILL);
     run.nothing_is_left();
 }
 
@@ -109,7 +110,7 @@ fn killed_run_cleaned_despite_late_thread() {
             let output = Command::new(command[0]).args(&command[1..]).output().unwrap();
             assert!(output.status.success(), "{command:?}: {output:?}");
         }
-        run.running.signal("KILL");
+        run.running.signal(Signal::KILL);
         run.nothing_is_left();
     }
 }
@@ -129,8 +130,7 @@ fn run_with_killed_guard_leaves_nothing() {
     let Some(run) = KilledRun::start() else { return };
     let first = run.running.id();
     let second = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap();
-    let status = Command::new("kill").args(["-s", "KILL", second.trim()]).status();
-    assert!(status.unwrap().success());
+    kill(second.trim(), Signal::KILL);
     run.nothing_is_left();
     assert_eq!(run.running.end().code, 137);
 }
@@ -144,5 +144,10 @@ fn daemons_outlive_a_run() {
     let number = ended.said.lines().find_map(|line| line.strip_prefix("process ")).unwrap().to_owned();
     assert_eq!(ended.code, 125, "{ended:?}");
     assert!(Path::new(&format!("/proc/{number}")).exists());
-    assert!(Command::new("kill").arg(&number).status().unwrap().success());
+    kill(&number, Signal::TERM);
+}
+
+fn kill(process: &str, signal: Signal) {
+    let process = process.parse().ok().and_then(Pid::from_raw).expect("a process id");
+    kill_process(process, signal).expect("the process exists");
 }

@@ -129,7 +129,7 @@ fn few_bytes_on_connection_meet_require() {
 /// exited.
 #[test]
 fn stat_shows_datagrams() {
-    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    use std::io::{Read as _, Write as _};
     use std::os::unix::fs::PermissionsExt as _;
     let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
     let libraries = Libraries::get();
@@ -150,18 +150,15 @@ fn stat_shows_datagrams() {
     };
     let mut server = Running::start(command());
     server.wait_listening(port);
-    let mut metrics =
-        stat(&["--prometheus", "127.0.0.1:0"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(metrics.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let address = line.trim().rsplit(' ').next().unwrap();
-    let address = address.trim_start_matches("http://").trim_end_matches("/metrics");
-    let mut scrape = std::net::TcpStream::connect(address).unwrap_or_else(|error| panic!("{line}: {error}"));
+    let mut metrics = Running::start(stat(&["--prometheus", "127.0.0.1:0"]));
+    metrics.wait_saying("listening on ");
+    let said = metrics.said();
+    let address = said.trim().rsplit(' ').next().unwrap();
+    let mut scrape = std::net::TcpStream::connect(address).unwrap_or_else(|error| panic!("{said}: {error}"));
     scrape.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
     let mut text = String::new();
     scrape.read_to_string(&mut text).unwrap();
-    metrics.kill().unwrap();
-    metrics.wait().unwrap();
+    let _ = metrics.stop();
     for name in
         ["uiw_datagram_queue_pair_bytes_total{", "uiw_datagram_bytes_total{", "reason=\"no_receive\"} 0"]
     {

@@ -59,6 +59,7 @@ fn calls_behave_as_on_tcp() {
         (Some(("UIW_FAULT", "send-split=100,recv-split=77")), None),
     ] {
         if argument.is_some() && !ipv6 {
+            uiw_interop::skip("IPv6 on loopback");
             continue;
         }
         let words: Vec<_> = [program].into_iter().chain(argument).collect();

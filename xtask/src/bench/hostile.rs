@@ -3,6 +3,7 @@
 
 use super::programs::{Lab, clean_command, figure, json_object, output, start};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -20,6 +21,9 @@ const MAX_GROWTH: f64 = 1.1;
 /// Maximum time for the server to release memory and descriptors: the start-up time-out and some
 /// seconds more.
 const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Number of open files of this process in addition to the connections of attackers.
+const OTHER_FILES: u64 = 100;
 
 /// Connections of attackers, which stay open until the value is dropped.
 type Attackers = Vec<TcpStream>;
@@ -59,7 +63,19 @@ pub(super) fn rows() -> Vec<TableRow> {
     ATTACKS.into_iter().map(row).collect()
 }
 
+/// Raises the limit of open files, so that the attackers of a row fit into this process.
+fn permit_files(count: usize) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let needed = count as u64 + OTHER_FILES;
+    if limit.current.is_none_or(|current| current >= needed) {
+        return Ok(());
+    }
+    setrlimit(Resource::Nofile, Rlimit { current: Some(needed), ..limit })
+        .map_err(|_| Error::Missing(format!("{needed} open files (`ulimit -n`)")))
+}
+
 fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Result<Vec<RatioLine>> {
+    permit_files(count)?;
     let uiw = &lab.uiw()?;
     let server = ServeProcess::start(uiw, memory)?;
     // The server maps and allocates memory for its first client and for the first attacker of each

@@ -80,7 +80,7 @@ type Group = (&'static str, u32, fn() -> Vec<TableRow>, &'static str);
 const GROUPS: [Group; 14] = [
     ("speed", 31, speed::rows, "`uiw perf` beside raw TCP"),
     ("stacks", 9, stacks::rows, "over AF_XDP and AF_PACKET, beside bare smoltcp and kernel TCP (root)"),
-    ("hostile", 3, hostile::rows, "a server under attack: its speed and memory (`ulimit -n 20000`)"),
+    ("hostile", 3, hostile::rows, "a server under attack: its speed and memory"),
     ("instructions", 3, instructions::rows, "instructions a round, beside the committed figures"),
     ("scaling", 7, scaling::rows, "second threads, neighbours, sleepers and control calls"),
     ("connects", 31, examples::connects, "connections set up a second, beside TCP"),
@@ -310,7 +310,6 @@ pub(crate) fn run(options: Options) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
-    crate::process::on_interrupt(uiw_siw::test_vm::sweep);
     if options.tsv {
         println!("{}", instructions::HEAD);
     } else if options.markdown {

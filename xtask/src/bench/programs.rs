@@ -2,6 +2,7 @@
 //! rounds.
 
 use super::Options;
+use crate::process::TempPath;
 use crate::{install, packages, workspace};
 use serde_json::Value;
 use std::fs;
@@ -23,15 +24,9 @@ pub(super) struct Lab {
     pub(super) rounds: u32,
     /// Cargo's target folder.
     pub(super) target: PathBuf,
-    /// Folder for the files of this run, removed when dropped.
-    pub(super) folder: PathBuf,
+    /// Folder for the files of this run.
+    pub(super) folder: TempPath,
     pub(super) guest: super::siw::Guest,
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
-    }
 }
 
 /// The functions run Cargo each time that a row needs a program, because Cargo does nothing if the
@@ -39,7 +34,7 @@ impl Drop for Lab {
 impl Lab {
     pub(super) fn new(options: Options, rounds: u32) -> Result<Self> {
         let target = workspace::target().map_err(Error::Failed)?;
-        let folder = target.join(format!("bench-{}", std::process::id()));
+        let folder = TempPath::new(target.join(format!("bench-{}", std::process::id())));
         let lab = Self { options, rounds, target, folder, guest: super::siw::Guest::default() };
         lab.fresh_folder("")?;
         Ok(lab)

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::dist::sha256;
+use crate::process::output;
 
 /// Crate that a reader adds to a project.
 const FACADE: &str = "uiw";
@@ -30,7 +31,7 @@ impl Crates {
             let mut package = crate::workspace::cargo();
             package.args(["package", "--quiet", "--no-verify", "--allow-dirty"]).args(more);
             package.args(crates.members.iter().flat_map(|member| ["-p", &member.name]));
-            succeed(package.env("CARGO_TARGET_DIR", crates.work.join("target")))
+            output(package.env("CARGO_TARGET_DIR", crates.work.join("target"))).map(drop)
         };
         // The dependencies of the workspace are usually present, so no network is needed.
         package(&["--offline"]).or_else(|_| package(&[]))?;
@@ -67,7 +68,7 @@ impl Crates {
             .map_err(|error| format!("{}: {error}", lock.display()))?;
         let mut vendor = crate::workspace::cargo();
         vendor.args(["vendor", "--quiet", "--versioned-dirs"]).arg(folder);
-        succeed(vendor.current_dir(project))
+        output(vendor.current_dir(project)).map(drop)
     }
 
     /// Copies the packages into `folder`, and writes a configuration to `config` that makes Cargo
@@ -107,12 +108,8 @@ fn members() -> Result<Vec<WorkspaceMember>, String> {
         "--format",
         "{p}",
     ]);
-    let output = tree.output().map_err(|error| format!("cannot run cargo: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{tree:?}: {}", String::from_utf8_lossy(&output.stderr)));
-    }
     // Lines have the form `name vVERSION (folder)`. Crates of other origin have no folder.
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = output(&mut tree)?;
     let mut members: Vec<WorkspaceMember> = Vec::new();
     for line in text.lines() {
         let mut words = line.split_whitespace();
@@ -129,20 +126,11 @@ fn members() -> Result<Vec<WorkspaceMember>, String> {
 
 fn unpack(archive: &Path, folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    succeed(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder))
+    output(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder)).map(drop)
 }
 
 fn write(file: &Path, text: &str) -> Result<(), String> {
     let folder = file.parent().map(PathBuf::from).unwrap_or_default();
     let written = fs::create_dir_all(folder).and_then(|()| fs::write(file, text));
     written.map_err(|error| format!("{}: {error}", file.display()))
-}
-
-/// Runs a command, and shows its output only if it fails.
-fn succeed(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }

@@ -8,7 +8,7 @@ use super::root::{self, Root};
 use super::script;
 use super::transcript::{self, Section, Step};
 use crate::dist::{self, Kind};
-use crate::process::{self, ChildEnd};
+use crate::process::{self, ChildEnd, TempPath, output};
 use crate::report::Tally;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,12 +30,14 @@ const INSTALLS: &str = "docs/installing.md";
 /// Runs the selected pages and the script. The last line on stdout is the number of passed and
 /// failed ones. Returns `false` if one failed.
 pub(super) fn run(commands: &Commands, options: &Options) -> Result<bool, String> {
-    process::handle_interrupts(|| {});
     let wanted =
         |name: &&Path| options.only.as_deref().is_none_or(|only| name.display().to_string().contains(only));
     let mut names: Vec<&Path> = commands.keys().map(PathBuf::as_path).filter(wanted).collect();
     // The script takes the longest, so it starts first.
     names.sort_by_key(|name| *name != Path::new(script::PATH));
+    if names.is_empty() {
+        return Err("no page with commands has this in its name".to_owned());
+    }
     let mut total = Tally::default();
     let set_up = match missing() {
         Some(missing) => Err(missing),
@@ -70,27 +72,19 @@ fn missing() -> Option<String> {
 /// Fresh root, with the folders that its overlays use.
 struct FreshRoot {
     root: Root,
-    work: WorkFolders,
+    /// Folders of this run.
+    work: TempPath,
     toolchain: PathBuf,
-}
-
-/// Folders of this run, which are removed at the end.
-struct WorkFolders(PathBuf);
-
-impl Drop for WorkFolders {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 impl FreshRoot {
     /// Creates the root and the packages. The inner error names a missing prerequisite.
     fn new(debug: bool) -> Result<Result<Self, String>, String> {
         let folder = crate::workspace::target()?.join("newcomer");
-        let work = WorkFolders(folder.join(format!("work-{}", std::process::id())));
-        fs::create_dir_all(&work.0).map_err(|error| format!("{}: {error}", work.0.display()))?;
-        let crates = Crates::package(work.0.join("crates"))?;
-        let place = work.0.join("reader").join(&CRATES[1..]);
+        let work = TempPath::new(folder.join(format!("work-{}", std::process::id())));
+        fs::create_dir_all(&*work).map_err(|error| format!("{}: {error}", work.display()))?;
+        let crates = Crates::package(work.join("crates"))?;
+        let place = work.join("reader").join(&CRATES[1..]);
         let root = match Root::get(&folder).and_then(|root| crates.vendor(&place).map(|()| root)) {
             Ok(root) => root,
             Err(missing) => return Ok(Err(missing)),
@@ -107,7 +101,7 @@ impl FreshRoot {
     }
 
     fn layer(&self, name: &str) -> PathBuf {
-        self.work.0.join(name)
+        self.work.join(name)
     }
 
     /// Returns the layer with the installed package, for pages that do not install it.
@@ -190,13 +184,4 @@ impl FreshRoot {
         let end = process::run(command.stdout(Stdio::null()), Instant::now() + CAP);
         end.map_err(|error| format!("unshare: {error}"))
     }
-}
-
-/// Returns the output of a command. It is an error if the command fails.
-fn output(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)))
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::check::output;
+use crate::process::output;
 
 /// Returns all files and links below `root`, relative to it, in the order of their names.
 pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::env;
-use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Kind, PackageBuild, archive};
+use crate::process::output;
 use crate::report::Tally;
 
 /// Check of one package, and the programs that it needs.
@@ -23,13 +23,16 @@ struct PackageCheck {
 /// Programs that are needed for a fresh root.
 const ROOT: &[&str] = &["mmdebstrap", "chroot", "unshare", "ip"];
 
+/// Name of the check of the image that runs as an ordinary user, even if root starts it.
+const ROOTLESS: &str = "oci-rootless";
+
 const CHECKS: [PackageCheck; 5] = [
     PackageCheck { name: "tarball", kind: Kind::Tarball, programs: ROOT, run: tarball },
     PackageCheck { name: "wheel", kind: Kind::Wheel, programs: ROOT, run: wheel },
     PackageCheck { name: "deb", kind: Kind::Deb, programs: ROOT, run: deb },
     PackageCheck { name: "oci", kind: Kind::Oci, programs: &["podman"], run: image },
     PackageCheck {
-        name: "oci-rootless",
+        name: ROOTLESS,
         kind: Kind::Oci,
         programs: &["podman", "unshare", "setpriv", "newuidmap"],
         run: image_of_user,
@@ -42,6 +45,10 @@ pub(super) fn run(dist: &PackageBuild) -> Result<bool, String> {
     let mut total = Tally::default();
     for check in CHECKS {
         let Some(package) = dist.package(check.kind) else { continue };
+        if check.name == ROOTLESS && !rustix::process::geteuid().is_root() {
+            // The check `oci` already runs as an ordinary user.
+            continue;
+        }
         println!("== {}", check.name);
         let missing = check.programs.iter().find(|program| !crate::packages::on_path(program));
         let missing = missing.map(|program| (*program).to_owned()).or_else(|| dist.emulator().err());
@@ -80,18 +87,6 @@ const EXAMPLES: &str = "import doctest, sys, uiw, uiw.aio as aio\n\
 
 /// Script that runs a command in its own network, in which all ports are free.
 pub(super) const NETWORK: &str = "ip link set lo up; exec \"$@\"";
-
-/// Returns the output of a command. It is an error if the command fails.
-pub(super) fn output(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() {
-        return Ok(text);
-    }
-    let args: Vec<_> = command.get_args().map(OsStr::to_string_lossy).collect();
-    let error = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{} {}: {}\n{text}{error}", command.get_program().display(), args.join(" "), output.status))
-}
 
 fn expect(is_so: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
     if is_so { Ok(()) } else { Err(otherwise()) }
@@ -179,7 +174,7 @@ impl PodmanStorage {
     fn new(as_user: bool) -> Result<Self, String> {
         // Podman limits the path of its folder for run-time files to 50 bytes.
         let kind = if as_user { "user" } else { "own" };
-        let storage = env::temp_dir().join(format!("uiw-pm-{kind}-{}", std::process::id()));
+        let storage = env::temp_dir().join(format!("uiw-pm-{}-{kind}", std::process::id()));
         let this = Self { storage, as_user };
         let user = this.storage.join("user");
         let make = || {
@@ -248,9 +243,5 @@ fn image(dist: &PackageBuild, package: &Path) -> Result<(), String> {
 
 /// Like [`image`], but as an ordinary user.
 fn image_of_user(dist: &PackageBuild, package: &Path) -> Result<(), String> {
-    if !rustix::process::geteuid().is_root() {
-        // The check `oci` has already run as an ordinary user.
-        return Ok(());
-    }
     PodmanStorage::new(true)?.check(dist, package)
 }

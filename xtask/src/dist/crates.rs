@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 
 use serde_json::Value;
 
+use crate::arch::Arch;
 use crate::install::{PACKAGES, PYTHON};
+use crate::process::output;
 use crate::workspace::cargo;
 
 /// Crate that is linked.
@@ -31,13 +32,13 @@ pub(super) struct Crate {
 pub(super) struct Crates(pub(super) BTreeMap<String, Crate>);
 
 impl Crates {
-    /// Finds the crates of the packages. Crates that are only used while building (dependencies of
-    /// build scripts, and macros) are omitted.
-    pub(super) fn of_packages() -> Result<Self, String> {
-        let tree = text(
+    /// Finds the crates of the packages for a processor. Crates that are only used while building
+    /// (dependencies of build scripts, and macros) are omitted.
+    pub(super) fn of_packages(arch: Arch) -> Result<Self, String> {
+        let tree = output(
             cargo()
                 .args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none"])
-                .args(["--format", "{p}"])
+                .args(["--format", "{p}", "--target", &arch.target()])
                 .args(PACKAGES)
                 .args(PYTHON),
         )?;
@@ -49,7 +50,7 @@ impl Crates {
                 Some((words.next()?.to_owned(), words.next()?.strip_prefix('v')?.to_owned()))
             })
             .collect();
-        let metadata = text(cargo().args(["metadata", "--locked", "--format-version", "1"]))?;
+        let metadata = output(cargo().args(["metadata", "--locked", "--format-version", "1"]))?;
         let metadata: Value =
             serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
         let lock = crate::workspace::root().join("Cargo.lock");
@@ -98,21 +99,13 @@ fn sum(lock: &str, name: &str, version: &str) -> Option<String> {
     entry.lines().find_map(|line| Some(line.strip_prefix("checksum = \"")?.strip_suffix('"')?.to_owned()))
 }
 
-fn text(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("cannot run cargo: {error}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn only_crates_of_programs_listed() {
-        let Crates(crates) = Crates::of_packages().unwrap();
+        let Crates(crates) = Crates::of_packages(Arch::here()).unwrap();
         let find = |name: &str| crates.values().find(|one| one.name == name);
         let verbs = find("uiw-verbs").expect("our own");
         assert_eq!((verbs.version.as_str(), &verbs.sum), (env!("CARGO_PKG_VERSION"), &None));

@@ -7,9 +7,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::check::output;
 use super::{PackageBuild, archive};
 use crate::install::Built;
+use crate::process::output;
 
 const CONTROL: &str = include_str!("../../../packaging/debian/control");
 const COPYRIGHT: &str = include_str!("../../../packaging/debian/copyright");

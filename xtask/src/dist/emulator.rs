@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::check::output;
 use crate::arch::Arch;
+use crate::process::output;
 
 /// Guard during whose lifetime the kernel runs programs for a processor, with a handler that the
 /// system already has, or with that of Debian, which is enabled meanwhile.

@@ -25,7 +25,6 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::arch::Arch;
 use crate::install::{self, Built, Layout};
-use crate::workspace::WorkFolder;
 use crates::Crates;
 use emulator::Emulator;
 use glibc::GlibcNeeds;
@@ -100,8 +99,8 @@ pub(crate) fn make(out: &Path, only: &[Kind], debug: bool) -> Result<Vec<PathBuf
 struct PackageBuild {
     /// Folder for the packages.
     out: PathBuf,
-    /// Folder for temporary files.
-    work: WorkFolder,
+    /// Folder for temporary files, which is removed at the end.
+    work: PathBuf,
     version: String,
     /// Processor for which the packages are built.
     arch: Arch,
@@ -118,6 +117,12 @@ struct PackageBuild {
     root: OnceLock<Result<Root, String>>,
 }
 
+impl Drop for PackageBuild {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.work);
+    }
+}
+
 impl PackageBuild {
     fn make(options: &Options) -> Result<Self, String> {
         let arch = options.target.unwrap_or_else(Arch::here);
@@ -127,9 +132,9 @@ impl PackageBuild {
         let out = options.out.clone().unwrap_or_else(|| folder.join("dist"));
         let files = ["uiw", "libibverbs.so", "librdmacm.so", "librspreload.so", "lib_uiw.so"]
             .map(|name| built.file(name));
-        let crates = Crates::of_packages()?;
+        let crates = Crates::of_packages(arch)?;
         let mut dist = Self {
-            work: WorkFolder::new(&target, "dist-work-").map_err(|error| format!("dist-work: {error}"))?,
+            work: target.join(format!("dist-work-{}", std::process::id())),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             arch,
             time: time()?,
@@ -142,6 +147,7 @@ impl PackageBuild {
             out,
         };
         fs::create_dir_all(&dist.out).map_err(|error| format!("{}: {error}", dist.out.display()))?;
+        fs::create_dir_all(&dist.work).map_err(|error| format!("{}: {error}", dist.work.display()))?;
         eprintln!("xtask: the programs need glibc 2.{} and {}", dist.needs.minor, dist.needs.listed());
         if let Some(oldest) = built.glibc().filter(|oldest| dist.needs.minor > *oldest) {
             return Err(format!(
@@ -168,10 +174,7 @@ impl PackageBuild {
     /// Returns a root folder with a Debian for the processor.
     fn root(&self) -> Result<&Root, String> {
         self.emulator()?;
-        self.root
-            .get_or_init(|| Root::make(self.work.path.join("root"), self.arch))
-            .as_ref()
-            .map_err(Clone::clone)
+        self.root.get_or_init(|| Root::make(self.work.join("root"), self.arch)).as_ref().map_err(Clone::clone)
     }
 
     fn make_one(&self, kind: Kind, built: &Built) -> Result<PathBuf, String> {
@@ -201,7 +204,7 @@ impl PackageBuild {
 
     /// Creates a folder with all installed files below `prefix`, and the licences.
     fn stage(&self, built: &Built, name: &str, prefix: &str) -> Result<PathBuf, String> {
-        let root = self.work.path.join(name);
+        let root = self.work.join(name);
         let layout = Layout::new(Path::new(prefix), None, Some(&root))?;
         install::stage(&layout, built, true)?;
         let notices = layout.place("share/doc/uiw/THIRD-PARTY-LICENSES");

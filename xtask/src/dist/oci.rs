@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::check::output;
 use super::{Kind, PackageBuild, archive};
+use crate::process::output;
 use uiw_siw::debian;
 
 /// Run configuration of the image, as options of umoci.
@@ -25,7 +25,7 @@ pub(super) fn make(dist: &PackageBuild) -> Result<PathBuf, String> {
     let package =
         dist.package(Kind::Deb).ok_or("the image has the Debian package in it: leave `deb` in --only")?;
     let layer = root(dist, package)?;
-    let folder = dist.work.path.join("oci");
+    let folder = dist.work.join("oci");
     let image = format!("{}:{}", folder.display(), dist.version);
     let created = dist.timestamp()?;
     let umoci = |args: &[&str]| output(Command::new("umoci").args(args)).map(drop);
@@ -51,14 +51,14 @@ fn root(dist: &PackageBuild, package: &Path) -> Result<PathBuf, String> {
     // mmdebstrap passes hooks to a shell, so the package has a simple file name in its working
     // folder. It must be readable for the user that mmdebstrap becomes.
     let name = "uiw.deb";
-    let folder = dist.work.path.join("package");
+    let folder = dist.work.join("package");
     let place = || {
         fs::create_dir_all(&folder)?;
         fs::copy(package, folder.join(name))
     };
     place().map_err(|error| format!("{}: {error}", folder.display()))?;
     dist.emulator()?;
-    let layer = dist.work.path.join("layer.tar");
+    let layer = dist.work.join("layer.tar");
     let mut make = Command::new("mmdebstrap");
     make.args(["--variant=minbase", "--include=libgcc-s1"])
         .arg(format!("--architectures={}", dist.arch.debian()))

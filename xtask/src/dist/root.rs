@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::check::{NETWORK, output};
+use super::check::NETWORK;
 use crate::arch::Arch;
+use crate::process::output;
 use uiw_siw::debian;
 
 pub(super) struct Root(PathBuf);

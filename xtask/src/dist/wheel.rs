@@ -29,7 +29,7 @@ pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String
     }
     let root = dist.stage(built, "wheel", "/usr/local")?.join("usr/local");
     // Python searches the module by this name.
-    let module = dist.work.path.join("_uiw.abi3.so");
+    let module = dist.work.join("_uiw.abi3.so");
     install::stripped(built, "lib_uiw.so", &module)?;
     let tag = format!("{PYTHON}-manylinux_2_{}_{}", dist.needs.minor, dist.arch.name());
     let file = dist.out.join(format!("uiw-{}-{tag}.whl", dist.version));

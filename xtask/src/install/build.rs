@@ -1,12 +1,12 @@
 //! Files that Cargo builds, and files that the built program generates.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::file::FileContent;
 use super::toolchain;
 use crate::arch::Arch;
+use crate::process::{TempPath, succeed};
 use crate::workspace::{cargo, target};
 
 /// Built program and libraries, with the generated man pages and completions.
@@ -14,7 +14,7 @@ use crate::workspace::{cargo, target};
 pub(crate) struct Built {
     arch: Arch,
     folder: PathBuf,
-    generated: PathBuf,
+    generated: TempPath,
     glibc: Option<u32>,
 }
 
@@ -42,7 +42,7 @@ impl Built {
         } else {
             build.arg("--release");
         }
-        run(&mut build)?;
+        succeed(&mut build)?;
         let folder = target()?.join(if debug { "debug" } else { "release" });
         let program = folder.join("uiw");
         Self::new(Arch::here(), folder, None, &program)
@@ -76,13 +76,13 @@ impl Built {
         if let Some(compiler) = toolchain::compiler(arch)? {
             build.env("RUSTC", compiler);
         }
-        run(&mut build)?;
+        succeed(&mut build)?;
         let folder = target()?.join(arch.target()).join("release");
         let program = if arch.is_here() {
             folder.join("uiw")
         } else {
             // This program only generates files, so it is built for this machine.
-            run(cargo().args(["build", "-p", "uiw-cli"]))?;
+            succeed(cargo().args(["build", "-p", "uiw-cli"]))?;
             target()?.join("debug/uiw")
         };
         Self::new(arch, folder, Some(OLDEST_GLIBC), &program)
@@ -93,9 +93,9 @@ impl Built {
     fn new(arch: Arch, folder: PathBuf, glibc: Option<u32>, program: &Path) -> Result<Self, String> {
         // The folder contains the process id, because several processes may install at the same
         // time.
-        let generated = folder.join(format!("generated-{}", std::process::id()));
+        let generated = TempPath::new(folder.join(format!("generated-{}", std::process::id())));
         let built = Self { arch, folder, generated, glibc };
-        run(Command::new(program).arg("generate").arg(&built.generated))?;
+        succeed(Command::new(program).arg("generate").arg(&*built.generated))?;
         Ok(built)
     }
 
@@ -121,12 +121,6 @@ impl Built {
     }
 }
 
-impl Drop for Built {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.generated);
-    }
-}
-
 /// Minor version of glibc 2 in manylinux_2_28, Debian 10 and RHEL 8.
 const OLDEST_GLIBC: u32 = 28;
 
@@ -139,9 +133,3 @@ pub(crate) const PYTHON: [&str; 2] = ["-p", "uiw-python"];
 /// Arguments of Cargo for the installed packages.
 pub(crate) const PACKAGES: [&str; 8] =
     ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload"];
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let status = command.status().map_err(|error| format!("cannot run {program}: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{program}: {status}")) }
-}

@@ -1,5 +1,5 @@
-//! What the tests of packages share.
-#![allow(dead_code, reason = "each test program uses a part of it")]
+//! Helpers of the tests of packages.
+#![allow(dead_code, reason = "each test binary uses some of them")]
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder that is removed when dropped.
+/// Temporary folder, which is removed on drop.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -21,7 +21,7 @@ impl Folder {
         self.0.join(path)
     }
 
-    /// Every file and folder in it.
+    /// Returns the paths of all files and folders in it.
     pub(crate) fn entries(&self) -> BTreeSet<PathBuf> {
         let mut all = BTreeSet::new();
         let mut folders = vec![self.0.clone()];
@@ -51,7 +51,7 @@ pub(crate) fn output(command: &mut Command) -> Output {
     command.env("UIW_COUNTERS", "off").output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-/// What a command that succeeds prints.
+/// Returns the output of a command, which must succeed.
 pub(crate) fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S]) -> String {
     let mut command = Command::new(program);
     let output = output(command.args(args));

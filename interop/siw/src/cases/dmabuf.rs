@@ -3,6 +3,7 @@
 
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
+use crate::guest::Folder;
 use crate::shell::must;
 use crate::test_vm::SPARE;
 use crate::{Error, Result};
@@ -19,11 +20,10 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn run(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let library = bench.library("libibverbs.so.1");
-    let stripped = std::env::temp_dir().join(format!("uiw-siw-dmabuf-{}", std::process::id()));
+    let folder = Folder::create("dmabuf")?;
+    let stripped = folder.path("libibverbs.so.1");
     must(Command::new("strip").arg("-o").arg(&stripped).arg(library), TIMEOUT)?;
-    let sent = send(bench, setting, &stripped.display().to_string());
-    let _ = std::fs::remove_file(&stripped);
-    sent?;
+    send(bench, setting, &stripped.display().to_string())?;
     let script = "load vgem && LD_LIBRARY_PATH=/tmp/uiw:/lib UIW_PERSONA=roce UIW_LOG=warn dmabuf 2>&1";
     let output = bench.guest().run(script, TIMEOUT)?;
     bench.guest().must("rm -r /tmp/uiw")?;

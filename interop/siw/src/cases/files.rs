@@ -4,8 +4,7 @@
 use crate::bench::Bench;
 use crate::shell::must;
 use crate::{Error, Result};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -66,27 +65,5 @@ impl Files {
         let different = self.sums.lines().find(|line| !sums.lines().any(|other| other == *line));
         let first = different.unwrap_or("one that was not written");
         Err(Error::Failed(format!("the files of {} are not those of {place}: {first}", self.folder)))
-    }
-}
-
-/// Directory on the host, removed when dropped.
-pub(super) struct Folder(PathBuf);
-
-impl Folder {
-    pub(super) fn new(name: &str) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("uiw-siw-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir(&folder).map_err(Error::io(folder.display()))?;
-        Ok(Self(folder))
-    }
-
-    pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -2,10 +2,10 @@
 //! libraries on the host: a file system on the disk, files, a target that is killed while files are
 //! written and started again, and the final contents of the disk.
 
-use super::files::{Files, Folder};
+use super::files::Files;
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict};
-use crate::guest::Job;
+use crate::guest::{Folder, Job};
 use crate::shell::{Process, must, need};
 use crate::{Error, Result};
 use std::fs::{self, File};
@@ -57,7 +57,7 @@ struct TgtdTarget {
 
 impl TgtdTarget {
     fn new(bench: &mut Bench, setting: &Setting) -> Result<Self> {
-        let folder = Folder::new("iser")?;
+        let folder = Folder::create("iser")?;
         let disk = folder.path("disk");
         File::create(&disk).and_then(|file| file.set_len(DISK)).map_err(Error::io(disk.display()))?;
         let port = free_port();

@@ -2,9 +2,10 @@
 //! through the example `ninep_bridge`: files, a bridge that is killed, a new mount, and the final
 //! contents of the directory.
 
-use super::files::{Files, Folder};
+use super::files::Files;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
+use crate::guest::Folder;
 use crate::shell::{Process, need};
 use crate::{Error, Result, matrix};
 use std::path::{Path, PathBuf};
@@ -64,7 +65,7 @@ impl BridgeServer {
 
 fn to_diod(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     need(&[("diod", "diod")])?;
-    let folder = Folder::new("ninep")?;
+    let folder = Folder::create("ninep")?;
     let server = BridgeServer { bridge: matrix::build_bridge()?, folder, port: free_port() };
     std::fs::create_dir(server.exported()).map_err(Error::io("the exported folder"))?;
     bench.guest().must("load ninep && head -c 1000000 /dev/urandom > /tmp/block")?;

@@ -3,12 +3,13 @@
 
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
+use crate::guest::Folder;
 use crate::shell::{must, run};
 use crate::test_vm::SPARE;
 use crate::{Error, Result};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -38,29 +39,14 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// File on the host, removed when dropped.
-struct HostFile(PathBuf);
-
-impl HostFile {
-    fn fill(&self, size: CopySize) -> io::Result<()> {
-        let mut file = BufWriter::new(File::create(&self.0)?);
-        for word in 0..size.bytes.div_ceil(4) {
-            let bytes = word.wrapping_mul(2_654_435_761).rotate_left(13).to_le_bytes();
-            let left = (size.bytes - 4 * word).min(4) as usize;
-            file.write_all(&bytes[..left])?;
-        }
-        file.flush()
+fn fill(file: &Path, size: CopySize) -> io::Result<()> {
+    let mut file = BufWriter::new(File::create(file)?);
+    for word in 0..size.bytes.div_ceil(4) {
+        let bytes = word.wrapping_mul(2_654_435_761).rotate_left(13).to_le_bytes();
+        let left = (size.bytes - 4 * word).min(4) as usize;
+        file.write_all(&bytes[..left])?;
     }
-
-    fn sum(&self, size: CopySize) -> Result<String> {
-        must(Command::new("md5sum").arg(&self.0), size.timeout).map(|line| first_word(&line))
-    }
-}
-
-impl Drop for HostFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
+    file.flush()
 }
 
 fn first_word(line: &str) -> String {
@@ -86,20 +72,21 @@ fn copy(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Directi
 
 fn copy_once(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     bench.build_libraries();
-    let here = HostFile(std::env::temp_dir().join(format!("uiw-siw-rcopy-{}", std::process::id())));
+    let folder = Folder::create("rcopy")?;
+    let here = folder.path("file");
     bench.guest().must(&format!("rm -f {THERE}"))?;
     // The guest kills its program after this time in any case.
     let longest = size.timeout + Duration::from_secs(30);
     let client = match direction {
         Direction::Ours => {
-            here.fill(size).map_err(Error::io(here.0.display()))?;
+            fill(&here, size).map_err(Error::io(here.display()))?;
             let _server = bench.serve_guest(&format!("rcopy -p {SPARE}"), SPARE, longest)?;
             let mut client = bench.stock("rcopy", "rdmacm-utils", setting)?;
             let at = bench
                 .net()
                 .guest(setting.family, SPARE)
                 .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
-            client.arg(&here.0).arg(format!("{}:{THERE}", at.ip())).args(["-p", &at.port().to_string()]);
+            client.arg(&here).arg(format!("{}:{THERE}", at.ip())).args(["-p", &at.port().to_string()]);
             run(&mut client, size.timeout)?
         }
         Direction::Theirs => {
@@ -109,7 +96,7 @@ fn copy_once(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Di
             let (_server, port) =
                 bench.serve_stock(server, |port| vec!["-p".to_owned(), port.to_string()])?;
             let host = bench.host(setting.family)?;
-            let script = format!("rcopy {THERE} {host}:{} -p {port}", here.0.display());
+            let script = format!("rcopy {THERE} {host}:{} -p {port}", here.display());
             bench.guest().run(&script, longest)?
         }
     };
@@ -117,7 +104,8 @@ fn copy_once(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Di
         return Ok(Verdict::Fail(format!("the client: exit code {}: {}", client.status, client.last_line())));
     }
     let there = bench.guest().must_within(&format!("md5sum {THERE}"), size.timeout)?;
-    let (here, there) = (here.sum(size)?, first_word(&there));
+    let here = must(Command::new("md5sum").arg(&here), size.timeout)?;
+    let (here, there) = (first_word(&here), first_word(&there));
     bench.guest().must(&format!("rm -f {THERE}"))?;
     Ok(match here == there {
         true => Verdict::Pass(String::new()),

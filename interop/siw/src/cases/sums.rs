@@ -5,7 +5,7 @@ use super::conversation::{converse, judge};
 use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Direction, Setting, Verdict, quirk};
-use std::fs;
+use crate::guest::Folder;
 use std::path::Path;
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ pub(super) fn converse_and_judge(
     timeout: Duration,
 ) -> Result<Verdict> {
     let before = bench.captured();
-    let own = std::env::temp_dir().join(format!("uiw-siw-{}-sums.pcapng", std::process::id()));
-    let file = before.clone().unwrap_or_else(|| own.clone());
+    let folder = Folder::create("sums")?;
+    let file = before.clone().unwrap_or_else(|| folder.path("sums.pcapng"));
     let mut faults: Vec<SenderFault> = Vec::new();
     let verdict = loop {
         bench.capture(Some(file.clone()));
@@ -46,7 +46,6 @@ pub(super) fn converse_and_judge(
             ));
         }
     };
-    let _ = fs::remove_file(own);
     verdict.map(|verdict| match (verdict, faults.last()) {
         (Verdict::Pass(_), Some(fault)) => {
             Verdict::Pass(format!("siw {} {} times", fault.text(), faults.len()))

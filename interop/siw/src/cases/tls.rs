@@ -4,12 +4,12 @@
 use super::rping;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
+use crate::guest::Folder;
 use crate::shell::need;
 use crate::test_vm::RPING;
 use crate::{Error, Result};
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::Command;
 
 /// Name in the certificate.
@@ -60,16 +60,12 @@ fn behind_proxy(bench: &mut Bench, setting: &Setting, direction: Direction, size
     }
 }
 
-/// Certificate for both ends and the authority that signed it; removed when dropped.
-struct TestKeys(PathBuf);
+/// Certificate for both ends and the authority that signed it.
+struct TestKeys(Folder);
 
 impl TestKeys {
     fn new() -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("uiw-siw-tls-{}", std::process::id()));
-        let failed = |error: std::io::Error| Error::Failed(format!("{}: {error}", folder.display()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir(&folder).map_err(failed)?;
-        let keys = Self(folder.clone());
+        let keys = Self(Folder::create("tls")?);
         let usual =
             ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-batch"];
         keys.certificate(
@@ -90,13 +86,16 @@ impl TestKeys {
         let names =
             ["-addext", "subjectAltName=DNS:uiw.test", "-addext", "basicConstraints=critical,CA:FALSE"];
         keys.certificate(&[&usual[..], &own, &names].concat())?;
-        fs::write(keys.0.join("tls.conf"), CONFIG).map_err(failed)?;
+        fs::write(keys.path("tls.conf"), CONFIG).map_err(Error::io("tls.conf"))?;
         Ok(keys)
     }
 
     fn certificate(&self, arguments: &[&str]) -> Result<()> {
-        let output =
-            Command::new("openssl").args(["req", "-x509"]).args(arguments).current_dir(&self.0).output();
+        let output = Command::new("openssl")
+            .args(["req", "-x509"])
+            .args(arguments)
+            .current_dir(self.0.path(""))
+            .output();
         let output = output.map_err(|error| Error::Failed(format!("openssl: {error}")))?;
         if output.status.success() {
             return Ok(());
@@ -105,12 +104,6 @@ impl TestKeys {
     }
 
     fn path(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
-}
-
-impl Drop for TestKeys {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        self.0.path(name).display().to_string()
     }
 }

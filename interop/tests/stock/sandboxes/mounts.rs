@@ -40,9 +40,8 @@ set +e
 echo "ended with $?"
 "#;
 
-/// Returns the command that runs with these file systems. If they cannot be set up, returns `None`
-/// and counts the test as skipped.
-#[track_caller]
+/// Returns the command that runs with these file systems. It prints a line of `unshare` or `mount`
+/// if they cannot be set up.
 fn strict(libraries: &Libraries, private_tmp: bool, command: &Command) -> Command {
     let mut outside = libraries.command(User::Same, "unshare");
     outside.args(["-rm", "sh", "-c", SCRIPT, "sh"]).arg(command.get_program()).args(command.get_args());
@@ -56,6 +55,8 @@ fn strict(libraries: &Libraries, private_tmp: bool, command: &Command) -> Comman
     outside
 }
 
+/// Returns whether the file systems could not be set up, and then counts the test as skipped.
+#[track_caller]
 fn was_refused(ended: &ProcessEnd) -> bool {
     let refused = ended.count("unshare:") + ended.count("mount:") > 0;
     if refused {
