@@ -204,19 +204,25 @@ fn dialogue(one: &StartupConfig, two: &StartupConfig, input: &mut Input<'_>) {
         panic!("our own Reply is refused");
     };
     assert_eq!((used, &*private_data), (bytes.len(), &b"reply"[..]));
-    agree(&at_one, &at_two, terminate);
+    agree((&at_one, one.ord), (&at_two, two.ord), terminate);
 }
 
-fn agree(one: &Negotiated, two: &Negotiated, terminate: Option<StartupRefusal>) {
+/// Checks the results of two ends, each with the ORD that it was configured with.
+fn agree(
+    (one, one_ord): (&Negotiated, u16),
+    (two, two_ord): (&Negotiated, u16),
+    terminate: Option<StartupRefusal>,
+) {
     assert_eq!((one.revision, one.enhanced, one.crc), (two.revision, two.enhanced, two.crc));
     assert_eq!((one.markers_tx, one.markers_rx), (two.markers_rx, two.markers_tx));
     assert_eq!(one.peer_to_peer, two.peer_to_peer);
     if !one.enhanced || terminate.is_some() {
         return;
     }
-    // RFC 6581 section 9.1: the ORD of an end must not exceed the IRD of the other end.
-    for (asks, takes) in [(one.ord, two.ird), (two.ord, one.ird)] {
-        assert!(asks <= takes || asks == NOT_NEGOTIATED, "{one:?} {two:?}");
+    // RFC 6581 section 9.1: the ORD of an end must not exceed the IRD of the other end, unless the
+    // end leaves that to the ULP.
+    for (configured, asks, takes) in [(one_ord, one.ord, two.ird), (two_ord, two.ord, one.ird)] {
+        assert!(asks <= takes || configured == NOT_NEGOTIATED, "{one:?} {two:?}");
     }
     if let Some(rtr) = one.rtr {
         assert!(two.rtr_kinds.contains(rtr), "{one:?} {two:?}");
