@@ -940,3 +940,42 @@ fn arguments_without_a_meaning_are_refused() {
     // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
+
+/// Creates a parent domain.
+///
+/// # Safety
+/// `context` is open, and the domains are NULL or live objects of it.
+unsafe fn alloc_parent_domain(
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    td: *mut abi::ibv_td,
+) -> *mut ibv_pd {
+    let (alloc, free, pd_context) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    let attr = abi::ibv_parent_domain_init_attr { pd, td, comp_mask: 0, alloc, free, pd_context };
+    // SAFETY: the caller ensures that the context is open and that the domains live. `attr` is a
+    // local variable, and the table of the library has this function.
+    let parent = unsafe { vctx(context).alloc_parent_domain.unwrap()(context, &raw const attr) };
+    assert!(!parent.is_null());
+    parent
+}
+
+#[test]
+fn thread_domain_in_use_not_deallocated() {
+    let opened = open();
+    // SAFETY: the context is open. The objects live until they are deallocated, each once, and only
+    // this thread uses them. Attributes are local variables, whose pointers are NULL or these
+    // objects. The tables of the library have these functions.
+    unsafe {
+        let table = vctx(opened);
+        let domain = call!(pd::ibv_alloc_pd(opened));
+        let attr = abi::ibv_td_init_attr { comp_mask: 0 };
+        let thread_domain = table.alloc_td.unwrap()(opened, &raw const attr);
+        let parent = alloc_parent_domain(opened, domain, thread_domain);
+        let dealloc_td = table.dealloc_td.unwrap();
+        assert_eq!(dealloc_td(thread_domain), libc::EBUSY);
+        assert_eq!(call!(pd::ibv_dealloc_pd(parent)), 0);
+        assert_eq!(dealloc_td(thread_domain), 0);
+        assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+    }
+}
