@@ -50,6 +50,8 @@ pub struct Qp {
     /// post.
     oob_connecting: Arc<AtomicBool>,
     qp_type: QpType,
+    /// Number of the engine's protection domain.
+    domain: u32,
     cap: ibv_qp_cap,
     signal_all: bool,
     attributes: Mutex<Attributes>,
@@ -107,6 +109,12 @@ impl Qp {
     /// Returns whether this is a UD queue pair.
     pub fn is_ud(&self) -> bool {
         self.qp_type == QpType::Ud
+    }
+
+    /// Returns the number of the protection domain of a UD queue pair, and `None` for other queue
+    /// pairs.
+    pub(crate) fn ud_domain(&self) -> Option<u32> {
+        self.is_ud().then_some(self.domain)
     }
 
     /// Returns the engine's queue pair.
@@ -199,6 +207,7 @@ fn create_qp(
         reservation,
         oob_connecting: Arc::default(),
         qp_type,
+        domain: domain.engine.num(),
         cap: init.cap,
         signal_all: init.sq_sig_all != 0,
         attributes: Mutex::default(),
