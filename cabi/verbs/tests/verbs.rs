@@ -1008,6 +1008,45 @@ unsafe fn alloc_parent_domain(
     parent
 }
 
+fn last_errno() -> Option<i32> {
+    std::io::Error::last_os_error().raw_os_error()
+}
+
+/// `ibv_create_qp(3)`: only RC and UD queue pairs may use a shared receive queue. `ibv_wr_post(3)`:
+/// creation fails if the type does not support all requested operations.
+#[test]
+fn queue_pair_type_limits_its_attributes() {
+    if !in_roce_process("queue_pair_type_limits_its_attributes") {
+        return;
+    }
+    let opened = open();
+    let end = TestEnd::new(opened, true);
+    assert!(create_qp(&end, end.pd, flags::IBV_QPT_UC, end.srq, 1).is_null());
+    assert_eq!(last_errno(), Some(libc::EINVAL));
+    // Bits of `ibv_qp_create_send_ops_flags`: Write, Send, Read, FetchAdd, atomic write.
+    for (qp_type, ops, offered) in [
+        (flags::IBV_QPT_UC, 1 | 1 << 2, true),
+        (flags::IBV_QPT_UC, 1 << 4, false),
+        (flags::IBV_QPT_UC, 1 << 6, false),
+        (flags::IBV_QPT_UC, 1 << 12, false),
+        (flags::IBV_QPT_UD, 1 << 2 | 1 << 3, true),
+        (flags::IBV_QPT_UD, 1, false),
+        (flags::IBV_QPT_UD, 1 << 9, false),
+    ] {
+        let qp = create_qp(&end, end.pd, qp_type, ptr::null_mut(), ops);
+        if offered {
+            // SAFETY: only this thread has used the queue pair, which is checked by the call.
+            assert_eq!(unsafe { call!(qp::ibv_destroy_qp(qp)) }, 0, "type {qp_type} with {ops:#x}");
+        } else {
+            assert!(qp.is_null(), "type {qp_type} with {ops:#x}");
+            assert_eq!(last_errno(), Some(libc::EOPNOTSUPP));
+        }
+    }
+    drop(end);
+    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
 /// `ibv_alloc_parent_domain(3)`: a parent domain is interchangeable with its protection domain.
 #[test]
 fn parent_domain_shares_address_handles() {

@@ -147,6 +147,9 @@ fn create_qp(
         true => None,
         false => Some(init.object(|init| &init.srq)?),
     };
+    if srq.is_some() && qp_type == QpType::Uc {
+        return Err(Errno::INVAL.because("a UC queue pair cannot use a shared receive queue"));
+    }
     let init = init.get()?;
     init.cap.max_inline_data = init.cap.max_inline_data.max(MIN_INLINE_DATA);
     if srq.is_some() {
