@@ -1047,6 +1047,32 @@ fn queue_pair_type_limits_its_attributes() {
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
+/// `ibv_destroy_qp(3)`: it fails if the queue pair is attached to a multicast group.
+#[test]
+fn attached_queue_pair_not_destroyed() {
+    if !in_roce_process("attached_queue_pair_not_destroyed") {
+        return;
+    }
+    let opened = open();
+    let end = TestEnd::new(opened, false);
+    let qp = create_qp(&end, end.pd, flags::IBV_QPT_UD, ptr::null_mut(), 1 << 2);
+    assert!(!qp.is_null());
+    let group = device::gid::from_address("239.7.7.8".parse().unwrap());
+    // SAFETY: only this thread uses the queue pair, which lives until the last call destroys it.
+    // `group` is a local variable.
+    unsafe {
+        let attach = || call!(qp::ibv_attach_mcast(qp, &raw const group, 0));
+        let detach = || call!(qp::ibv_detach_mcast(qp, &raw const group, 0));
+        assert_eq!((attach(), attach()), (0, 0));
+        assert_eq!(call!(qp::ibv_destroy_qp(qp)), libc::EBUSY);
+        assert_eq!((detach(), detach()), (0, libc::EINVAL));
+        assert_eq!(call!(qp::ibv_destroy_qp(qp)), 0);
+    }
+    drop(end);
+    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
 /// `ibv_alloc_parent_domain(3)`: a parent domain is interchangeable with its protection domain.
 #[test]
 fn parent_domain_shares_address_handles() {

@@ -65,7 +65,8 @@ pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex
     create_qp(init.object(|init| &init.pd)?, init, send_ops)
 }
 
-/// `ibv_destroy_qp`: waits until every delivered event is acknowledged.
+/// `ibv_destroy_qp`: waits until every delivered event is acknowledged. Returns EBUSY while the
+/// queue pair is attached to a multicast group.
 pub extern "C" fn ibv_destroy_qp(qp: OwnedHandle<'_, Qp>) -> c_int {
     boundary::code(|| qp.destroy(|qp| qp.leave()))
 }

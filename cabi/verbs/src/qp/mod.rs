@@ -24,6 +24,7 @@ use attributes::Attributes;
 use builder::Batch;
 use parking_lot::Mutex;
 use std::ffi::c_int;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) use transitions::QpType;
@@ -55,6 +56,9 @@ pub struct Qp {
     cap: ibv_qp_cap,
     signal_all: bool,
     attributes: Mutex<Attributes>,
+    /// Multicast groups to which `ibv_attach_mcast` has attached the queue pair, each with the
+    /// address and the index of the interface.
+    groups: Mutex<Vec<(IpAddr, IpAddr, u32)>>,
     /// Asynchronous events that the program has received and not acknowledged.
     pub async_events: Arc<UnacknowledgedEvents>,
     /// State of the `ibv_wr_*` calls. `None` unless the queue pair was created for them.
@@ -214,6 +218,7 @@ fn create_qp(
         cap: init.cap,
         signal_all: init.sq_sig_all != 0,
         attributes: Mutex::default(),
+        groups: Mutex::default(),
         async_events: Arc::default(),
         builder: send_ops.map(|_| CallLock::default()),
         _uses: uses,
@@ -250,6 +255,9 @@ impl Qp {
     /// Discards its pending asynchronous events and waits until the program has acknowledged the
     /// delivered ones.
     fn leave(&self) -> Result<()> {
+        if !self.groups.lock().is_empty() {
+            return Err(Errno::BUSY.because("the queue pair is attached to a multicast group"));
+        }
         self.reservation.forget();
         let number = self.engine.num();
         self.context.numbers.lock().qps.remove(&number);
