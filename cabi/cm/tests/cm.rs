@@ -1,6 +1,7 @@
 //! Calls of the connection manager's exported functions as a C program makes them, in cases that no
 //! stock program covers.
 
+use std::ffi::c_char;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::fd::AsRawFd as _;
@@ -12,11 +13,12 @@ use std::thread;
 use std::time::Duration;
 use uiw_cabi_cm as cm;
 use uiw_cabi_core::abi::cm::{
-    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_TCP, RDMA_PS_UDP,
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP,
 };
-use uiw_cabi_core::abi::qp::IBV_QPT_UD;
+use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{
-    ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_event_channel, zeroed,
+    ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_event_channel,
+    zeroed,
 };
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
@@ -262,6 +264,39 @@ fn listener_survives_disconnect_before_accept() {
     // because `get_request` has acknowledged those that were delivered.
     assert_eq!(unsafe { call!(cm::rdma_destroy_id(id)) }, 0);
     channel.destroy();
+}
+
+/// `rdma_getaddrinfo(3)`: a type of queue pair that does not belong to the port space is an error.
+#[test]
+fn address_info_matches_port_space() {
+    let look_up = |node: *const c_char, qp_type, port_space| {
+        let mut hints: rdma_addrinfo = zeroed();
+        (hints.ai_qp_type, hints.ai_port_space) = (qp_type, port_space);
+        let mut list: *mut rdma_addrinfo = ptr::null_mut();
+        // SAFETY: the name is NULL or a literal of C. The hints, whose pointers are NULL, and
+        // `list` are local variables. A list that a successful call returns has one element, lives
+        // until it is freed, once, and only this thread has it.
+        unsafe {
+            match call!(cm::rdma_getaddrinfo(node, ptr::null(), &raw const hints, &raw mut list)) {
+                0 => {
+                    let found = ((*list).ai_qp_type, (*list).ai_port_space);
+                    call!(cm::rdma_freeaddrinfo(list));
+                    Ok(found)
+                }
+                error => Err(error),
+            }
+        }
+    };
+    for node in [c"127.0.0.1".as_ptr(), ptr::null()] {
+        assert_eq!(look_up(node, 0, 0), Ok((IBV_QPT_RC, RDMA_PS_TCP)));
+        assert_eq!(look_up(node, IBV_QPT_UD, 0), Ok((IBV_QPT_UD, RDMA_PS_UDP)));
+        assert_eq!(look_up(node, 0, RDMA_PS_TCP), Ok((IBV_QPT_RC, RDMA_PS_TCP)));
+        assert_eq!(look_up(node, 0, RDMA_PS_UDP), Ok((IBV_QPT_UD, RDMA_PS_UDP)));
+        assert_eq!(look_up(node, 0, RDMA_PS_IPOIB), Ok((IBV_QPT_UD, RDMA_PS_IPOIB)));
+    }
+    let node = c"127.0.0.1".as_ptr();
+    assert_eq!(look_up(node, IBV_QPT_UD, RDMA_PS_TCP), Err(libc::EAI_SOCKTYPE));
+    assert_eq!(look_up(node, IBV_QPT_RC, RDMA_PS_UDP), Err(libc::EAI_SOCKTYPE));
 }
 
 /// Datagrams need a setting, so the test runs in a process of its own.
