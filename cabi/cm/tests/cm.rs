@@ -22,6 +22,8 @@ use uiw_cabi_core::abi::{
 };
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::device::gid;
+use uiw_cabi_verbs::qp::ibv_detach_mcast;
 
 /// Channel that is passed between threads, like C's pointers.
 #[derive(Clone, Copy)]
@@ -334,11 +336,17 @@ fn group_left_after_join() {
         assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_UDP)), 0);
         assert_eq!(call!(cm::rdma_resolve_addr(id, ptr::null(), (&raw const peer).cast(), 1000)), 0);
         assert_eq!(next_event(), RDMA_CM_EVENT_ADDR_RESOLVED);
+        // `rdma_join_multicast(3)`: a queue pair is attached when the program gets the event.
+        assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
         assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
+        assert_eq!(next_event(), RDMA_CM_EVENT_MULTICAST_JOIN);
+        let gid = gid::from_address(Ipv4Addr::new(239, 7, 7, 7).into());
+        assert_eq!(call!(ibv_detach_mcast((*id).qp, &raw const gid, 0)), 0);
         let leave = || match call!(cm::rdma_leave_multicast(id, group.cast_const())) {
             0 => Ok(()),
             _ => Err(Errno::last()),
         };
+        assert_eq!(leave(), Ok(()));
         for join_flags in [0, 1] {
             let attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags, addr: group };
             assert_eq!(call!(cm::rdma_join_multicast_ex(id, &raw const attr, ptr::null_mut())), 0);
