@@ -13,7 +13,8 @@ use std::thread;
 use std::time::Duration;
 use uiw_cabi_cm as cm;
 use uiw_cabi_core::abi::cm::{
-    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP,
+    RAI_PASSIVE, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_IPOIB, RDMA_PS_TCP,
+    RDMA_PS_UDP,
 };
 use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{
@@ -23,6 +24,7 @@ use uiw_cabi_core::abi::{
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::device::gid;
+use uiw_cabi_verbs::pd::{ibv_alloc_pd, ibv_dealloc_pd};
 use uiw_cabi_verbs::qp::ibv_detach_mcast;
 
 /// Channel that is passed between threads, like C's pointers.
@@ -299,6 +301,29 @@ fn address_info_matches_port_space() {
     let node = c"127.0.0.1".as_ptr();
     assert_eq!(look_up(node, IBV_QPT_UD, RDMA_PS_TCP), Err(libc::EAI_SOCKTYPE));
     assert_eq!(look_up(node, IBV_QPT_RC, RDMA_PS_UDP), Err(libc::EAI_SOCKTYPE));
+}
+
+#[test]
+fn passive_endpoint_has_given_domain() {
+    let mut address = ipv4(Ipv4Addr::LOCALHOST, 0);
+    let mut info: rdma_addrinfo = zeroed();
+    (info.ai_flags, info.ai_src_addr) = (RAI_PASSIVE, (&raw mut address).cast());
+    info.ai_src_len = size_of_val(&address) as u32;
+    let mut id: *mut rdma_cm_id = ptr::null_mut();
+    // SAFETY: the list has at least one context, which is never closed, and is freed once. Only this
+    // thread uses the domain and the id, which live until they are destroyed, once. The other
+    // arguments are NULL where that is permitted, or local variables.
+    unsafe {
+        let contexts = call!(cm::rdma_get_devices(ptr::null_mut()));
+        assert!(!contexts.is_null());
+        let domain = call!(ibv_alloc_pd(*contexts));
+        call!(cm::rdma_free_devices(contexts));
+        assert!(!domain.is_null());
+        assert_eq!(call!(cm::rdma_create_ep(&raw mut id, &raw const info, domain, ptr::null_mut())), 0);
+        assert_eq!((*id).pd, domain);
+        call!(cm::rdma_destroy_ep(id));
+        assert_eq!(call!(ibv_dealloc_pd(domain)), 0);
+    }
 }
 
 /// Datagrams need a setting, so the test runs in a process of its own.
