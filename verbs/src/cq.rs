@@ -350,15 +350,18 @@ impl Cq {
     /// Requests one event for the next completion (`ibv_req_notify_cq`). Poll once more after
     /// arming, because completions that were queued before raise no event.
     pub fn arm(&self, arm: Arm) {
-        {
+        let any = {
             let mut inner = self.inner.lock();
             // A request for any completion is not weakened by a later one for solicited
             // completions.
             if inner.arm != Arm::Any {
                 inner.arm = arm;
             }
-        }
-        let channel = self.options.channel.as_deref().filter(|channel| channel.note_armed(&self.this));
+            inner.arm == Arm::Any
+        };
+        // Every arrival on a watched shard ends the sleep of the program. One that has requested
+        // solicited completions must sleep on, so its shards are not watched.
+        let channel = self.options.channel.as_deref().filter(|channel| any && channel.note_armed(&self.this));
         let driver = self.driver();
         let watched = Cell::new(channel.is_some());
         driver.arm(self.shards.load(Ordering::Acquire), |shard| {

@@ -81,8 +81,17 @@ impl AddressQuery {
             hints.ai_flags |= libc::AI_NUMERICHOST;
         }
         hints.ai_family = self.family;
-        let datagrams = self.qp_type == UD || self.port_space == RDMA_PS_UDP;
-        hints.ai_socktype = if datagrams { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
+        // The C library refuses a type and a port space that do not belong together.
+        hints.ai_socktype = match self.qp_type {
+            0 => 0,
+            UD => libc::SOCK_DGRAM,
+            _ => libc::SOCK_STREAM,
+        };
+        hints.ai_protocol = match self.port_space {
+            RDMA_PS_TCP => libc::IPPROTO_TCP,
+            RDMA_PS_UDP | RDMA_PS_IPOIB => libc::IPPROTO_UDP,
+            _ => 0,
+        };
         let text = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
         let mut list = ptr::null_mut();
         // SAFETY: each text is NULL or that of a `CString` of `self`, which ends in NUL. At most one
@@ -114,7 +123,10 @@ impl AddressQuery {
         address: &[u8],
         socktype: Option<c_int>,
     ) -> std::result::Result<*mut rdma_addrinfo, c_int> {
-        let reliable = socktype != Some(libc::SOCK_DGRAM);
+        let reliable = match socktype {
+            Some(socktype) => socktype != libc::SOCK_DGRAM,
+            None => !matches!(self.port_space, RDMA_PS_UDP | RDMA_PS_IPOIB),
+        };
         let passive = self.flags & RAI_PASSIVE != 0;
         let mut rai: rdma_addrinfo = zeroed();
         rai.ai_flags = self.flags;

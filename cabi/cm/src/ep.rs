@@ -61,6 +61,10 @@ fn equip(
         unsafe { (argument(res.ai_src_addr.cast_const()), argument(res.ai_dst_addr.cast_const())) };
     if res.ai_flags & RAI_PASSIVE != 0 {
         resolve::bind(id, src.read()?)?;
+        if !pd.is_null() {
+            // Programs register the buffers of their connections in the domain of the listener.
+            id.abi.set(|id| &id.pd, pd.as_ptr());
+        }
         let endpoint = attr.as_mut().map(|attr| {
             attr.qp_type = qp_type(id);
             EndpointAttributes { pd: pd.as_ptr(), attr: *attr }

@@ -3,7 +3,7 @@
 use crate::id::{Id, LocalEvent};
 use crate::private_data::{MAX_PRIVATE_DATA, PrivateData};
 use crate::registry::RegisteredPtr as _;
-use crate::{address_vector, registry};
+use crate::{address_vector, multicast, registry};
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -119,8 +119,12 @@ pub(crate) fn create_local_event(id: &Arc<Id>, note: LocalEvent) -> Option<Deliv
     allocate_event(id, abi, private_data)
 }
 
-/// Creates an event about a multicast group.
+/// Creates an event about a multicast group that the id has joined.
 fn create_group_event(id: &Arc<Id>, note: LocalEvent, group: IpAddr) -> Option<DeliveredEvent> {
+    let (event, status) = match multicast::attach(id, group) {
+        Ok(()) => (note.event, note.status),
+        Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
+    };
     let local = id.lock().local.map(|local| local.ip());
     let ah = local.and_then(|local| address_vector::address_vector(local, gid::from_address(group)).ok());
     let ud = UdDestination {
@@ -129,7 +133,7 @@ fn create_group_event(id: &Arc<Id>, note: LocalEvent, group: IpAddr) -> Option<D
         qkey: RDMA_UDP_QKEY,
         context: note.arg,
     };
-    create_event(id, id, &EventDraft { status: note.status, ud: Some(ud), ..EventDraft::new(note.event) })
+    create_event(id, id, &EventDraft { status, ud: Some(ud), ..EventDraft::new(event) })
 }
 
 fn allocate_event(

@@ -5,7 +5,7 @@ use crate::registry::RegisteredPtr as _;
 use crate::sync;
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
-use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN};
+use uiw_cabi_core::abi::cm::RDMA_CM_EVENT_MULTICAST_JOIN;
 use uiw_cabi_core::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 use uiw_cabi_core::address;
 use uiw_cabi_core::address::AddressPtr;
@@ -76,23 +76,25 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
     if !group.is_multicast() || local.is_unspecified() || group.is_ipv4() != local.is_ipv4() {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
-    // A program that attaches its own queue pair uses the GID in the event.
-    let attached = match id.own_qp() {
-        Some(qp) if flags == FULL_MEMBER => {
-            qp.engine().attach_multicast(group, local, interface_index(local)?).map_err(Errno::from)
-        }
-        _ => Ok(()),
-    };
-    if attached.is_ok()
-        && let Some(mut state) = id.lock_alive()
-    {
+    if let Some(mut state) = id.lock_alive() {
         state.groups.push((group, flags));
     }
-    let (event, status) = match attached {
-        Ok(()) => (RDMA_CM_EVENT_MULTICAST_JOIN, 0),
-        Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
+    let event = RDMA_CM_EVENT_MULTICAST_JOIN;
+    id.post(LocalEvent { event, status: 0, arg: context.addr() as u64, group: Some(group) })
+}
+
+/// Attaches the queue pair of the id to a group that the id has joined to receive. This is done
+/// when the program gets the event (rdma_join_multicast(3)). A program that attaches its own queue
+/// pair uses the GID in the event.
+pub(crate) fn attach(id: &Id, group: IpAddr) -> Result<()> {
+    let local = {
+        let state = id.lock();
+        state.local.filter(|_| state.groups.contains(&(group, FULL_MEMBER)))
     };
-    id.post(LocalEvent { event, status, arg: context.addr() as u64, group: Some(group) })
+    let Some(local) = local.map(|local| local.ip()) else { return Ok(()) };
+    let index = interface_index(local)?;
+    let attached = id.with_own_qp(|qp| qp.engine().attach_multicast(group, local, index));
+    Ok(attached.unwrap_or(Ok(()))?)
 }
 
 /// Returns the index of the device with this address.
@@ -116,7 +118,7 @@ pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<
         if let Some(qp) = id.own_qp()
             && flags == FULL_MEMBER
         {
-            // This fails if the queue pair was created after the id joined the group.
+            // This fails if the program has not got the event of the join.
             let _ = qp.engine().detach_multicast(group, local, interface_index(local)?);
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Calls of the connection manager's exported functions as a C program makes them, in cases that no
 //! stock program covers.
 
+use std::ffi::c_char;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::fd::AsRawFd as _;
@@ -12,14 +13,19 @@ use std::thread;
 use std::time::Duration;
 use uiw_cabi_cm as cm;
 use uiw_cabi_core::abi::cm::{
-    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_TCP, RDMA_PS_UDP,
+    RAI_PASSIVE, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_IPOIB, RDMA_PS_TCP,
+    RDMA_PS_UDP,
 };
-use uiw_cabi_core::abi::qp::IBV_QPT_UD;
+use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{
-    ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_event_channel, zeroed,
+    ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_event_channel,
+    zeroed,
 };
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::device::gid;
+use uiw_cabi_verbs::pd::{ibv_alloc_pd, ibv_dealloc_pd};
+use uiw_cabi_verbs::qp::ibv_detach_mcast;
 
 /// Channel that is passed between threads, like C's pointers.
 #[derive(Clone, Copy)]
@@ -264,6 +270,62 @@ fn listener_survives_disconnect_before_accept() {
     channel.destroy();
 }
 
+/// `rdma_getaddrinfo(3)`: a type of queue pair that does not belong to the port space is an error.
+#[test]
+fn address_info_matches_port_space() {
+    let look_up = |node: *const c_char, qp_type, port_space| {
+        let mut hints: rdma_addrinfo = zeroed();
+        (hints.ai_qp_type, hints.ai_port_space) = (qp_type, port_space);
+        let mut list: *mut rdma_addrinfo = ptr::null_mut();
+        // SAFETY: the name is NULL or a literal of C. The hints, whose pointers are NULL, and
+        // `list` are local variables. A list that a successful call returns has one element, lives
+        // until it is freed, once, and only this thread has it.
+        unsafe {
+            match call!(cm::rdma_getaddrinfo(node, ptr::null(), &raw const hints, &raw mut list)) {
+                0 => {
+                    let found = ((*list).ai_qp_type, (*list).ai_port_space);
+                    call!(cm::rdma_freeaddrinfo(list));
+                    Ok(found)
+                }
+                error => Err(error),
+            }
+        }
+    };
+    for node in [c"127.0.0.1".as_ptr(), ptr::null()] {
+        assert_eq!(look_up(node, 0, 0), Ok((IBV_QPT_RC, RDMA_PS_TCP)));
+        assert_eq!(look_up(node, IBV_QPT_UD, 0), Ok((IBV_QPT_UD, RDMA_PS_UDP)));
+        assert_eq!(look_up(node, 0, RDMA_PS_TCP), Ok((IBV_QPT_RC, RDMA_PS_TCP)));
+        assert_eq!(look_up(node, 0, RDMA_PS_UDP), Ok((IBV_QPT_UD, RDMA_PS_UDP)));
+        assert_eq!(look_up(node, 0, RDMA_PS_IPOIB), Ok((IBV_QPT_UD, RDMA_PS_IPOIB)));
+    }
+    let node = c"127.0.0.1".as_ptr();
+    assert_eq!(look_up(node, IBV_QPT_UD, RDMA_PS_TCP), Err(libc::EAI_SOCKTYPE));
+    assert_eq!(look_up(node, IBV_QPT_RC, RDMA_PS_UDP), Err(libc::EAI_SOCKTYPE));
+}
+
+#[test]
+fn passive_endpoint_has_given_domain() {
+    let mut address = ipv4(Ipv4Addr::LOCALHOST, 0);
+    let mut info: rdma_addrinfo = zeroed();
+    (info.ai_flags, info.ai_src_addr) = (RAI_PASSIVE, (&raw mut address).cast());
+    info.ai_src_len = size_of_val(&address) as u32;
+    let mut id: *mut rdma_cm_id = ptr::null_mut();
+    // SAFETY: the list has at least one context, which is never closed, and is freed once. Only this
+    // thread uses the domain and the id, which live until they are destroyed, once. The other
+    // arguments are NULL where that is permitted, or local variables.
+    unsafe {
+        let contexts = call!(cm::rdma_get_devices(ptr::null_mut()));
+        assert!(!contexts.is_null());
+        let domain = call!(ibv_alloc_pd(*contexts));
+        call!(cm::rdma_free_devices(contexts));
+        assert!(!domain.is_null());
+        assert_eq!(call!(cm::rdma_create_ep(&raw mut id, &raw const info, domain, ptr::null_mut())), 0);
+        assert_eq!((*id).pd, domain);
+        call!(cm::rdma_destroy_ep(id));
+        assert_eq!(call!(ibv_dealloc_pd(domain)), 0);
+    }
+}
+
 /// Datagrams need a setting, so the test runs in a process of its own.
 #[test]
 fn group_left_after_join() {
@@ -299,11 +361,17 @@ fn group_left_after_join() {
         assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_UDP)), 0);
         assert_eq!(call!(cm::rdma_resolve_addr(id, ptr::null(), (&raw const peer).cast(), 1000)), 0);
         assert_eq!(next_event(), RDMA_CM_EVENT_ADDR_RESOLVED);
+        // `rdma_join_multicast(3)`: a queue pair is attached when the program gets the event.
+        assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
         assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
+        assert_eq!(next_event(), RDMA_CM_EVENT_MULTICAST_JOIN);
+        let gid = gid::from_address(Ipv4Addr::new(239, 7, 7, 7).into());
+        assert_eq!(call!(ibv_detach_mcast((*id).qp, &raw const gid, 0)), 0);
         let leave = || match call!(cm::rdma_leave_multicast(id, group.cast_const())) {
             0 => Ok(()),
             _ => Err(Errno::last()),
         };
+        assert_eq!(leave(), Ok(()));
         for join_flags in [0, 1] {
             let attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags, addr: group };
             assert_eq!(call!(cm::rdma_join_multicast_ex(id, &raw const attr, ptr::null_mut())), 0);

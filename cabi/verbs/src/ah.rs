@@ -8,7 +8,7 @@ use crate::pd::Pd;
 use std::ffi::c_int;
 use std::net::IpAddr;
 use uiw_cabi_core::abi::wr::IBV_WC_GRH;
-use uiw_cabi_core::abi::{ibv_ah, ibv_ah_attr, ibv_grh, ibv_pd, ibv_wc};
+use uiw_cabi_core::abi::{ibv_ah, ibv_ah_attr, ibv_grh, ibv_wc};
 use uiw_cabi_core::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
@@ -21,6 +21,8 @@ use uiw_verbs::{AddressHandle, Destination};
 /// Address handle that C refers to.
 pub struct Ah {
     engine: AddressHandle,
+    /// Number of the engine's protection domain.
+    domain: u32,
     _in_pd: UserToken,
 }
 
@@ -51,7 +53,7 @@ fn create(domain: &Object<Pd>, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     let hop_limit = if attr.is_global == 0 { 0 } else { attr.grh.hop_limit };
     let engine = AddressHandle::new(own, peer, scope(&netdev, peer)).with_hop_limit(hop_limit);
     let abi = ibv_ah { context: domain.abi.get(|pd| &pd.context), pd: domain.abi(), handle: 0 };
-    Ok(Object::create(abi, Ah { engine, _in_pd: domain.users.add() }))
+    Ok(Object::create(abi, Ah { engine, domain: domain.engine.num(), _in_pd: domain.users.add() }))
 }
 
 /// Returns the scope of an address: the index of the interface if the address is valid only
@@ -125,12 +127,13 @@ pub extern "C" fn ibv_create_ah_from_wc(
     })
 }
 
-/// Returns the destination of a request of a UD queue pair that belongs to domain `pd`.
+/// Returns the destination of a request of a UD queue pair that belongs to the engine's protection
+/// domain with the number `domain`. A parent domain has the number of the domain that it extends.
 ///
 /// # Errors
 /// EINVAL for the handle of another protection domain.
-pub(crate) fn destination(ah: &Object<Ah>, pd: *mut ibv_pd, qpn: u32, qkey: u32) -> Result<Destination> {
-    if ah.abi.get(|ah| &ah.pd) != pd {
+pub(crate) fn destination(ah: &Ah, domain: u32, qpn: u32, qkey: u32) -> Result<Destination> {
+    if ah.domain != domain {
         return Err(Errno::INVAL.because("the address handle belongs to another protection domain"));
     }
     Ok(Destination { ah: ah.engine, qpn, qkey })

@@ -19,8 +19,9 @@ pub struct Pd {
     pub engine: uiw_verbs::Pd,
     /// C's objects in the domain.
     pub users: Users,
-    /// Keeps the domain on which a parent domain is based from being deallocated.
-    _base_domain: Option<UserToken>,
+    /// Tokens that keep the domain on which a parent domain is based, and its thread domain, from
+    /// being deallocated.
+    _uses: [Option<UserToken>; 2],
 }
 
 impl Body for Pd {
@@ -30,17 +31,18 @@ impl Body for Pd {
 }
 
 impl Pd {
-    fn create(context: &Object<OpenContext>, engine: uiw_verbs::Pd, under: Option<UserToken>) -> *mut ibv_pd {
+    fn create(
+        context: &Object<OpenContext>,
+        engine: uiw_verbs::Pd,
+        uses: [Option<UserToken>; 2],
+    ) -> *mut ibv_pd {
         let abi = ibv_pd { context: context.abi(), handle: engine.num() };
-        Object::create(
-            abi,
-            Self { context: context.share(), engine, users: Users::default(), _base_domain: under },
-        )
+        Object::create(abi, Self { context: context.share(), engine, users: Users::default(), _uses: uses })
     }
 
     /// Creates a domain.
     pub fn alloc(context: &Object<OpenContext>) -> Result<*mut ibv_pd> {
-        Ok(Self::create(context, context.engine.alloc_pd()?, None))
+        Ok(Self::create(context, context.engine.alloc_pd()?, [None, None]))
     }
 }
 
@@ -61,7 +63,11 @@ pub extern "C" fn ibv_dealloc_pd(pd: OwnedHandle<'_, Pd>) -> c_int {
 
 /// Thread domain, by which the program promises that only one thread at a time uses the objects in
 /// it. The engine does not use this promise.
-pub(crate) struct Td(#[expect(dead_code, reason = "keeps the context")] Arc<Context>);
+pub(crate) struct Td {
+    /// Parent domains with this thread domain.
+    users: Users,
+    _context: Arc<Context>,
+}
 
 impl Body for Td {
     type Abi = ibv_td;
@@ -79,13 +85,21 @@ pub(crate) extern "C" fn alloc_td(
         if attr.comp_mask != 0 {
             return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
-        Ok(Object::create(ibv_td { context: context.abi() }, Td(context.share())))
+        Ok(Object::create(
+            ibv_td { context: context.abi() },
+            Td { users: Users::default(), _context: context.share() },
+        ))
     })
 }
 
-/// `ibv_dealloc_td`.
+/// `ibv_dealloc_td`: returns EBUSY while parent domains use the thread domain.
 pub(crate) extern "C" fn dealloc_td(td: OwnedHandle<'_, Td>) -> c_int {
-    boundary::code(|| td.destroy(|_| Ok(())))
+    boundary::code(|| {
+        td.destroy(|td| match td.users.any() {
+            true => Err(Errno::BUSY.because("parent domains use the thread domain")),
+            false => Ok(()),
+        })
+    })
 }
 
 /// `ibv_alloc_parent_domain`: creates another handle of the same domain. Its allocators are meant
@@ -102,9 +116,11 @@ pub(crate) extern "C" fn alloc_parent_domain(
             return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         let under: &Object<Pd> = attr.object(|attr| &attr.pd)?;
-        if !given.td.is_null() {
-            attr.object::<Td>(|attr| &attr.td)?;
-        }
-        Ok(Pd::create(context, under.engine.clone(), Some(under.users.add())))
+        let thread_domain: Option<&Object<Td>> = match given.td.is_null() {
+            true => None,
+            false => Some(attr.object(|attr| &attr.td)?),
+        };
+        let uses = [Some(under.users.add()), thread_domain.map(|td| td.users.add())];
+        Ok(Pd::create(context, under.engine.clone(), uses))
     })
 }

@@ -5,10 +5,10 @@ use crate::mw::{self, Mw};
 use crate::qp::Qp;
 use crate::srq::Srq;
 use std::ffi::c_int;
+use std::iter;
 use std::mem::offset_of;
-use std::{iter, ptr};
 use uiw_cabi_core::abi::wr as op;
-use uiw_cabi_core::abi::{ibv_pd, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use uiw_cabi_core::abi::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 use uiw_cabi_core::arguments::{Argument, OutPtr, TableHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
@@ -148,15 +148,15 @@ pub(crate) fn to_datagram(op: SendOp, to: Destination) -> Result<SendOp> {
 pub(crate) trait Chained: Copy {
     type Wr<'a>;
     fn next(&self) -> *mut Self;
-    /// Converts the request for the engine. `ud` is the protection domain of a UD queue pair,
-    /// otherwise NULL.
+    /// Converts the request for the engine. `ud` is the number of the protection domain of a UD
+    /// queue pair, otherwise `None`.
     ///
     /// # Safety
     /// `self` is a request as [`ChainPtr`] describes it: during `'a`, nothing changes its elements,
-    /// and the program does not destroy the objects to which it refers. If `ud` is not NULL,
+    /// and the program does not destroy the objects to which it refers. If `ud` is not `None`,
     /// `wr.ud.ah` is NULL or points to a live address handle of this library. `copies` is neither
     /// dropped nor cleared during `'a`.
-    unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
+    unsafe fn convert<'a>(&self, ud: Option<u32>, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
 }
 
 impl Chained for ibv_send_wr {
@@ -166,15 +166,15 @@ impl Chained for ibv_send_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
+    unsafe fn convert<'a>(&self, ud: Option<u32>, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
         // SAFETY: the request is as `ChainPtr` describes it, as the caller ensures: the variants of
         // its unions are initialized, nothing changes the `num_sge` elements at `sg_list` during
         // `'a`, and its objects are not destroyed. `copies` lives during `'a`.
         let (op, sges) = unsafe { (send_op(self)?, sges(self.sg_list, self.num_sge, copies)?) };
-        let op = match ud.is_null() {
-            true => op,
-            false => {
-                // SAFETY: `ud` is not NULL, so the queue pair is a UD queue pair, for which the
+        let op = match ud {
+            None => op,
+            Some(ud) => {
+                // SAFETY: `ud` is not `None`, so the queue pair is a UD queue pair, for which the
                 // caller ensures that `wr.ud` is initialized and that `ah` is NULL or points to a
                 // live address handle of this library, which the program does not destroy during
                 // `'a`.
@@ -193,7 +193,7 @@ impl Chained for ibv_recv_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self, _ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
+    unsafe fn convert<'a>(&self, _ud: Option<u32>, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
         // SAFETY: the caller ensures that nothing changes the `num_sge` elements at `sg_list`, and
         // that `copies` lives, during `'a`.
         Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge, copies) }? })
@@ -208,16 +208,16 @@ struct RequestChain<W> {
     last: *mut W,
     failed: Option<Errno>,
     copies: AlignedLists,
-    /// Protection domain of a UD queue pair, otherwise NULL.
-    ud: *mut ibv_pd,
+    /// Number of the protection domain of a UD queue pair, otherwise `None`.
+    ud: Option<u32>,
 }
 
 /// Returns the next request of a chain.
 ///
 /// # Safety
 /// `chain.next` is a pointer that [`ChainPtr`] permits, and what that type requires of the program
-/// during the call is true during `'a`. If `chain.ud` is not NULL, the requests are those for a UD
-/// queue pair. `chain.copies` is neither dropped nor cleared during `'a`.
+/// during the call is true during `'a`. If `chain.ud` is not `None`, the requests are those for a
+/// UD queue pair. `chain.copies` is neither dropped nor cleared during `'a`.
 #[inline]
 unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>> {
     if chain.next.is_null() {
@@ -260,9 +260,9 @@ unsafe fn step_unaligned<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<
 #[inline]
 unsafe fn convert<'a, W: Chained>(chain: &mut RequestChain<W>, wr: &W) -> Option<W::Wr<'a>> {
     // SAFETY: `wr` is the request at `chain.next` or a copy of it, so the caller ensures for it
-    // what [`ChainPtr`] says about elements and objects. `chain.ud` is NULL unless the queue pair
-    // is a UD queue pair. `chain.copies` is neither dropped nor cleared during `'a`, as the caller
-    // ensures.
+    // what [`ChainPtr`] says about elements and objects. `chain.ud` is `None` unless the queue
+    // pair is a UD queue pair. `chain.copies` is neither dropped nor cleared during `'a`, as the
+    // caller ensures.
     match unsafe { wr.convert(chain.ud, &mut chain.copies) } {
         Ok(converted) => {
             chain.next = wr.next();
@@ -299,7 +299,7 @@ impl<W: Chained> ChainPtr<W> {
     fn post(
         self,
         bad: OutPtr<'_, *mut W>,
-        ud: *mut ibv_pd,
+        ud: Option<u32>,
         post: impl FnOnce(&mut RequestChain<W>) -> std::result::Result<(), PostError>,
     ) -> Result<()> {
         let mut chain =
@@ -327,11 +327,11 @@ pub(crate) extern "C" fn post_send(
 ) -> c_int {
     boundary::code_fast(|| {
         let qp = qp.get()?;
-        let ud = if qp.is_ud() { qp.abi.get(|abi| &abi.qp_base.pd) } else { ptr::null_mut() };
+        let ud = qp.ud_domain();
         // SAFETY: `ChainPtr` requires what `step` demands of the chain and its objects during the
         // call, and the engine of the memory of requests. `send_op` makes no `FastRegister`. `ud`
-        // is NULL unless the queue pair is UD. `post` owns `chain`, whose copies only grow, until
-        // the engine has returned.
+        // is `None` unless the queue pair is UD. `post` owns `chain`, whose copies only grow,
+        // until the engine has returned.
         let posted = wr.post(bad, ud, |chain| unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) });
         qp.note_post();
         posted
@@ -347,10 +347,10 @@ pub(crate) extern "C" fn post_recv(
     boundary::code_fast(|| {
         let qp = qp.get()?;
         // SAFETY: `step` may follow the chain during the call, because `ChainPtr` requires that the
-        // program neither changes it nor destroys its objects. `ud` is NULL. `post` owns `chain`
+        // program neither changes it nor destroys its objects. `ud` is `None`. `post` owns `chain`
         // until the engine has returned, and only adds to its copies. The engine's rule about the
         // memory of the receives is also part of `ChainPtr`.
-        wr.post(bad, ptr::null_mut(), |chain| unsafe { qp.engine.post_recv(iter::from_fn(|| step(chain))) })
+        wr.post(bad, None, |chain| unsafe { qp.engine.post_recv(iter::from_fn(|| step(chain))) })
     })
 }
 
@@ -363,9 +363,9 @@ pub(crate) extern "C" fn post_srq_recv(
     boundary::code_fast(|| {
         let srq = srq.get()?;
         // SAFETY: `step` may follow the chain during the call, because `ChainPtr` requires that the
-        // program neither changes it nor destroys its objects. `ud` is NULL. `post` owns `chain`
+        // program neither changes it nor destroys its objects. `ud` is `None`. `post` owns `chain`
         // until the engine has returned, and only adds to its copies. The engine's rule about the
         // memory of the receives is also part of `ChainPtr`.
-        wr.post(bad, ptr::null_mut(), |chain| unsafe { srq.engine.post_recv(iter::from_fn(|| step(chain))) })
+        wr.post(bad, None, |chain| unsafe { srq.engine.post_recv(iter::from_fn(|| step(chain))) })
     })
 }

@@ -2,6 +2,7 @@
 //! band, on loopback, in this process.
 
 use std::ffi::{CStr, c_int, c_uint};
+use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use uiw_cabi_core::abi::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
 };
 use uiw_cabi_core::call;
-use uiw_cabi_verbs::{async_events, buf, channel, cq, device, mr, open, pd, qp, srq};
+use uiw_cabi_verbs::{ah, async_events, buf, channel, cq, device, mr, open, pd, qp, srq};
 
 const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
 
@@ -939,4 +940,198 @@ fn arguments_without_a_meaning_are_refused() {
     drop(end);
     // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
+/// Runs `test` in a process of its own whose persona is `roce`, which has UC and UD queue pairs.
+/// Returns true in that process.
+fn in_roce_process(test: &str) -> bool {
+    if std::env::var_os("UIW_PERSONA").is_some() {
+        return true;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test])
+        .env("UIW_PERSONA", "roce")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    false
+}
+
+/// Creates a queue pair that completes in the queue of `end`.
+fn create_qp(
+    end: &TestEnd,
+    pd: *mut ibv_pd,
+    qp_type: c_int,
+    srq: *mut ibv_srq,
+    send_ops: u64,
+) -> *mut ibv_qp {
+    let mut init: abi::ibv_qp_init_attr_ex = abi::zeroed();
+    (init.send_cq, init.recv_cq, init.srq) = (end.cq.cast(), end.cq.cast(), srq);
+    (init.cap.max_send_wr, init.cap.max_recv_wr) = (4, 4);
+    (init.cap.max_send_sge, init.cap.max_recv_sge) = (1, 1);
+    init.comp_mask = flags::IBV_QP_INIT_ATTR_PD | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    (init.qp_type, init.pd, init.send_ops_flags) = (qp_type, pd, send_ops);
+    // SAFETY: the context and the objects of `end` live, and so does the domain, which the caller
+    // has created. The attributes are a local variable that nothing else uses.
+    unsafe { vctx(end.context).create_qp_ex.unwrap()(end.context, &raw mut init) }
+}
+
+/// Moves a UD queue pair to RTS.
+fn enable_datagrams(qp: *mut ibv_qp) {
+    let mut attr: abi::ibv_qp_attr = abi::zeroed();
+    attr.port_num = 1;
+    let init = flags::IBV_QP_PORT | flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_QKEY;
+    for (state, mask) in [(1, init), (2, 0), (3, flags::IBV_QP_SQ_PSN)] {
+        attr.qp_state = state;
+        // SAFETY: the queue pair is one that the caller has created and uses in no other thread.
+        // `attr` is a local variable without pointers.
+        let changed = unsafe { call!(qp::ibv_modify_qp(qp, &raw const attr, flags::IBV_QP_STATE | mask)) };
+        assert_eq!(changed, 0, "state {state}");
+    }
+}
+
+/// Creates a parent domain.
+///
+/// # Safety
+/// `context` is open, and the domains are NULL or live objects of it.
+unsafe fn alloc_parent_domain(
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    td: *mut abi::ibv_td,
+) -> *mut ibv_pd {
+    let (alloc, free, pd_context) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    let attr = abi::ibv_parent_domain_init_attr { pd, td, comp_mask: 0, alloc, free, pd_context };
+    // SAFETY: the caller ensures that the context is open and that the domains live. `attr` is a
+    // local variable, and the table of the library has this function.
+    let parent = unsafe { vctx(context).alloc_parent_domain.unwrap()(context, &raw const attr) };
+    assert!(!parent.is_null());
+    parent
+}
+
+fn last_errno() -> Option<i32> {
+    std::io::Error::last_os_error().raw_os_error()
+}
+
+/// `ibv_create_qp(3)`: only RC and UD queue pairs may use a shared receive queue. `ibv_wr_post(3)`:
+/// creation fails if the type does not support all requested operations.
+#[test]
+fn queue_pair_type_limits_its_attributes() {
+    if !in_roce_process("queue_pair_type_limits_its_attributes") {
+        return;
+    }
+    let opened = open();
+    let end = TestEnd::new(opened, true);
+    assert!(create_qp(&end, end.pd, flags::IBV_QPT_UC, end.srq, 1).is_null());
+    assert_eq!(last_errno(), Some(libc::EINVAL));
+    // Bits of `ibv_qp_create_send_ops_flags`: Write, Send, Read, FetchAdd, atomic write.
+    for (qp_type, ops, offered) in [
+        (flags::IBV_QPT_UC, 1 | 1 << 2, true),
+        (flags::IBV_QPT_UC, 1 << 4, false),
+        (flags::IBV_QPT_UC, 1 << 6, false),
+        (flags::IBV_QPT_UC, 1 << 12, false),
+        (flags::IBV_QPT_UD, 1 << 2 | 1 << 3, true),
+        (flags::IBV_QPT_UD, 1, false),
+        (flags::IBV_QPT_UD, 1 << 9, false),
+    ] {
+        let qp = create_qp(&end, end.pd, qp_type, ptr::null_mut(), ops);
+        if offered {
+            // SAFETY: only this thread has used the queue pair, which is checked by the call.
+            assert_eq!(unsafe { call!(qp::ibv_destroy_qp(qp)) }, 0, "type {qp_type} with {ops:#x}");
+        } else {
+            assert!(qp.is_null(), "type {qp_type} with {ops:#x}");
+            assert_eq!(last_errno(), Some(libc::EOPNOTSUPP));
+        }
+    }
+    drop(end);
+    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
+/// `ibv_destroy_qp(3)`: it fails if the queue pair is attached to a multicast group.
+#[test]
+fn attached_queue_pair_not_destroyed() {
+    if !in_roce_process("attached_queue_pair_not_destroyed") {
+        return;
+    }
+    let opened = open();
+    let end = TestEnd::new(opened, false);
+    let qp = create_qp(&end, end.pd, flags::IBV_QPT_UD, ptr::null_mut(), 1 << 2);
+    assert!(!qp.is_null());
+    let group = device::gid::from_address("239.7.7.8".parse().unwrap());
+    // SAFETY: only this thread uses the queue pair, which lives until the last call destroys it.
+    // `group` is a local variable.
+    unsafe {
+        let attach = || call!(qp::ibv_attach_mcast(qp, &raw const group, 0));
+        let detach = || call!(qp::ibv_detach_mcast(qp, &raw const group, 0));
+        assert_eq!((attach(), attach()), (0, 0));
+        assert_eq!(call!(qp::ibv_destroy_qp(qp)), libc::EBUSY);
+        assert_eq!((detach(), detach()), (0, libc::EINVAL));
+        assert_eq!(call!(qp::ibv_destroy_qp(qp)), 0);
+    }
+    drop(end);
+    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
+/// `ibv_alloc_parent_domain(3)`: a parent domain is interchangeable with its protection domain.
+#[test]
+fn parent_domain_shares_address_handles() {
+    if !in_roce_process("parent_domain_shares_address_handles") {
+        return;
+    }
+    let opened = open();
+    let end = TestEnd::new(opened, false);
+    let mut gid = ibv_gid::default();
+    // SAFETY: the objects live until they are destroyed below, each once, and only this thread uses
+    // them. Attributes and requests are local variables, whose pointers are NULL or these objects.
+    // The tables of the library have these functions.
+    unsafe {
+        let parent = alloc_parent_domain(opened, end.pd, ptr::null_mut());
+        let qp = create_qp(&end, parent, flags::IBV_QPT_UD, ptr::null_mut(), 1 << 2);
+        enable_datagrams(qp);
+        assert_eq!(call!(device::port::ibv_query_gid(opened, 1, 0, &raw mut gid)), 0);
+        let mut to = abi::ibv_ah_attr { is_global: 1, port_num: 1, ..abi::ibv_ah_attr::default() };
+        to.grh.dgid = gid;
+        let handle = call!(ah::ibv_create_ah(end.pd, &raw const to));
+        let mut send: abi::ibv_send_wr = abi::zeroed();
+        (send.opcode, send.send_flags) = (wr::IBV_WR_SEND, 2);
+        send.wr.ud = abi::ibv_target_ud { ah: handle, remote_qpn: (*qp).qp_num, remote_qkey: 0 };
+        let post = (*opened).ops.post_send.unwrap();
+        assert_eq!(post(qp, &raw mut send, ptr::null_mut()), 0);
+        end.done(0);
+        let ex = call!(qp::ibv_qp_to_qp_ex(qp));
+        (*ex).wr_start.unwrap()(ex);
+        ((*ex).wr_id, (*ex).wr_flags) = (1, 2);
+        (*ex).wr_send.unwrap()(ex);
+        (*ex).wr_set_ud_addr.unwrap()(ex, handle, (*qp).qp_num, 0);
+        assert_eq!((*ex).wr_complete.unwrap()(ex), 0);
+        end.done(1);
+        assert_eq!(call!(qp::ibv_destroy_qp(qp)), 0);
+        assert_eq!(call!(ah::ibv_destroy_ah(handle)), 0);
+        assert_eq!(call!(pd::ibv_dealloc_pd(parent)), 0);
+    }
+    drop(end);
+    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
+#[test]
+fn thread_domain_in_use_not_deallocated() {
+    let opened = open();
+    // SAFETY: the context is open. The objects live until they are deallocated, each once, and only
+    // this thread uses them. Attributes are local variables, whose pointers are NULL or these
+    // objects. The tables of the library have these functions.
+    unsafe {
+        let table = vctx(opened);
+        let domain = call!(pd::ibv_alloc_pd(opened));
+        let attr = abi::ibv_td_init_attr { comp_mask: 0 };
+        let thread_domain = table.alloc_td.unwrap()(opened, &raw const attr);
+        let parent = alloc_parent_domain(opened, domain, thread_domain);
+        let dealloc_td = table.dealloc_td.unwrap();
+        assert_eq!(dealloc_td(thread_domain), libc::EBUSY);
+        assert_eq!(call!(pd::ibv_dealloc_pd(parent)), 0);
+        assert_eq!(dealloc_td(thread_domain), 0);
+        assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+    }
 }

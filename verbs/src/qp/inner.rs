@@ -253,9 +253,9 @@ impl QpInner {
     }
 
     /// Completes every posted receive with a flush error. Receives posted later are flushed as
-    /// well.
+    /// well, also in a queue pair that was in RESET.
     pub(crate) fn flush_receives(&self, rq: &mut RecvQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
-        rq.flushing = true;
+        (rq.closed, rq.flushing) = (false, true);
         let mut wqe = RecvWqe::default();
         while rq.take(&mut wqe) {
             self.complete_recv(wqe.wr_id, WcStatus::Flushed, reason, wakes);

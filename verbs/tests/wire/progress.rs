@@ -98,18 +98,21 @@ fn wake_ups_not_lost_edge_triggered() {
     event_driven_ping_pong(true, 10_000);
 }
 
-/// Returns whether the channel becomes readable within 20 s.
-fn is_readable(channel: &CompChannel) -> bool {
+/// Returns whether the channel becomes readable within a time in milliseconds.
+fn is_readable_within(channel: &CompChannel, timeout: i32) -> bool {
     let mut polled = libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: `polled` is a single descriptor that can be written to.
-    unsafe { libc::poll(&raw mut polled, 1, 20_000) == 1 }
+    unsafe { libc::poll(&raw mut polled, 1, timeout) == 1 }
+}
+
+/// Returns whether the channel becomes readable within 20 s.
+fn is_readable(channel: &CompChannel) -> bool {
+    is_readable_within(channel, 20_000)
 }
 
 /// Returns whether a program that waited on the channel now would sleep.
 fn is_asleep(channel: &CompChannel) -> bool {
-    let mut polled = libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: `polled` is a single descriptor that can be written to.
-    unsafe { libc::poll(&raw mut polled, 1, 0) == 0 }
+    !is_readable_within(channel, 0)
 }
 
 /// Sleeps until the hint of the last wait has expired: shortly after a wait in one of the engine's
@@ -153,6 +156,30 @@ fn readable_channel_has_an_event() {
             assert_eq!(out[0].wr_id, round);
         });
         while channel.try_pop().is_some() {}
+    }
+}
+
+#[test]
+fn sleep_lasts_until_solicited_completion() {
+    let target = notified();
+    let channel = target.channel;
+    let (sender, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
+    channel.fd().unwrap();
+    for round in 0..5 {
+        expire_own_wait_hint();
+        target.recv(0, 0, 64);
+        target.recv(1, 0, 64);
+        target.rcq.arm(Arm::Solicited);
+        sender.send(0, 0, 8);
+        assert!(!is_readable_within(&channel, 20), "event for an unsolicited message in round {round}");
+        sender.sent_ok(0);
+        let flags = SendFlags::SOLICITED | SendFlags::SIGNALED;
+        sender.post(1, SendOp::Send, &[sender.sge(0, 8)], flags).unwrap();
+        assert!(is_readable(&channel), "no event within 20 s");
+        assert!(channel.try_pop().is_some(), "readable, and no event");
+        sender.sent_ok(1);
+        target.received_ok(0);
+        target.received_ok(1);
     }
 }
 

@@ -612,6 +612,11 @@ fn every_transition() {
     end.qp.modify(QpState::Reset).unwrap();
     assert!(end.try_recv(1, &[]).is_err());
     assert!(send().is_err());
+    end.qp.modify(QpState::Err).unwrap();
+    end.recv(3, 0, 8);
+    assert_eq!(end.received().status, WcStatus::Flushed);
+    end.qp.modify(QpState::Reset).unwrap();
+    assert!(end.try_recv(1, &[]).is_err());
     end.qp.modify(QpState::Init).unwrap();
     end.recv(3, 0, 8);
 }

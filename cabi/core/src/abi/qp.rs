@@ -120,9 +120,13 @@ pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
-/// Operations that can be requested for `ibv_wr_*`: all of `ibv_qp_create_send_ops_flags` except
+/// Operations of RC queue pairs that can be requested for `ibv_wr_*`: all of `ibv_qp_create_send_ops_flags` except
 /// TSO and flush.
 pub const SEND_OPS_OFFERED: u64 = 0x3FF | 1 << 12;
+/// Operations of UC queue pairs: those without Reads and atomics.
+pub const SEND_OPS_UC: u64 = 0x38F;
+/// Operations of UD queue pairs: Send, and Send with immediate.
+pub const SEND_OPS_UD: u64 = 0xC;
 
 pub const IBV_QPT_RC: c_int = 2;
 pub const IBV_QPT_UC: c_int = 3;

@@ -1,6 +1,6 @@
 //! Creating and destroying queue pairs.
 
-use super::{Qp, create_qp, parse_qp_type};
+use super::{Qp, QpType, create_qp, parse_qp_type};
 use crate::context::{Context, OpenContext};
 use crate::pd::Pd;
 use std::ffi::c_int;
@@ -42,7 +42,7 @@ pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex
         | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS
         | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let given = init.get_ref()?;
-    parse_qp_type(given.qp_type, context.persona)?;
+    let qp_type = parse_qp_type(given.qp_type, context.persona)?;
     if given.comp_mask & !known != 0 {
         return Err(Errno::UNSUPPORTED.because("attributes that are not supported (comp_mask)"));
     }
@@ -54,13 +54,19 @@ pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex
     }
     let send_ops =
         (given.comp_mask & flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(given.send_ops_flags);
-    if send_ops.is_some_and(|ops| ops & !flags::SEND_OPS_OFFERED != 0) {
+    let offered = match qp_type {
+        QpType::Rc => flags::SEND_OPS_OFFERED,
+        QpType::Uc => flags::SEND_OPS_UC,
+        QpType::Ud => flags::SEND_OPS_UD,
+    };
+    if send_ops.is_some_and(|ops| ops & !offered != 0) {
         return Err(Errno::UNSUPPORTED.because("send_ops_flags that are not supported"));
     }
     create_qp(init.object(|init| &init.pd)?, init, send_ops)
 }
 
-/// `ibv_destroy_qp`: waits until every delivered event is acknowledged.
+/// `ibv_destroy_qp`: waits until every delivered event is acknowledged. Returns EBUSY while the
+/// queue pair is attached to a multicast group.
 pub extern "C" fn ibv_destroy_qp(qp: OwnedHandle<'_, Qp>) -> c_int {
     boundary::code(|| qp.destroy(|qp| qp.leave()))
 }

@@ -164,7 +164,7 @@ requests! {
 /// Makes the last request of the batch a datagram to the queue pair `qpn` at the address of `ah`.
 extern "C" fn wr_set_ud_addr(qp: BatchHandle<'_, Qp>, ah: TableHandle<'_, Ah>, qpn: u32, qkey: u32) {
     with_batch(qp, |qp, batch| {
-        let to = ah::destination(ah.get()?, qp.abi.get(|abi| &abi.qp_base.pd), qpn, qkey)?;
+        let to = ah::destination(ah.get()?, qp.domain, qpn, qkey)?;
         let wr = batch.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("no request was begun"))?;
         wr.op = post::to_datagram(wr.op, to)?;
         Ok(())

@@ -24,6 +24,7 @@ use attributes::Attributes;
 use builder::Batch;
 use parking_lot::Mutex;
 use std::ffi::c_int;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) use transitions::QpType;
@@ -50,9 +51,14 @@ pub struct Qp {
     /// post.
     oob_connecting: Arc<AtomicBool>,
     qp_type: QpType,
+    /// Number of the engine's protection domain.
+    domain: u32,
     cap: ibv_qp_cap,
     signal_all: bool,
     attributes: Mutex<Attributes>,
+    /// Multicast groups to which `ibv_attach_mcast` has attached the queue pair, each with the
+    /// address and the index of the interface.
+    groups: Mutex<Vec<(IpAddr, IpAddr, u32)>>,
     /// Asynchronous events that the program has received and not acknowledged.
     pub async_events: Arc<UnacknowledgedEvents>,
     /// State of the `ibv_wr_*` calls. `None` unless the queue pair was created for them.
@@ -109,6 +115,12 @@ impl Qp {
         self.qp_type == QpType::Ud
     }
 
+    /// Returns the number of the protection domain of a UD queue pair, and `None` for other queue
+    /// pairs.
+    pub(crate) fn ud_domain(&self) -> Option<u32> {
+        self.is_ud().then_some(self.domain)
+    }
+
     /// Returns the engine's queue pair.
     pub fn engine(&self) -> &uiw_verbs::Qp {
         &self.engine
@@ -139,6 +151,9 @@ fn create_qp(
         true => None,
         false => Some(init.object(|init| &init.srq)?),
     };
+    if srq.is_some() && qp_type == QpType::Uc {
+        return Err(Errno::INVAL.because("a UC queue pair cannot use a shared receive queue"));
+    }
     let init = init.get()?;
     init.cap.max_inline_data = init.cap.max_inline_data.max(MIN_INLINE_DATA);
     if srq.is_some() {
@@ -199,9 +214,11 @@ fn create_qp(
         reservation,
         oob_connecting: Arc::default(),
         qp_type,
+        domain: domain.engine.num(),
         cap: init.cap,
         signal_all: init.sq_sig_all != 0,
         attributes: Mutex::default(),
+        groups: Mutex::default(),
         async_events: Arc::default(),
         builder: send_ops.map(|_| CallLock::default()),
         _uses: uses,
@@ -238,6 +255,9 @@ impl Qp {
     /// Discards its pending asynchronous events and waits until the program has acknowledged the
     /// delivered ones.
     fn leave(&self) -> Result<()> {
+        if !self.groups.lock().is_empty() {
+            return Err(Errno::BUSY.because("the queue pair is attached to a multicast group"));
+        }
         self.reservation.forget();
         let number = self.engine.num();
         self.context.numbers.lock().qps.remove(&number);

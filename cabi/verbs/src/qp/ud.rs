@@ -46,34 +46,52 @@ fn group_interface(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
         .ok_or_else(|| Errno::INVAL.because("the device has no address of the group's IP version"))
 }
 
-fn with_group(
-    qp: Handle<'_, Qp>,
-    gid: &InPtr<'_, ibv_gid>,
-    change: impl FnOnce(&uiw_verbs::Qp, IpAddr, IpAddr, u32) -> uiw_verbs::Result<()>,
-) -> c_int {
-    boundary::code(|| {
-        let qp = qp.get()?;
-        let gid = gid.read().filter(|_| qp.is_ud());
-        let gid =
-            gid.ok_or_else(|| Errno::INVAL.because("no group was passed, or the queue pair is not UD"))?;
-        let group =
-            gid::to_group(gid).ok_or_else(|| Errno::INVAL.because("the GID is not a multicast group"))?;
-        let netdev = qp.context.device.netdev()?;
-        change(&qp.engine, group, group_interface(&netdev, group)?, netdev.index).map_err(Into::into)
-    })
+/// Returns the group that a GID names, for a UD queue pair.
+fn group(qp: &Qp, gid: &InPtr<'_, ibv_gid>) -> Result<IpAddr> {
+    let gid = gid.read().filter(|_| qp.is_ud());
+    let gid = gid.ok_or_else(|| Errno::INVAL.because("no group was passed, or the queue pair is not UD"))?;
+    gid::to_group(gid).ok_or_else(|| Errno::INVAL.because("the GID is not a multicast group"))
 }
 
 /// `ibv_attach_mcast`.
 pub extern "C" fn ibv_attach_mcast(qp: Handle<'_, Qp>, gid: InPtr<'_, ibv_gid>, _lid: u16) -> c_int {
-    with_group(qp, &gid, uiw_verbs::Qp::attach_multicast)
+    boundary::code(|| {
+        let qp = qp.get()?;
+        let group = group(qp, &gid)?;
+        let mut groups = qp.groups.lock();
+        if groups.iter().any(|(attached, ..)| *attached == group) {
+            return Ok(());
+        }
+        let netdev = qp.context.device.netdev()?;
+        let own = group_interface(&netdev, group)?;
+        qp.engine.attach_multicast(group, own, netdev.index)?;
+        groups.push((group, own, netdev.index));
+        Ok(())
+    })
 }
 
 /// `ibv_detach_mcast`.
 pub extern "C" fn ibv_detach_mcast(qp: Handle<'_, Qp>, gid: InPtr<'_, ibv_gid>, _lid: u16) -> c_int {
-    with_group(qp, &gid, |qp, group, member, index| match qp.detach_multicast(group, member, index) {
-        Err(uiw_verbs::Error::NotConnected) => {
-            Err(uiw_verbs::Error::Misuse("the queue pair is not attached to this group"))
-        }
-        other => other,
+    boundary::code(|| {
+        let qp = qp.get()?;
+        let group = group(qp, &gid)?;
+        let mut groups = qp.groups.lock();
+        let (own, index) = match groups.iter().position(|(attached, ..)| *attached == group) {
+            Some(at) => {
+                let (_, own, index) = groups.swap_remove(at);
+                (own, index)
+            }
+            // rdma_cm may have attached the queue pair.
+            None => {
+                let netdev = qp.context.device.netdev()?;
+                (group_interface(&netdev, group)?, netdev.index)
+            }
+        };
+        qp.engine.detach_multicast(group, own, index).map_err(|error| match error {
+            uiw_verbs::Error::NotConnected => {
+                Errno::INVAL.because("the queue pair is not attached to this group")
+            }
+            error => error.into(),
+        })
     })
 }
