@@ -452,7 +452,7 @@ fn endless_ping(server: &Server, options: &[&str]) -> (Child, Lines<BufReader<Ch
 fn ping_prints_summary_on_signal() {
     let server = Server::start();
     let (mut ping, lines) = endless_ping(&server, &["--interval", "0.001"]);
-    kill_process(Pid::from_child(&ping), Signal::INT).unwrap();
+    kill_process(Pid::from_child(&ping), Signal::TERM).unwrap();
     let last: Value = serde_json::from_str(&lines.map_while(Result::ok).last().unwrap()).unwrap();
     assert_eq!(last["type"], "summary");
     assert_eq!(ping.wait().unwrap().code(), Some(0));

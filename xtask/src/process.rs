@@ -10,9 +10,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 /// Interval at which a waiting loop checks the child.
 const TICK: Duration = Duration::from_millis(100);
@@ -78,30 +81,40 @@ fn locked<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     list.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Installs a handler for interrupts that kills the running process groups, removes temporary files
-/// and what killed tests have left, and exits.
+/// Handles interrupts in a thread that kills the running process groups, removes temporary files and
+/// what killed tests have left, and exits.
+///
+/// SIGINT is handled even if the shell has set it to be ignored, as it does for commands in the
+/// background. Otherwise, the programs that tests interrupt would ignore it as well.
 pub(crate) fn handle_interrupts() {
-    // The handler would also be called for a lost terminal, which nohup(1) ignores.
+    let mut handled = vec![SIGINT, SIGTERM];
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    if ignores_hangup(&status) {
-        return;
+    // nohup(1) has set this signal of a lost terminal to be ignored.
+    if !ignores_hangup(&status) {
+        handled.push(SIGHUP);
     }
-    let installed = ctrlc::set_handler(|| {
-        // The lock is held until the exit, so that no other process is started.
-        let running = locked(&RUNNING);
-        running.iter().copied().for_each(kill_group);
-        // The other threads reap the processes.
-        let deadline = Instant::now() + GRACE;
-        while running.iter().any(|id| group_exists(*id)) && Instant::now() < deadline {
-            std::thread::sleep(TICK);
-        }
-        locked(&TEMPORARY).iter().for_each(|path| remove(path));
-        uiw_siw::test_vm::sweep();
-        std::process::exit(130);
-    });
-    if let Err(error) = installed {
-        eprintln!("xtask: an interrupt may leave processes and temporary files: {error}");
+    match Signals::new(handled) {
+        Ok(mut signals) => drop(thread::spawn(move || {
+            if signals.forever().next().is_some() {
+                end_all();
+            }
+        })),
+        Err(error) => eprintln!("xtask: an interrupt may leave processes and temporary files: {error}"),
     }
+}
+
+fn end_all() -> ! {
+    // The lock is held until the exit, so that no other process is started.
+    let running = locked(&RUNNING);
+    running.iter().copied().for_each(kill_group);
+    // The other threads reap the processes.
+    let deadline = Instant::now() + GRACE;
+    while running.iter().any(|id| group_exists(*id)) && Instant::now() < deadline {
+        thread::sleep(TICK);
+    }
+    locked(&TEMPORARY).iter().for_each(|path| remove(path));
+    uiw_siw::test_vm::sweep();
+    std::process::exit(130)
 }
 
 /// Returns whether SIGHUP is ignored, according to `/proc/self/status` (proc_pid_status(5)).
@@ -206,10 +219,10 @@ impl ProcessGroup {
         let (sender, receiver) = mpsc::channel();
         if let Some(stderr) = self.child.stderr.take() {
             let sender = sender.clone();
-            std::thread::spawn(move || read_lines(BufReader::new(stderr), &sender));
+            thread::spawn(move || read_lines(BufReader::new(stderr), &sender));
         }
         if let Some(stdout) = self.child.stdout.take() {
-            std::thread::spawn(move || read_lines(BufReader::new(stdout), &sender));
+            thread::spawn(move || read_lines(BufReader::new(stdout), &sender));
         }
         receiver
     }
@@ -223,7 +236,7 @@ impl ProcessGroup {
                 self.kill();
                 return Ok(ChildEnd::TimedOut);
             }
-            std::thread::sleep(TICK);
+            thread::sleep(TICK);
         }
     }
 
