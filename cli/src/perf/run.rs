@@ -1,7 +1,7 @@
 //! Execution of a measurement.
 
 use super::flow_state::FlowState;
-use super::opposite::OppositeFlow;
+use super::opposite::OppositeDirection;
 use super::plan::MeasurementPlan;
 use super::raw::cpu_ns;
 use crate::shared::fail::{Failure, Result};
@@ -10,13 +10,15 @@ use crate::shared::service::{PerfOp, Stats};
 use crate::shared::spin::Spin;
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 use uiw::raw::{Cq, Device, PathInfo, Pd, Wc};
 
 /// Time limit for the end of a run: completing the messages under way and receiving the server's
 /// statistics.
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates an empty histogram of nanoseconds, up to a minute, with three significant digits.
 pub(crate) fn histogram() -> Result<Histogram<u64>> {
@@ -75,8 +77,8 @@ pub(crate) struct PerfRun {
     cq: Arc<Cq>,
     plan: MeasurementPlan,
     flows: Vec<FlowState>,
-    /// Connections on which the server posts.
-    opposite: Vec<OppositeFlow>,
+    /// Connections on which the server posts, in a measurement of both directions.
+    opposite: Option<OppositeDirection>,
     batch: Vec<Wc>,
     /// Number of empty Sends that have not completed.
     marks: usize,
@@ -89,18 +91,16 @@ impl PerfRun {
         peer: SocketAddr,
         plan: &MeasurementPlan,
     ) -> Result<Self> {
-        let depth = plan.connections * (plan.depth + 16 + OppositeFlow::DEPTH);
+        let depth = plan.connections * (plan.depth + 16);
         let cq = device.create_cq(depth, cq_options())?;
         // All connections begin before the first one is waited for.
         let flows = (0..u64::from(plan.connections))
             .map(|index| FlowState::connect(device, pd, &cq, index, peer, plan))
             .collect::<Result<Vec<_>>>()?;
-        let others = if plan.bidirectional { plan.connections } else { 0 };
-        let opposite = (plan.connections..plan.connections + others)
-            .map(|index| OppositeFlow::connect(device, pd, &cq, index.into(), peer, plan))
-            .collect::<Result<Vec<_>>>()?;
+        let opposite =
+            plan.bidirectional.then(|| OppositeDirection::connect(device, pd, peer, plan)).transpose()?;
         let flows = flows.into_iter().map(|finish| finish()).collect::<Result<_>>()?;
-        let opposite = opposite.into_iter().map(|finish| finish()).collect::<Result<_>>()?;
+        let opposite = opposite.map(|finish| finish()).transpose()?;
         Ok(Self {
             device: device.clone(),
             cq,
@@ -124,29 +124,21 @@ impl PerfRun {
     fn dispatch_completions(&mut self) -> Result<()> {
         for wc in self.batch.drain(..) {
             let index = FlowState::index_of(&wc);
-            if let Some(flow) = self.flows.get_mut(index) {
-                if flow.on_completion(&wc)? {
-                    self.marks -= 1;
-                }
-            } else if let Some(flow) = self.opposite.get_mut(index - self.flows.len()) {
-                flow.on_completion(&wc)?;
+            if self.flows[index].on_completion(&wc)? {
+                self.marks -= 1;
             }
         }
         Ok(())
     }
 
-    /// Asks every server thread for statistics and waits for all answers, including those of
-    /// servers that post.
+    /// Asks every server thread for statistics and waits for all answers.
     fn collect_stats(&mut self) -> Result<Vec<Stats>> {
         for flow in &mut self.flows {
             flow.request_stats()?;
         }
         self.marks = self.flows.len();
         let deadline = Instant::now() + TIMEOUT;
-        while self.marks > 0
-            || self.flows.iter().any(|flow| flow.stats.is_none())
-            || self.is_opposite_running()
-        {
+        while self.marks > 0 || self.flows.iter().any(|flow| flow.stats.is_none()) {
             if self.take_completions(WaitLimits::deadline(deadline))? == 0 {
                 return Err(Failure::lost(self.flows[0].link.peer(), "did not finish the run in a minute"));
             }
@@ -154,14 +146,9 @@ impl PerfRun {
         Ok(self.flows.iter().filter_map(|flow| flow.stats).collect())
     }
 
-    /// Returns whether the statistics of a server that posts are still awaited.
-    fn is_opposite_running(&self) -> bool {
-        self.opposite.iter().any(|flow| flow.stats.is_none())
-    }
-
     /// Runs the measurement.
     pub(crate) fn measure(mut self, watch: &mut impl MeasurementWatcher) -> Result<PerfOutcome> {
-        self.opposite.iter_mut().try_for_each(OppositeFlow::request_stats)?;
+        self.opposite.as_mut().map_or(Ok(()), OppositeDirection::synchronize)?;
         let before = self.collect_stats()?;
         let cpu = cpu_ns();
         let start = Instant::now();
@@ -171,7 +158,7 @@ impl PerfRun {
             self.run_ping_pong(start, &mut histogram, watch)?;
             round_trips = Some(histogram);
         } else {
-            self.run_throughput(start, watch)?;
+            self.run_directions(start, watch)?;
         }
         let mut seconds = start.elapsed().as_secs_f64();
         let after = self.collect_stats()?;
@@ -182,13 +169,13 @@ impl PerfRun {
         let cpu_client_ns = cpu_ns() - cpu;
         self.verify(&after)?;
         let own: u64 = self.flows.iter().map(|flow| flow.source.posted).sum();
-        let opposite: u64 = self.opposite.iter().map(OppositeFlow::messages).sum();
-        let messages = own + opposite;
+        let by_server = self.opposite.as_ref().map(OppositeDirection::messages);
+        let messages = own + by_server.unwrap_or(0);
         let first = &self.flows[0].link;
         let outcome = PerfOutcome {
             messages,
             bytes: messages * u64::from(self.plan.size),
-            by_server: self.plan.bidirectional.then_some(opposite),
+            by_server,
             seconds,
             cpu_client_ns,
             cpu_server_ns: after[0].cpu_ns.saturating_sub(before[0].cpu_ns),
@@ -197,13 +184,23 @@ impl PerfRun {
             round_trips,
         };
         let flows = self.flows.into_iter().map(|flow| flow.link);
-        Link::close_all(flows.chain(self.opposite.into_iter().map(|flow| flow.link)));
+        Link::close_all(flows.chain(self.opposite.into_iter().flat_map(OppositeDirection::into_links)));
         Ok(outcome)
+    }
+
+    /// Runs the throughput of one direction, or of both at the same time.
+    fn run_directions(&mut self, start: Instant, watch: &mut impl MeasurementWatcher) -> Result<()> {
+        let Some(mut opposite) = self.opposite.take() else { return self.run_throughput(start, watch) };
+        let (own, theirs) = thread::scope(|scope| {
+            let theirs = scope.spawn(|| opposite.run());
+            (self.run_throughput(start, watch), theirs.join())
+        });
+        self.opposite = Some(opposite);
+        own.and(theirs.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
     fn run_throughput(&mut self, start: Instant, watch: &mut impl MeasurementWatcher) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
-        self.opposite.iter_mut().try_for_each(OppositeFlow::start_server)?;
         loop {
             let elapsed = start.elapsed();
             if elapsed >= self.plan.time {
@@ -212,8 +209,7 @@ impl PerfRun {
             for flow in &mut self.flows {
                 flow.source.fill_up(&flow.link.qp, limit)?;
             }
-            let is_posted = self.flows.iter().all(|flow| flow.source.posted >= limit);
-            if is_posted && !self.is_opposite_running() {
+            if self.flows.iter().all(|flow| flow.source.posted >= limit) {
                 break;
             }
             let end = watch.next_due().map_or(self.plan.time, |due| due.min(self.plan.time));
@@ -221,7 +217,7 @@ impl PerfRun {
             let done = self.flows.iter().map(|flow| flow.source.done).sum::<u64>();
             watch.on_progress(done, start.elapsed());
         }
-        self.opposite.iter_mut().try_for_each(OppositeFlow::stop_server)
+        Ok(())
     }
 
     fn run_ping_pong(
@@ -290,14 +286,7 @@ impl PerfRun {
                 return Err(Failure::differs(flow.link.peer(), why));
             }
         }
-        for flow in &self.opposite {
-            let wrong = flow.wrong()?;
-            if wrong > 0 {
-                let why = format!("{wrong} of {} messages from there had wrong bytes", flow.messages());
-                return Err(Failure::differs(flow.link.peer(), why));
-            }
-        }
-        Ok(())
+        self.opposite.as_ref().map_or(Ok(()), OppositeDirection::verify)
     }
 
     fn read_back(&mut self) -> Result<()> {
