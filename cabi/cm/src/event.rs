@@ -3,7 +3,7 @@
 use crate::id::{Id, LocalEvent};
 use crate::private_data::{MAX_PRIVATE_DATA, PrivateData};
 use crate::registry::RegisteredPtr as _;
-use crate::{address_vector, multicast, registry};
+use crate::{address_vector, membership, registry};
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -121,7 +121,7 @@ pub(crate) fn create_local_event(id: &Arc<Id>, note: LocalEvent) -> Option<Deliv
 
 /// Creates an event about a multicast group that the id has joined.
 fn create_group_event(id: &Arc<Id>, note: LocalEvent, group: IpAddr) -> Option<DeliveredEvent> {
-    let (event, status) = match multicast::attach(id, group) {
+    let (event, status) = match membership::attach(id, group) {
         Ok(()) => (note.event, note.status),
         Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
     };

@@ -38,6 +38,7 @@ mod failure;
 mod id;
 mod lifecycle;
 mod listen;
+mod membership;
 mod multicast;
 mod option;
 mod orphaned;

@@ -1,10 +1,10 @@
 //! Multicast groups, for ids of the port spaces UDP and IPOIB.
 
 use crate::id::{Id, LocalEvent};
+use crate::membership::FULL_MEMBER;
 use crate::registry::RegisteredPtr as _;
-use crate::sync;
+use crate::{membership, sync};
 use std::ffi::{c_int, c_void};
-use std::net::IpAddr;
 use uiw_cabi_core::abi::cm::RDMA_CM_EVENT_MULTICAST_JOIN;
 use uiw_cabi_core::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 use uiw_cabi_core::address;
@@ -12,14 +12,11 @@ use uiw_cabi_core::address::AddressPtr;
 use uiw_cabi_core::arguments::{AnyPtr, InPtr, argument};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_verbs::device;
 
 /// Flag in `comp_mask` of `rdma_cm_join_mc_attr_ex`: the address is present.
 const WITH_ADDRESS: u32 = 1;
 /// Flag in `comp_mask` of `rdma_cm_join_mc_attr_ex`: the join flags are present.
 const WITH_FLAGS: u32 = 2;
-/// Join flags of a member that sends and receives.
-const FULL_MEMBER: u32 = 0;
 /// Join flags of a member that only sends.
 const SEND_ONLY: u32 = 1;
 
@@ -76,51 +73,15 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
     if !group.is_multicast() || local.is_unspecified() || group.is_ipv4() != local.is_ipv4() {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
-    if let Some(mut state) = id.lock_alive() {
-        state.groups.push((group, flags));
-    }
+    membership::join(id, group, flags);
     let event = RDMA_CM_EVENT_MULTICAST_JOIN;
     id.post(LocalEvent { event, status: 0, arg: context.addr() as u64, group: Some(group) })
-}
-
-/// Attaches the queue pair of the id to a group that the id has joined to receive. This is done
-/// when the program gets the event (rdma_join_multicast(3)). A program that attaches its own queue
-/// pair uses the GID in the event.
-pub(crate) fn attach(id: &Id, group: IpAddr) -> Result<()> {
-    let local = {
-        let state = id.lock();
-        state.local.filter(|_| state.groups.contains(&(group, FULL_MEMBER)))
-    };
-    let Some(local) = local.map(|local| local.ip()) else { return Ok(()) };
-    let index = interface_index(local)?;
-    let attached = id.with_own_qp(|qp| qp.engine().attach_multicast(group, local, index));
-    Ok(attached.unwrap_or(Ok(()))?)
-}
-
-/// Returns the index of the device with this address.
-fn interface_index(local: IpAddr) -> Result<u32> {
-    Ok(device::with_address(local)?.netdev()?.index)
 }
 
 /// `rdma_leave_multicast`.
 pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
-        let group = address::to_canonical(addr.read()?).ip();
-        let (local, flags) = {
-            let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
-            let member = state.groups.iter().position(|(joined, _)| *joined == group);
-            let (Some(local), Some(member)) = (state.local, member) else {
-                return Err(Errno(libc::EADDRNOTAVAIL).because("the id is not a member of the group"));
-            };
-            (local.ip(), state.groups.swap_remove(member).1)
-        };
-        if let Some(qp) = id.own_qp()
-            && flags == FULL_MEMBER
-        {
-            // This fails if the program has not got the event of the join.
-            let _ = qp.engine().detach_multicast(group, local, interface_index(local)?);
-        }
-        Ok(())
+        membership::leave(&id, address::to_canonical(addr.read()?).ip())
     })
 }

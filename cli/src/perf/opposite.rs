@@ -2,8 +2,7 @@
 
 use super::flow_state::{FLOW_SHIFT, FlowState, MARK, RECVS, STATS_LEN, last_of};
 use super::pattern;
-use super::plan::MeasurementPlan;
-use super::run::TIMEOUT;
+use super::plan::{END_TIMEOUT, MeasurementPlan};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{
@@ -60,7 +59,7 @@ impl OppositeDirection {
 
     /// Waits for the statistics of all servers.
     fn finish(&mut self) -> Result<()> {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + END_TIMEOUT;
         while self.is_running() {
             if self.take_completions(deadline)? == 0 {
                 return Err(Failure::lost(self.flows[0].link.peer(), "did not finish the run in a minute"));

@@ -20,6 +20,10 @@ const AUTO_READ_BYTES: u32 = 4 << 20;
 /// 52 bytes after its headers.
 const RAW_FOR_ATOMICS: u32 = 64;
 
+/// Time limit for the end of a run: completing the messages under way and receiving the server's
+/// statistics.
+pub(super) const END_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// One measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct MeasurementPlan {

@@ -2,7 +2,7 @@
 
 use super::flow_state::FlowState;
 use super::opposite::OppositeDirection;
-use super::plan::MeasurementPlan;
+use super::plan::{END_TIMEOUT, MeasurementPlan};
 use super::raw::cpu_ns;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::qp_setup::{Link, WaitLimits, completions, cq_options};
@@ -15,10 +15,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use uiw::raw::{Cq, Device, PathInfo, Pd, Wc};
-
-/// Time limit for the end of a run: completing the messages under way and receiving the server's
-/// statistics.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates an empty histogram of nanoseconds, up to a minute, with three significant digits.
 pub(crate) fn histogram() -> Result<Histogram<u64>> {
@@ -137,7 +133,7 @@ impl PerfRun {
             flow.request_stats()?;
         }
         self.marks = self.flows.len();
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + END_TIMEOUT;
         while self.marks > 0 || self.flows.iter().any(|flow| flow.stats.is_none()) {
             if self.take_completions(WaitLimits::deadline(deadline))? == 0 {
                 return Err(Failure::lost(self.flows[0].link.peer(), "did not finish the run in a minute"));
