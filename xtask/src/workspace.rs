@@ -27,3 +27,19 @@ pub(crate) fn target() -> Result<PathBuf, String> {
     let folder = metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
     Ok(folder.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files that import each other can only be understood together.
+    #[test]
+    fn at_most_four_files_import_each_other() {
+        let Some(python) = uiw_interop::require("python3") else { return };
+        let counted = output(Command::new(python).arg("xtask/scripts/count.py").current_dir(root())).unwrap();
+        let (_, cycles) = counted.split_once("import cycles:\n").unwrap();
+        let files = |line: &&str| line.split_whitespace().next().unwrap().parse::<u32>().unwrap();
+        let large: Vec<_> = cycles.lines().filter(|line| files(line) > 4).collect();
+        assert!(large.is_empty(), "{large:#?}");
+    }
+}
