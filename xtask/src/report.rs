@@ -23,7 +23,7 @@ impl Tally {
     pub(crate) fn conclude(self) -> bool {
         println!("{self}");
         if self == Self::default() {
-            eprintln!("error: nothing has this in its name");
+            eprintln!("error: --only selects nothing: no name contains its text");
         }
         self.failed == 0 && self != Self::default()
     }

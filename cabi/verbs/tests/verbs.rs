@@ -942,19 +942,24 @@ fn arguments_without_a_meaning_are_refused() {
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
-/// Runs `test` in a process of its own whose persona is `roce`, which has UC and UD queue pairs.
-/// Returns true in that process.
-fn in_roce_process(test: &str) -> bool {
-    if std::env::var_os("UIW_PERSONA").is_some() {
-        return true;
+/// Runs the calling test, which has the name `test`, in a process of its own whose persona is
+/// `roce`, which has UC and UD queue pairs: there, `body` is called with a new end.
+fn in_roce_process(test: &str, with_srq: bool, body: impl FnOnce(&TestEnd)) {
+    if std::env::var_os("UIW_PERSONA").is_none() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test])
+            .env("UIW_PERSONA", "roce")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        return;
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test])
-        .env("UIW_PERSONA", "roce")
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    false
+    let opened = open();
+    let end = TestEnd::new(opened, with_srq);
+    body(&end);
+    drop(end);
+    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
 /// Creates a queue pair that completes in the queue of `end`.
@@ -1016,103 +1021,85 @@ fn last_errno() -> Option<i32> {
 /// creation fails if the type does not support all requested operations.
 #[test]
 fn queue_pair_type_limits_its_attributes() {
-    if !in_roce_process("queue_pair_type_limits_its_attributes") {
-        return;
-    }
-    let opened = open();
-    let end = TestEnd::new(opened, true);
-    assert!(create_qp(&end, end.pd, flags::IBV_QPT_UC, end.srq, 1).is_null());
-    assert_eq!(last_errno(), Some(libc::EINVAL));
-    // Bits of `ibv_qp_create_send_ops_flags`: Write, Send, Read, FetchAdd, atomic write.
-    for (qp_type, ops, offered) in [
-        (flags::IBV_QPT_UC, 1 | 1 << 2, true),
-        (flags::IBV_QPT_UC, 1 << 4, false),
-        (flags::IBV_QPT_UC, 1 << 6, false),
-        (flags::IBV_QPT_UC, 1 << 12, false),
-        (flags::IBV_QPT_UD, 1 << 2 | 1 << 3, true),
-        (flags::IBV_QPT_UD, 1, false),
-        (flags::IBV_QPT_UD, 1 << 9, false),
-    ] {
-        let qp = create_qp(&end, end.pd, qp_type, ptr::null_mut(), ops);
-        if offered {
-            // SAFETY: only this thread has used the queue pair, which is checked by the call.
-            assert_eq!(unsafe { call!(qp::ibv_destroy_qp(qp)) }, 0, "type {qp_type} with {ops:#x}");
-        } else {
-            assert!(qp.is_null(), "type {qp_type} with {ops:#x}");
-            assert_eq!(last_errno(), Some(libc::EOPNOTSUPP));
+    in_roce_process("queue_pair_type_limits_its_attributes", true, |end| {
+        assert!(create_qp(end, end.pd, flags::IBV_QPT_UC, end.srq, 1).is_null());
+        assert_eq!(last_errno(), Some(libc::EINVAL));
+        // Bits of `ibv_qp_create_send_ops_flags`: Write, Send, Read, FetchAdd, atomic write.
+        for (qp_type, ops, offered) in [
+            (flags::IBV_QPT_UC, 1 | 1 << 2, true),
+            (flags::IBV_QPT_UC, 1 << 4, false),
+            (flags::IBV_QPT_UC, 1 << 6, false),
+            (flags::IBV_QPT_UC, 1 << 12, false),
+            (flags::IBV_QPT_UD, 1 << 2 | 1 << 3, true),
+            (flags::IBV_QPT_UD, 1, false),
+            (flags::IBV_QPT_UD, 1 << 9, false),
+        ] {
+            let qp = create_qp(end, end.pd, qp_type, ptr::null_mut(), ops);
+            if offered {
+                // SAFETY: only this thread has used the queue pair, which is checked by the call.
+                assert_eq!(unsafe { call!(qp::ibv_destroy_qp(qp)) }, 0, "type {qp_type} with {ops:#x}");
+            } else {
+                assert!(qp.is_null(), "type {qp_type} with {ops:#x}");
+                assert_eq!(last_errno(), Some(libc::EOPNOTSUPP));
+            }
         }
-    }
-    drop(end);
-    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
-    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+    });
 }
 
 /// `ibv_destroy_qp(3)`: it fails if the queue pair is attached to a multicast group.
 #[test]
 fn attached_queue_pair_not_destroyed() {
-    if !in_roce_process("attached_queue_pair_not_destroyed") {
-        return;
-    }
-    let opened = open();
-    let end = TestEnd::new(opened, false);
-    let qp = create_qp(&end, end.pd, flags::IBV_QPT_UD, ptr::null_mut(), 1 << 2);
-    assert!(!qp.is_null());
-    let group = device::gid::from_address("239.7.7.8".parse().unwrap());
-    // SAFETY: only this thread uses the queue pair, which lives until the last call destroys it.
-    // `group` is a local variable.
-    unsafe {
-        let attach = || call!(qp::ibv_attach_mcast(qp, &raw const group, 0));
-        let detach = || call!(qp::ibv_detach_mcast(qp, &raw const group, 0));
-        assert_eq!((attach(), attach()), (0, 0));
-        assert_eq!(call!(qp::ibv_destroy_qp(qp)), libc::EBUSY);
-        assert_eq!((detach(), detach()), (0, libc::EINVAL));
-        assert_eq!(call!(qp::ibv_destroy_qp(qp)), 0);
-    }
-    drop(end);
-    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
-    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+    in_roce_process("attached_queue_pair_not_destroyed", false, |end| {
+        let qp = create_qp(end, end.pd, flags::IBV_QPT_UD, ptr::null_mut(), 1 << 2);
+        assert!(!qp.is_null());
+        let group = device::gid::from_address("239.7.7.8".parse().unwrap());
+        // SAFETY: only this thread uses the queue pair, which lives until the last call destroys it.
+        // `group` is a local variable.
+        unsafe {
+            let attach = || call!(qp::ibv_attach_mcast(qp, &raw const group, 0));
+            let detach = || call!(qp::ibv_detach_mcast(qp, &raw const group, 0));
+            assert_eq!((attach(), attach()), (0, 0));
+            assert_eq!(call!(qp::ibv_destroy_qp(qp)), libc::EBUSY);
+            assert_eq!((detach(), detach()), (0, libc::EINVAL));
+            assert_eq!(call!(qp::ibv_destroy_qp(qp)), 0);
+        }
+    });
 }
 
 /// `ibv_alloc_parent_domain(3)`: a parent domain is interchangeable with its protection domain.
 #[test]
 fn parent_domain_shares_address_handles() {
-    if !in_roce_process("parent_domain_shares_address_handles") {
-        return;
-    }
-    let opened = open();
-    let end = TestEnd::new(opened, false);
-    let mut gid = ibv_gid::default();
-    // SAFETY: the objects live until they are destroyed below, each once, and only this thread uses
-    // them. Attributes and requests are local variables, whose pointers are NULL or these objects.
-    // The tables of the library have these functions.
-    unsafe {
-        let parent = alloc_parent_domain(opened, end.pd, ptr::null_mut());
-        let qp = create_qp(&end, parent, flags::IBV_QPT_UD, ptr::null_mut(), 1 << 2);
-        enable_datagrams(qp);
-        assert_eq!(call!(device::port::ibv_query_gid(opened, 1, 0, &raw mut gid)), 0);
-        let mut to = abi::ibv_ah_attr { is_global: 1, port_num: 1, ..abi::ibv_ah_attr::default() };
-        to.grh.dgid = gid;
-        let handle = call!(ah::ibv_create_ah(end.pd, &raw const to));
-        let mut send: abi::ibv_send_wr = abi::zeroed();
-        (send.opcode, send.send_flags) = (wr::IBV_WR_SEND, 2);
-        send.wr.ud = abi::ibv_target_ud { ah: handle, remote_qpn: (*qp).qp_num, remote_qkey: 0 };
-        let post = (*opened).ops.post_send.unwrap();
-        assert_eq!(post(qp, &raw mut send, ptr::null_mut()), 0);
-        end.done(0);
-        let ex = call!(qp::ibv_qp_to_qp_ex(qp));
-        (*ex).wr_start.unwrap()(ex);
-        ((*ex).wr_id, (*ex).wr_flags) = (1, 2);
-        (*ex).wr_send.unwrap()(ex);
-        (*ex).wr_set_ud_addr.unwrap()(ex, handle, (*qp).qp_num, 0);
-        assert_eq!((*ex).wr_complete.unwrap()(ex), 0);
-        end.done(1);
-        assert_eq!(call!(qp::ibv_destroy_qp(qp)), 0);
-        assert_eq!(call!(ah::ibv_destroy_ah(handle)), 0);
-        assert_eq!(call!(pd::ibv_dealloc_pd(parent)), 0);
-    }
-    drop(end);
-    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
-    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+    in_roce_process("parent_domain_shares_address_handles", false, |end| {
+        let mut gid = ibv_gid::default();
+        // SAFETY: the objects live until they are destroyed below, each once, and only this thread uses
+        // them. Attributes and requests are local variables, whose pointers are NULL or these objects.
+        // The tables of the library have these functions.
+        unsafe {
+            let parent = alloc_parent_domain(end.context, end.pd, ptr::null_mut());
+            let qp = create_qp(end, parent, flags::IBV_QPT_UD, ptr::null_mut(), 1 << 2);
+            enable_datagrams(qp);
+            assert_eq!(call!(device::port::ibv_query_gid(end.context, 1, 0, &raw mut gid)), 0);
+            let mut to = abi::ibv_ah_attr { is_global: 1, port_num: 1, ..abi::ibv_ah_attr::default() };
+            to.grh.dgid = gid;
+            let handle = call!(ah::ibv_create_ah(end.pd, &raw const to));
+            let mut send: abi::ibv_send_wr = abi::zeroed();
+            (send.opcode, send.send_flags) = (wr::IBV_WR_SEND, 2);
+            send.wr.ud = abi::ibv_target_ud { ah: handle, remote_qpn: (*qp).qp_num, remote_qkey: 0 };
+            let post = (*end.context).ops.post_send.unwrap();
+            assert_eq!(post(qp, &raw mut send, ptr::null_mut()), 0);
+            end.done(0);
+            let ex = call!(qp::ibv_qp_to_qp_ex(qp));
+            (*ex).wr_start.unwrap()(ex);
+            ((*ex).wr_id, (*ex).wr_flags) = (1, 2);
+            (*ex).wr_send.unwrap()(ex);
+            (*ex).wr_set_ud_addr.unwrap()(ex, handle, (*qp).qp_num, 0);
+            assert_eq!((*ex).wr_complete.unwrap()(ex), 0);
+            end.done(1);
+            assert_eq!(call!(qp::ibv_destroy_qp(qp)), 0);
+            assert_eq!(call!(ah::ibv_destroy_ah(handle)), 0);
+            assert_eq!(call!(pd::ibv_dealloc_pd(parent)), 0);
+        }
+    });
 }
 
 #[test]

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_of_ended_process_removed() {
+    fn namespaces_of_ended_process_found() {
         let Some(program) = crate::require("ip") else { return };
         let Some(network) = Network::veth() else { return };
         let name = format!("uiw-s-{}-0", ended_process());

@@ -108,7 +108,7 @@ fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io:
         Some(tos) if address.is_ipv4() => socket.set_tos_v4(tos.into())?,
         Some(class) => {
             socket.set_tclass_v6(class.into())?;
-            // The packets to IPv4 peers of an IPv6 socket. A socket without such peers may refuse it.
+            // For packets to IPv4 peers of an IPv6 socket. One that cannot have such peers may refuse it.
             let _ = socket.set_tos_v4(class.into());
         }
         None => {}

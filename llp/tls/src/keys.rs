@@ -126,8 +126,7 @@ pub(crate) fn check_secret(path: &Path, file: &fs::File) -> Result<(), KeyError>
     check(path, file, 0o077, |path, mode| KeyError::Readable { path, mode })
 }
 
-/// Checks the owner and the mode of an open file. The path could be replaced by another file
-/// meanwhile.
+/// Checks the owner and the mode of the open file, because `path` may name another one by now.
 fn check(
     path: &Path,
     file: &fs::File,

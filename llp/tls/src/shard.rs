@@ -304,7 +304,7 @@ impl Shard {
                 listener.handshakes.push_back((conn, source));
             }
             if let Some(mut conn) = evicted.and_then(|evicted| self.remove_conn(evicted)) {
-                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: one of the address with the most is aborted");
+                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: the oldest of the address with the most is aborted");
                 conn.abort();
             }
         }

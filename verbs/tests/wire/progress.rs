@@ -30,6 +30,14 @@ fn notified() -> NotifiedQueue {
     NotifiedQueue { end, channel }
 }
 
+/// Connects two ends. The receive queue of the second one has a channel, whose descriptor is in use.
+fn pair_with_channel() -> (End, End, Arc<CompChannel>) {
+    let NotifiedQueue { end, channel } = notified();
+    let (peer, end) = pair_of(End::tcp(), end, &ConnConfig::default());
+    channel.fd().unwrap();
+    (peer, end, channel)
+}
+
 /// Runs a ping-pong between two threads that sleep in their own epoll set: each polls until the
 /// queue is empty, arms it, polls again and sleeps. A single lost wake-up makes it hang.
 fn event_driven_ping_pong(edge: bool, rounds: u64) {
@@ -125,10 +133,7 @@ fn expire_own_wait_hint() {
 /// program gets an event each time.
 #[test]
 fn readable_channel_has_an_event() {
-    let target = notified();
-    let channel = target.channel;
-    let (writer, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
-    channel.fd().unwrap();
+    let (writer, target, channel) = pair_with_channel();
     let remote = target.remote(128);
     for round in 0..5 {
         // Each spurious wake-up makes the pause longer.
@@ -161,10 +166,7 @@ fn readable_channel_has_an_event() {
 
 #[test]
 fn sleep_lasts_until_solicited_completion() {
-    let target = notified();
-    let channel = target.channel;
-    let (sender, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
-    channel.fd().unwrap();
+    let (sender, target, channel) = pair_with_channel();
     for round in 0..5 {
         expire_own_wait_hint();
         target.recv(0, 0, 64);
@@ -187,10 +189,7 @@ fn sleep_lasts_until_solicited_completion() {
 /// the socket has data. The next poll reads it.
 #[test]
 fn poll_after_arming_leaves_arrivals() {
-    let target = notified();
-    let channel = target.channel;
-    let (sender, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
-    channel.fd().unwrap();
+    let (sender, target, channel) = pair_with_channel();
     let mut out = Vec::new();
     // The background thread may be faster than the polls.
     let left = (0..200).any(|i| {
@@ -215,10 +214,7 @@ fn poll_after_arming_leaves_arrivals() {
 /// they would wait for a timer.
 #[test]
 fn poll_after_arming_sends_posts() {
-    let sender = notified();
-    let channel = sender.channel;
-    let (target, sender) = pair_of(End::tcp(), sender.end, &ConnConfig::default());
-    channel.fd().unwrap();
+    let (target, sender, channel) = pair_with_channel();
     let (mut sent, mut received) = (Vec::new(), Vec::new());
     let mut rounds = || {
         let mut rounds_sent = 0;
@@ -306,11 +302,8 @@ fn polled_completion_does_not_end_sleep() {
 /// the background thread takes over.
 #[test]
 fn sleepless_armed_program_replaced() {
-    let target = notified();
-    let channel = target.channel;
-    let (reader, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
+    let (reader, target, channel) = pair_with_channel();
     target.recv(1, 0, 64);
-    channel.fd().unwrap();
     let remote = target.remote(128);
     for _ in 0..3 {
         expire_own_wait_hint();

@@ -36,7 +36,7 @@ pub(super) fn run(commands: &Commands, options: &Options) -> Result<bool, String
     // The script takes the longest, so it starts first.
     names.sort_by_key(|name| *name != Path::new(script::PATH));
     if names.is_empty() {
-        return Err("no page with commands has this in its name".to_owned());
+        return Err("--only selects nothing: no page with commands has its text in the name".to_owned());
     }
     let mut total = Tally::default();
     let set_up = match missing() {

@@ -120,8 +120,8 @@ pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
-/// Operations of RC queue pairs that can be requested for `ibv_wr_*`: all of `ibv_qp_create_send_ops_flags` except
-/// TSO and flush.
+/// Operations of RC queue pairs that can be requested for `ibv_wr_*`: all of
+/// `ibv_qp_create_send_ops_flags` except TSO and flush.
 pub const SEND_OPS_OFFERED: u64 = 0x3FF | 1 << 12;
 /// Operations of UC queue pairs: those without Reads and atomics.
 pub const SEND_OPS_UC: u64 = 0x38F;
