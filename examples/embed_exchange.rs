@@ -30,7 +30,9 @@ impl Peer {
             Event::Requested(_) => {
                 _ = stream.accept(RdmapConfig::default(), &MEMORY.0.to_be_bytes(), now)?;
             }
-            Event::Established(with) if stream.is_initiator() => self.use_memory(&with.private_data)?,
+            Event::Established(with) if stream.is_initiator() => {
+                self.use_memory(&with.private_data)?;
+            }
             Event::Established(_) => self.post(Op::Send, b"welcome", false),
             Event::Peer(kind) => self.kind = Some(kind),
             Event::Failed(failure) => return Err(failure.into()),
@@ -64,14 +66,22 @@ pub(crate) fn report(initiator: &Peer, responder: &Peer) {
     let number = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
     let (read, before) = (&initiator.requests[1].1, number(&initiator.requests[2].1));
     let (written, after) = (&responder.memory[8..25], number(&responder.memory[56..]));
-    println!("initiator: read {:?}; the counter was {before}, now is {after}", String::from_utf8_lossy(read));
+    println!(
+        "initiator: read {:?}; the counter was {before}, now is {after}",
+        String::from_utf8_lossy(read)
+    );
     assert_eq!((written, &read[..]), (&b"placed by a Write"[..], &b"placed by a Write"[..]));
     assert_eq!((before, after), (37, 42));
-    assert_eq!((&*initiator.messages, &*responder.messages), (&["welcome".into()][..], &["look".into()][..]));
+    assert_eq!(
+        (&*initiator.messages, &*responder.messages),
+        (&["welcome".into()][..], &["look".into()][..])
+    );
     let mut completed = initiator.completed.clone();
     completed.sort_unstable();
     assert_eq!((&*completed, &*responder.completed), (&[0, 1, 2, 3, 4][..], &[0][..]));
-    let Some(ConnError::Terminated(terminate, _)) = initiator.ended.as_ref().map(|ended| &ended.error) else {
+    let Some(ConnError::Terminated(terminate, _)) =
+        initiator.ended.as_ref().map(|ended| &ended.error)
+    else {
         panic!("the initiator got no Terminate")
     };
     assert_eq!(terminate.reason(), TerminateReason::TaggedBaseOrBounds);

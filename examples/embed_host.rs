@@ -1,8 +1,8 @@
 //! Host of `embed_stream` and `embed_smoltcp`: memory, requests and receives of one end.
 
 use uiw::stream::{
-    AccessError, AtomicError, AtomicRequest, LocalError, Op, PeerKind, ReceiveError, ReceivedMessage,
-    Request, ResponsePart, STag, StreamEnd, StreamHost, Verified,
+    AccessError, AtomicError, AtomicRequest, LocalError, Op, PeerKind, ReceiveError,
+    ReceivedMessage, Request, ResponsePart, STag, StreamEnd, StreamHost, Verified,
 };
 
 /// STag of the responder's memory.
@@ -79,7 +79,12 @@ impl StreamHost for Peer {
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<&[u8], LocalError> {
         Ok(&self.requests[id as usize].1[offset as usize..][..len as usize])
     }
-    fn place_answer(&mut self, id: u32, offset: u32, answer: ResponsePart<'_>) -> Result<(), LocalError> {
+    fn place_answer(
+        &mut self,
+        id: u32,
+        offset: u32,
+        answer: ResponsePart<'_>,
+    ) -> Result<(), LocalError> {
         let place = &mut self.requests[id as usize].1[offset as usize..];
         match answer {
             ResponsePart::Read(bytes) => place[..bytes.len()].copy_from_slice(&bytes),

@@ -42,8 +42,10 @@ impl SocketEnd {
         while self.stream.accepts_bytes() && socket.can_recv() && self.receive(socket, now)? {
             self.take_events(now)?;
         }
-        let fin =
-            matches!(socket.state(), State::CloseWait | State::LastAck | State::Closing | State::TimeWait);
+        let fin = matches!(
+            socket.state(),
+            State::CloseWait | State::LastAck | State::Closing | State::TimeWait
+        );
         if fin && self.stream.accepts_bytes() {
             let unread = socket.recv_queue() + self.joined.len();
             self.stream.handle_eof(&mut self.peer, unread, now);
@@ -109,7 +111,8 @@ fn main() -> Result<(), AnyError> {
     let mac = EthernetAddress([2, 0, 0, 0, 0, 1]);
     let mut interface = Interface::new(InterfaceConfig::new(mac.into()), &mut device, now);
     let address = IpAddress::v4(127, 0, 0, 1);
-    interface.update_ip_addrs(|list| list.push(IpCidr::new(address, 8)).expect("room for one address"));
+    interface
+        .update_ip_addrs(|list| list.push(IpCidr::new(address, 8)).expect("room for one address"));
 
     let ring = || SocketBuffer::new(vec![0; 64 << 10]);
     let mut sockets = SocketSet::new(Vec::new());
@@ -120,8 +123,13 @@ fn main() -> Result<(), AnyError> {
 
     let start = Time::default();
     let responder = RdmapStream::listen(RdmapConfig::default(), SINK, start);
-    let initiator =
-        RdmapStream::connect(RdmapConfig::default(), b"", SINK, RandomState::new().hash_one(0), start)?;
+    let initiator = RdmapStream::connect(
+        RdmapConfig::default(),
+        b"",
+        SINK,
+        RandomState::new().hash_one(0),
+        start,
+    )?;
     let mut ends = [
         SocketEnd::new(client, initiator, Peer::default()),
         SocketEnd::new(server, responder, Peer::responder()),

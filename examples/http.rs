@@ -14,7 +14,9 @@ type AnyError = Box<dyn Error + Send + Sync>;
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyper::Error> {
     let (status, body) = match (request.method(), request.uri().path()) {
         (&Method::GET, "/large") => (StatusCode::OK, Bytes::from(vec![b'x'; 1_000_000])),
-        (&Method::POST, "/echo") => (StatusCode::OK, request.into_body().collect().await?.to_bytes()),
+        (&Method::POST, "/echo") => {
+            (StatusCode::OK, request.into_body().collect().await?.to_bytes())
+        }
         _ => (StatusCode::NOT_FOUND, Bytes::new()),
     };
     let mut response = Response::new(Full::new(body));
@@ -50,10 +52,13 @@ async fn main() -> Result<(), AnyError> {
     let stream = TokioIo::new(ByteStream::new(connection)?);
     let (mut requests, stream) = client::conn::http1::handshake(stream).await?;
     let stream = tokio::spawn(stream);
-    for (method, path, body) in
-        [(Method::GET, "/large", ""), (Method::POST, "/echo", "good day"), (Method::GET, "/elsewhere", "")]
-    {
-        let request = Request::builder().method(&method).uri(path).header("host", address.to_string());
+    for (method, path, body) in [
+        (Method::GET, "/large", ""),
+        (Method::POST, "/echo", "good day"),
+        (Method::GET, "/elsewhere", ""),
+    ] {
+        let request =
+            Request::builder().method(&method).uri(path).header("host", address.to_string());
         let response = requests.send_request(request.body(Full::new(Bytes::from(body)))?).await?;
         let status = response.status();
         let body = response.into_body().collect().await?.to_bytes();

@@ -37,7 +37,9 @@ fn filled<const LEN: usize>(text: &str) -> Result<[u8; LEN], AnyError> {
 fn serve(connection: &Connection, table: &SharedMr) -> uiw::Result<()> {
     connection.send_copy(&table.remote(0..table.len())?.to_bytes())?;
     while let Some(put) = connection.recv()? {
-        let Some((key, _)) = put.split_first_chunk::<KEY>().filter(|(_, value)| value.len() == VALUE) else {
+        let Some((key, _)) =
+            put.split_first_chunk::<KEY>().filter(|(_, value)| value.len() == VALUE)
+        else {
             connection.send_copy(b"not a key and a value")?;
             continue;
         };

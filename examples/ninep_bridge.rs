@@ -35,9 +35,12 @@ fn length(start: [u8; 4]) -> Result<u32, AnyError> {
 /// Forwards requests from the client to the server, until either closes.
 fn requests(connection: &Connection, mut server: ChildStdin) -> Result<(), AnyError> {
     while let Some(message) = connection.recv()? {
-        let start = message.first_chunk::<4>().ok_or("a message that is shorter than its length")?;
+        let start =
+            message.first_chunk::<4>().ok_or("a message that is shorter than its length")?;
         if length(*start)? as usize != message.len() {
-            return Err(format!("a Send of {} bytes with another length in it", message.len()).into());
+            return Err(
+                format!("a Send of {} bytes with another length in it", message.len()).into()
+            );
         }
         match server.write_all(&message) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
@@ -64,7 +67,8 @@ fn answers(connection: &Connection, mut server: ChildStdout) -> Result<(), AnyEr
 
 /// Serves a connection with its own server process. The connection and the process end together.
 fn serve(connection: &Connection, mut server: Child) -> Result<(), AnyError> {
-    let (input, output) = (server.stdin.take().ok_or("no input")?, server.stdout.take().ok_or("no output")?);
+    let (input, output) =
+        (server.stdin.take().ok_or("no input")?, server.stdout.take().ok_or("no output")?);
     let answering = {
         let connection = connection.clone();
         thread::spawn(move || {

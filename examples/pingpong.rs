@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 use uiw::raw::cm::{self, CmChannel, CmEventKind};
 use uiw::raw::{
-    Access, ConnConfig, Cq, CqConfig, Device, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp,
-    SendWr, Sge,
+    Access, ConnConfig, Cq, CqConfig, Device, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags,
+    SendOp, SendWr, Sge,
 };
 
 const ROUNDS: u32 = 10_000;
@@ -47,7 +47,8 @@ impl End {
     }
 
     fn send(&self) -> Result<()> {
-        let wr = SendWr { wr_id: 2, op: SendOp::Send, sges: &self.sge(64), flags: SendFlags::empty() };
+        let wr =
+            SendWr { wr_id: 2, op: SendOp::Send, sges: &self.sge(64), flags: SendFlags::empty() };
         // SAFETY: as in `post_recv`; nothing writes the bytes.
         unsafe { self.qp.post_send([wr])? };
         Ok(())
@@ -79,7 +80,9 @@ fn wait(end: &End, channel: &CmChannel) -> Result<CmEventKind> {
 }
 
 fn serve(end: &End, channel: &Arc<CmChannel>) -> Result<()> {
-    let CmEventKind::ConnectRequest(request) = wait(end, channel)? else { return Err("no request".into()) };
+    let CmEventKind::ConnectRequest(request) = wait(end, channel)? else {
+        return Err("no request".into());
+    };
     request.accept(&end.qp, None, &[], None)?;
     wait(end, channel)?;
     for _ in 0..ROUNDS {

@@ -61,7 +61,8 @@ impl Client {
         tokio::spawn(async move {
             while let Ok(Some(answer)) = receiving.recv().await {
                 let Some((call, body)) = parse(&answer) else { break };
-                if let Some(caller) = waiting.lock().ok().and_then(|mut calls| calls.remove(&call)) {
+                if let Some(caller) = waiting.lock().ok().and_then(|mut calls| calls.remove(&call))
+                {
                     // A call that was cancelled has no receiver.
                     let _ = caller.send(body.to_vec());
                 }
@@ -85,7 +86,8 @@ impl Service<Vec<u8>> for Client {
 
     fn call(&mut self, request: Vec<u8>) -> Self::Future {
         self.next += 1;
-        let (call, connection, calls) = (self.next, self.connection.clone(), Arc::clone(&self.calls));
+        let (call, connection, calls) =
+            (self.next, self.connection.clone(), Arc::clone(&self.calls));
         Box::pin(async move {
             let (caller, answer) = oneshot::channel();
             {

@@ -55,7 +55,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         *lines.entry(route).or_default() += &format!("\"{name}\" \"{node}\" {kind} {function};\n");
     }
     // A route is the name of a macro.
-    let macros = lines.iter().map(|(route, lines)| format!("crate::export::{route}! {{\n{lines}}}\n"));
+    let macros =
+        lines.iter().map(|(route, lines)| format!("crate::export::{route}! {{\n{lines}}}\n"));
     fs::write(out.join("exports.rs"), macros.collect::<String>())?;
     let nodes: BTreeSet<_> = rows.iter().map(|[_, node, ..]| node).collect();
     let path = out.join("nodes.map");

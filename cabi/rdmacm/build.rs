@@ -5,7 +5,8 @@ use std::path::Path;
 use std::{env, fs};
 use uiw_cabi_exports::libibverbs_stub;
 
-const NODES: [&str; 6] = ["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4", "RDMACM_1.5"];
+const NODES: [&str; 6] =
+    ["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4", "RDMACM_1.5"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");

@@ -49,12 +49,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let program =
-        env::current_exe().map_err(|error| Failure::local("cannot find the program's own file", error))?;
+    let program = env::current_exe()
+        .map_err(|error| Failure::local("cannot find the program's own file", error))?;
     let libraries = run::find_libraries()?;
     let libraries = fs::canonicalize(&libraries)
         .map_err(|error| Failure::local(format!("cannot find {}", libraries.display()), error))?;
-    let description = describe(&utf8_path(&program)?, &utf8_path(&libraries)?, args.persona.as_deref());
+    let description =
+        describe(&utf8_path(&program)?, &utf8_path(&libraries)?, args.persona.as_deref());
     text::raw_line(&format!("{description:#}"));
     Ok(())
 }
@@ -62,7 +63,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Returns a path as text. JSON cannot represent paths that are not UTF-8.
 fn utf8_path(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).ok_or_else(|| {
-        Failure::usage(path.display(), "the path is not UTF-8", "install uiw in a folder whose name is")
+        Failure::usage(
+            path.display(),
+            "the path is not UTF-8",
+            "install uiw in a folder whose name is",
+        )
     })
 }
 
@@ -113,15 +118,24 @@ fn describe(program: &str, libraries: &str, persona: Option<&str>) -> Value {
 /// Runs the hook, which adds device nodes and sysfs to a container that is being created. Reads the
 /// state of the container (OCI runtime specification) from standard input.
 pub(crate) fn hook() -> Result<()> {
-    let state = io::read_to_string(io::stdin()).map_err(|error| hook_failure("standard input", error))?;
+    let state =
+        io::read_to_string(io::stdin()).map_err(|error| hook_failure("standard input", error))?;
     let container = ContainerState::from_state(&state)?;
     sysfs::show_in(&container.root, container.persona).map_err(|error| {
-        hook_failure(format!("cannot make device nodes and sysfs in {}", container.root.display()), error)
+        hook_failure(
+            format!("cannot make device nodes and sysfs in {}", container.root.display()),
+            error,
+        )
     })
 }
 
 fn hook_failure(what: impl std::fmt::Display, why: impl std::fmt::Display) -> Failure {
-    Failure::new(Exit::Failed, what, why, "use the device uiw.dev/rdma=libraries, which needs no hook")
+    Failure::new(
+        Exit::Failed,
+        what,
+        why,
+        "use the device uiw.dev/rdma=libraries, which needs no hook",
+    )
 }
 
 /// The properties of a container that the hook needs.
@@ -136,11 +150,13 @@ impl ContainerState {
     /// Reads the configuration of the container from the folder named in its state.
     fn from_state(state: &str) -> Result<Self> {
         let wrong = |why: &str| hook_failure("the state of the container on standard input", why);
-        let state: Value = serde_json::from_str(state).map_err(|error| wrong(&error.to_string()))?;
+        let state: Value =
+            serde_json::from_str(state).map_err(|error| wrong(&error.to_string()))?;
         let bundle = state["bundle"].as_str().ok_or_else(|| wrong("it has no bundle"))?;
         let bundle = Path::new(bundle);
         let file = bundle.join("config.json");
-        let config = fs::read_to_string(&file).map_err(|error| hook_failure(file.display(), error))?;
+        let config =
+            fs::read_to_string(&file).map_err(|error| hook_failure(file.display(), error))?;
         Self::from_config(bundle, &config).map_err(|why| hook_failure(file.display(), why))
     }
 
@@ -169,21 +185,33 @@ mod tests {
             .as_array()
             .unwrap()
             .iter()
-            .map(|mount| (mount["hostPath"].as_str().unwrap(), mount["containerPath"].as_str().unwrap()))
+            .map(|mount| {
+                (mount["hostPath"].as_str().unwrap(), mount["containerPath"].as_str().unwrap())
+            })
             .collect();
-        assert_eq!(mounts, [("/usr/bin/uiw", "/opt/uiw/bin/uiw"), ("/usr/lib/uiw", "/opt/uiw/lib")]);
+        assert_eq!(
+            mounts,
+            [("/usr/bin/uiw", "/opt/uiw/bin/uiw"), ("/usr/lib/uiw", "/opt/uiw/lib")]
+        );
         let preloaded = "LD_PRELOAD=/opt/uiw/lib/libibverbs.so.1:/opt/uiw/lib/librdmacm.so.1";
         assert_eq!(edits["env"], json!([preloaded, "UIW_PERSONA=roce"]));
         let hook = &all["devices"][0]["containerEdits"]["hooks"][0];
-        assert_eq!((&hook["path"], &hook["args"]), (&json!("/usr/bin/uiw"), &json!(["uiw", "cdi-hook"])));
+        assert_eq!(
+            (&hook["path"], &hook["args"]),
+            (&json!("/usr/bin/uiw"), &json!(["uiw", "cdi-hook"]))
+        );
         assert_eq!(describe("/a", "/b", None)["containerEdits"]["env"], json!([preloaded]));
     }
 
     #[test]
     fn hook_reads_container_configuration() {
-        let of = |config: Value| ContainerState::from_config(Path::new("/run/c1"), &config.to_string());
+        let of =
+            |config: Value| ContainerState::from_config(Path::new("/run/c1"), &config.to_string());
         let container = |root: &str, persona| Ok(ContainerState { root: root.into(), persona });
-        assert_eq!(of(json!({"root": {"path": "rootfs"}})), container("/run/c1/rootfs", Persona::Iwarp));
+        assert_eq!(
+            of(json!({"root": {"path": "rootfs"}})),
+            container("/run/c1/rootfs", Persona::Iwarp)
+        );
         let env = json!(["UIW_PERSONA=ib", "A=B", "UIW_PERSONA=roce"]);
         let config = json!({"root": {"path": "/images/1"}, "process": {"env": env}});
         assert_eq!(of(config), container("/images/1", Persona::Roce));

@@ -102,7 +102,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     for to in &args.report {
         report.write(to).map_err(|error| {
-            Failure::new(Exit::Failed, to.path().display(), error, "name a file that can be written")
+            Failure::new(
+                Exit::Failed,
+                to.path().display(),
+                error,
+                "name a file that can be written",
+            )
         })?;
     }
     if let Some(case) = &results.silent_since {
@@ -133,7 +138,9 @@ impl From<ConformError> for Failure {
     fn from(error: ConformError) -> Self {
         match error {
             ConformError::Usage { what, why, fix } => Self::usage(what, why, fix),
-            ConformError::Unreachable { what, why, fix } => Self::new(Exit::Unreachable, what, why, fix),
+            ConformError::Unreachable { what, why, fix } => {
+                Self::new(Exit::Unreachable, what, why, fix)
+            }
         }
     }
 }

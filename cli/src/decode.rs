@@ -53,7 +53,9 @@ fn hint(error: &DecodeError) -> &'static str {
         DecodeError::Open(_) | DecodeError::Capture(_) => {
             "name a readable pcap or pcapng file, such as tcpdump -w or Wireshark write"
         }
-        DecodeError::KeyLog(_) => "name a file that --keylog or UIW_KEYLOG of another command has written",
+        DecodeError::KeyLog(_) => {
+            "name a file that --keylog or UIW_KEYLOG of another command has written"
+        }
         DecodeError::Output(_) => "free some space or choose another place",
     }
 }

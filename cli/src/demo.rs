@@ -13,7 +13,9 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uiw::raw::{ConnConfig, FpduSize};
-use uiw::{Access, BoundWindow, Connection, ConnectionConfig, Device, Listener, Mr, RemoteMr, SharedMr};
+use uiw::{
+    Access, BoundWindow, Connection, ConnectionConfig, Device, Listener, Mr, RemoteMr, SharedMr,
+};
 
 /// Largest file, in bytes. Up to five copies of it are held in memory.
 const MAX_FILE: u64 = 1 << 30;
@@ -97,9 +99,17 @@ fn cases() -> Vec<DemoCase> {
     for (wire, config) in settings {
         for (operation, name) in OPERATIONS {
             if wire.is_empty()
-                || matches!(operation, DemoOperation::Send | DemoOperation::Write | DemoOperation::Read)
+                || matches!(
+                    operation,
+                    DemoOperation::Send | DemoOperation::Write | DemoOperation::Read
+                )
             {
-                cases.push(DemoCase { operation, name, wire, peer_options: PeerConfig::new(config.clone()) });
+                cases.push(DemoCase {
+                    operation,
+                    name,
+                    wire,
+                    peer_options: PeerConfig::new(config.clone()),
+                });
             }
         }
     }
@@ -167,7 +177,12 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 /// Bytes moved, and bytes a second.
 type Throughput = (u64, f64);
 
-fn report(number: usize, case: &DemoCase, outcome: &Result<(Throughput, Throughput)>, as_json: bool) {
+fn report(
+    number: usize,
+    case: &DemoCase,
+    outcome: &Result<(Throughput, Throughput)>,
+    as_json: bool,
+) {
     let head = format!("{number:>3}  {:<35} {:<14}", case.name, case.wire);
     let PeerConfig { crc, markers, fpdu, .. } = &case.peer_options;
     let mut value = json!({
@@ -180,8 +195,13 @@ fn report(number: usize, case: &DemoCase, outcome: &Result<(Throughput, Throughp
             value["bytes_per_second"] = (*ours).into();
             value["raw_bytes_per_second"] = (*raw).into();
             value["ratio"] = (ours / raw).into();
-            let (bytes, our_rate, raw_rate) = (text::grouped(*bytes), text::rate(*ours), text::rate(*raw));
-            format!("{head} {bytes:>14} {:>9} {our_rate:>12} {raw_rate:>12} {:>6.2}", "yes", ours / raw)
+            let (bytes, our_rate, raw_rate) =
+                (text::grouped(*bytes), text::rate(*ours), text::rate(*raw));
+            format!(
+                "{head} {bytes:>14} {:>9} {our_rate:>12} {raw_rate:>12} {:>6.2}",
+                "yes",
+                ours / raw
+            )
         }
         Err(failure) => {
             value["error"] = failure.to_string().into();
@@ -193,7 +213,11 @@ fn report(number: usize, case: &DemoCase, outcome: &Result<(Throughput, Throughp
 }
 
 /// Calls `pass`, which returns the time that it took to transfer the file, until `time` is over.
-fn repeat(file: &[u8], time: Duration, mut pass: impl FnMut() -> Result<Duration>) -> Result<Throughput> {
+fn repeat(
+    file: &[u8],
+    time: Duration,
+    mut pass: impl FnMut() -> Result<Duration>,
+) -> Result<Throughput> {
     let (mut bytes, mut took, start) = (0, Duration::ZERO, Instant::now());
     loop {
         took += pass()?;
@@ -285,7 +309,8 @@ struct FileTransfer<'a> {
 impl<'a> FileTransfer<'a> {
     fn connect(case: &'a DemoCase, file: &'a [u8], ends: &'a [Device; 2]) -> Result<Self> {
         let failed = |error| Failure::local("cannot prepare the run", error);
-        let [client, server] = [ends[0].alloc_pd().map_err(failed)?, ends[1].alloc_pd().map_err(failed)?];
+        let [client, server] =
+            [ends[0].alloc_pd().map_err(failed)?, ends[1].alloc_pd().map_err(failed)?];
         let access = match case.operation {
             DemoOperation::Read => Access::REMOTE_READ,
             DemoOperation::WriteWindow => Access::empty(),
@@ -295,8 +320,11 @@ impl<'a> FileTransfer<'a> {
         let cell = server.share(8, Access::REMOTE_ATOMIC).map_err(failed)?;
         let blocks = file.chunks(BLOCK).map(|block| client.register(block.to_vec()));
         let blocks = blocks.collect::<Result<_, _>>().map_err(|error| failed(error.error))?;
-        let config = ConnectionConfig::default().options(case.peer_options.options()).recv_size(BLOCK as u32);
-        let listener = Listener::bind(&server, ([127, 0, 0, 1], 0).into(), &config).map_err(failed)?;
+        let config = ConnectionConfig::default()
+            .options(case.peer_options.options())
+            .recv_size(BLOCK as u32);
+        let listener =
+            Listener::bind(&server, ([127, 0, 0, 1], 0).into(), &config).map_err(failed)?;
         let address = listener.local_addr();
         let (client, server) = both(
             || wait(&ends[0], case.name, Connection::connect(&client, address, &config)),
@@ -353,7 +381,10 @@ impl<'a> FileTransfer<'a> {
         let expected = if *operation == DemoOperation::FetchAdd { blocks.len() as u64 } else { 0 };
         match cell.load_u64(0).map_err(failed)? {
             found if found == expected => Ok(took),
-            found => Err(Failure::differs(name, format!("the number in memory is {found}, not {expected}"))),
+            found => Err(Failure::differs(
+                name,
+                format!("the number in memory is {found}, not {expected}"),
+            )),
         }
     }
 }
@@ -379,7 +410,9 @@ async fn post(
             _ => {}
         }
         posted.push(match operation {
-            DemoOperation::SendInvalidate if index == last => client.send_invalidate(block, target.rkey),
+            DemoOperation::SendInvalidate if index == last => {
+                client.send_invalidate(block, target.rkey)
+            }
             DemoOperation::Send | DemoOperation::SendInvalidate => client.send(block),
             DemoOperation::SendSolicited => client.send_solicited(block),
             DemoOperation::SendImmediate => client.send_imm(block, index as u32),
@@ -408,7 +441,8 @@ async fn receive(
     copy: &mut [u8],
     window: Option<&BoundWindow>,
 ) -> Result<(), AnyError> {
-    let is_immediate = matches!(operation, DemoOperation::SendImmediate | DemoOperation::WriteImmediate);
+    let is_immediate =
+        matches!(operation, DemoOperation::SendImmediate | DemoOperation::WriteImmediate);
     let blocks = if operation.is_send() || is_immediate { copy.len().div_ceil(BLOCK) } else { 0 };
     for (index, block) in copy.chunks_mut(BLOCK).take(blocks).enumerate() {
         let message = server.recv().await?.ok_or("closed early")?;

@@ -23,7 +23,8 @@ fn stack(global: &Global) -> Result<Spec> {
     if let Some(llp) = &global.llp {
         return Ok(llp.spec.clone());
     }
-    let value = |variable: &Variable| std::env::var(variable.name).ok().filter(|value| !value.is_empty());
+    let value =
+        |variable: &Variable| std::env::var(variable.name).ok().filter(|value| !value.is_empty());
     Settings::read(value)
         .map(|settings| settings.llp)
         .map_err(|line| crate::shared::env::variable_failure(&line))
@@ -35,7 +36,8 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<()> {
     for netdev in netdevs {
         let guid = u64::from_be(netdev.guid());
         if args.json {
-            let gids: Vec<_> = netdev.addresses.iter().map(|(address, _)| address.to_string()).collect();
+            let gids: Vec<_> =
+                netdev.addresses.iter().map(|(address, _)| address.to_string()).collect();
             text::json(&json!({
                 "device": name(&netdev),
                 "netdev": netdev.name,
@@ -46,7 +48,11 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<()> {
             }));
         } else {
             let state = if netdev.running { "active" } else { "down" };
-            text::line(format!("{:<20} {state}, MTU {}, GUID {guid:016x}", name(&netdev), netdev.mtu));
+            text::line(format!(
+                "{:<20} {state}, MTU {}, GUID {guid:016x}",
+                name(&netdev),
+                netdev.mtu
+            ));
             for (index, (address, prefix)) in netdev.addresses.iter().enumerate() {
                 text::line(format!("    GID {index}: {address}/{prefix}"));
             }

@@ -17,7 +17,12 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, command: clap::Command) -> Result<()> {
     write(&args.folder, command).map_err(|error| {
-        Failure::new(Exit::Failed, args.folder.display(), error, "choose a folder that can be written")
+        Failure::new(
+            Exit::Failed,
+            args.folder.display(),
+            error,
+            "choose a folder that can be written",
+        )
     })
 }
 
@@ -43,14 +48,17 @@ fn mend_page(pages: &Path, name: &str, command: &clap::Command) -> io::Result<()
     // Hidden commands have no page.
     if page.exists() {
         let text = fs::read_to_string(&page)?.replacen("\n.SH EXTRA\n", "\n.SH NOTES\n", 1);
-        let usage = command.clone().render_usage().to_string().replace("Usage: ", "").replace('-', "\\-");
+        let usage =
+            command.clone().render_usage().to_string().replace("Usage: ", "").replace('-', "\\-");
         let (before, rest) = text.split_once("\n.SH SYNOPSIS\n").unwrap_or((&text, ""));
         let after = rest.split_once("\n.SH ").map_or("", |(_, after)| after);
         let usage = usage.lines().map(str::trim).collect::<Vec<_>>().join("\n.br\n");
         fs::write(&page, format!("{before}\n.SH SYNOPSIS\n{usage}\n.SH {after}"))?;
     }
     let subcommands = command.get_subcommands();
-    subcommands.into_iter().try_for_each(|sub| mend_page(pages, &format!("{name}-{}", sub.get_name()), sub))
+    subcommands
+        .into_iter()
+        .try_for_each(|sub| mend_page(pages, &format!("{name}-{}", sub.get_name()), sub))
 }
 
 #[cfg(test)]
@@ -64,7 +72,10 @@ mod tests {
         write(&folder, crate::Cli::command()).unwrap();
         let page = |name: &str| fs::read_to_string(folder.join("man").join(name)).unwrap();
         let text = page("uiw-cp.1");
-        assert!(text.contains("\n.SH SYNOPSIS\nuiw cp [OPTIONS] SRC... TARGET\n.SH DESCRIPTION\n"), "{text}");
+        assert!(
+            text.contains("\n.SH SYNOPSIS\nuiw cp [OPTIONS] SRC... TARGET\n.SH DESCRIPTION\n"),
+            "{text}"
+        );
         assert!(text.contains("\n.SH NOTES\n") && !text.contains("EXTRA"), "{text}");
         assert!(page("uiw-key-pin.1").contains("\nuiw key pin [OPTIONS] <FILE> <KEY> <NAME>\n"));
         fs::remove_dir_all(&folder).unwrap();

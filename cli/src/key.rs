@@ -91,7 +91,8 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
         // a link to any file, or by a FIFO.
         options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     }
-    let mut out = options.create(true).append(true).read(true).mode(0o644).open(file).map_err(unwritable)?;
+    let mut out =
+        options.create(true).append(true).read(true).mode(0o644).open(file).map_err(unwritable)?;
     if !out.metadata().map_err(unwritable)?.is_file() {
         return Err(unwritable(ErrorKind::InvalidInput.into()));
     }
@@ -105,7 +106,12 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
     };
     if let Some(name) = pinned.name_of(&key) {
         let why = format!("it is pinned as `{name}` in {} already", file.display());
-        return Err(Failure::new(Exit::Failed, key.fingerprint(), why, "edit that line to rename it"));
+        return Err(Failure::new(
+            Exit::Failed,
+            key.fingerprint(),
+            why,
+            "edit that line to rename it",
+        ));
     }
     if let Some(line) = pinned.lines().find(|line| line.name == name.trim()).filter(|_| !add) {
         let why = format!(

@@ -99,7 +99,8 @@ enum Command {
 
 fn main() -> ExitCode {
     uiw_cli_sys::signals::keep_children();
-    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed =
+        command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return report_usage_error(&error),
@@ -177,8 +178,9 @@ fn command_line() -> clap::Command {
     }
     let keylog = command.get_arguments().find(|arg| arg.get_id() == "keylog").cloned();
     if let Some(keylog) = keylog {
-        let keylog = keylog
-            .help("Secrets of TLS connections, as --keylog and UIW_KEYLOG of other commands write them");
+        let keylog = keylog.help(
+            "Secrets of TLS connections, as --keylog and UIW_KEYLOG of other commands write them",
+        );
         command = command.mut_subcommand("decode", |command| command.arg(keylog));
     }
     command
@@ -245,15 +247,18 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Doctor(args) => doctor::run(&opener, args),
         Command::Conform(args) => conform::run(args),
         Command::Wan(args) => wan::run(args),
-        Command::Decode(_) | Command::Run(_) | Command::Cdi(_) | Command::CdiHook | Command::Generate(_) => {
-            Ok(())
-        }
+        Command::Decode(_)
+        | Command::Run(_)
+        | Command::Cdi(_)
+        | Command::CdiHook
+        | Command::Generate(_) => Ok(()),
     }
 }
 
 /// Prints help or version, which are not errors; for anything else prints an error and a hint.
 fn report_usage_error(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    if !error.use_stderr()
+        || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     {
         let _ = error.print();
         return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
@@ -268,14 +273,18 @@ fn report_usage_error(error: &clap::Error) -> ExitCode {
         }
         why.push(line.strip_prefix("error: ").unwrap_or(line));
     }
-    let commands: Vec<_> = Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    let commands: Vec<_> =
+        Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let named = std::env::args().skip(1).find(|word| commands.contains(word));
     let hint = match named.as_deref() {
         // The unknown argument probably belongs to the program of `uiw run`.
         Some("run") if error.kind() == clap::error::ErrorKind::UnknownArgument => {
-            "`--` goes in front of the program, as in `uiw run -- PROGRAM`; see `uiw run --help`".to_owned()
+            "`--` goes in front of the program, as in `uiw run -- PROGRAM`; see `uiw run --help`"
+                .to_owned()
         }
-        Some("cp") if text.contains("'-r'") => "directories are copied without an option".to_owned(),
+        Some("cp") if text.contains("'-r'") => {
+            "directories are copied without an option".to_owned()
+        }
         Some(name) => format!("see `uiw {name} --help`"),
         None => "see `uiw --help`".to_owned(),
     };

@@ -86,7 +86,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn parse_persona(text: &str) -> std::result::Result<String, String> {
-    Persona::from_name(text).map(|_| text.to_owned()).ok_or_else(|| "expected iwarp, roce or ib".to_owned())
+    Persona::from_name(text)
+        .map(|_| text.to_owned())
+        .ok_or_else(|| "expected iwarp, roce or ib".to_owned())
 }
 
 /// Replaces this process by the program. To report, runs the program as a child and waits for it
@@ -124,8 +126,11 @@ fn prepare_command(args: &Args, global: &Global) -> Result<Command> {
         report_hidden_devices();
     }
     let libraries = find_libraries()?;
-    let system =
-        args.with_system.as_ref().map(|file| system_library(file.as_deref(), &libraries)).transpose()?;
+    let system = args
+        .with_system
+        .as_ref()
+        .map(|file| system_library(file.as_deref(), &libraries))
+        .transpose()?;
     let mut preloaded = preload_list(&libraries);
     if args.sockets {
         let library = sockets_library(&libraries)?;
@@ -144,8 +149,9 @@ fn prepare_command(args: &Args, global: &Global) -> Result<Command> {
     let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     // The loader takes an empty element for the current directory.
     paths.extend(env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()));
-    let paths = env::join_paths(paths)
-        .map_err(|error| Failure::usage("LD_LIBRARY_PATH", error, "unset it, or use paths without `:`"))?;
+    let paths = env::join_paths(paths).map_err(|error| {
+        Failure::usage("LD_LIBRARY_PATH", error, "unset it, or use paths without `:`")
+    })?;
     let mut command = Command::new(program);
     command.args(rest).env("LD_LIBRARY_PATH", paths).env("LD_PRELOAD", preloaded);
     if let Some(persona) = &args.persona {
@@ -174,8 +180,9 @@ fn prepare_command(args: &Args, global: &Global) -> Result<Command> {
     }
     for (name, path) in [(tls::VARIABLE, &global.tls), (tls::KEY_LOG, &global.keylog)] {
         if let Some(path) = path {
-            let path = std::path::absolute(path)
-                .map_err(|error| Failure::usage(path.display(), error, "choose a file that can be read"))?;
+            let path = std::path::absolute(path).map_err(|error| {
+                Failure::usage(path.display(), error, "choose a file that can be read")
+            })?;
             command.env(name, path);
         }
     }
@@ -186,7 +193,10 @@ fn prepare_command(args: &Args, global: &Global) -> Result<Command> {
     }
     if args.sysfs {
         let persona = args.persona.as_deref().and_then(Persona::from_name).unwrap_or_else(|| {
-            env::var("UIW_PERSONA").ok().and_then(|name| Persona::from_name(&name)).unwrap_or_default()
+            env::var("UIW_PERSONA")
+                .ok()
+                .and_then(|name| Persona::from_name(&name))
+                .unwrap_or_default()
         });
         let others = match args.with_system {
             Some(_) => SystemDevices::Shown,
@@ -222,7 +232,8 @@ fn preload_list(libraries: &Path) -> OsString {
     let library = libraries.join(LIBRARIES[0]);
     // The loader separates the names in LD_PRELOAD at spaces and colons. It looks for a name
     // without a path in LD_LIBRARY_PATH.
-    let is_one_word = !library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
+    let is_one_word =
+        !library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
     let mut list = if is_one_word { library.into_os_string() } else { LIBRARIES[0].into() };
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         list.push(":");
@@ -233,7 +244,11 @@ fn preload_list(libraries: &Path) -> OsString {
 
 /// Folders in which Debian and Red Hat install libibverbs.
 const SYSTEM_FOLDERS: [&str; 4] = [
-    if cfg!(target_arch = "aarch64") { "/usr/lib/aarch64-linux-gnu" } else { "/usr/lib/x86_64-linux-gnu" },
+    if cfg!(target_arch = "aarch64") {
+        "/usr/lib/aarch64-linux-gnu"
+    } else {
+        "/usr/lib/x86_64-linux-gnu"
+    },
     "/usr/lib64",
     "/usr/lib",
     "/usr/local/lib",
@@ -256,7 +271,8 @@ fn system_library(file: Option<&Path>, libraries: &Path) -> Result<PathBuf> {
         None => {
             let places = SYSTEM_FOLDERS.map(|folder| Path::new(folder).join(LIBRARIES[0]));
             places.into_iter().find(is_other).ok_or_else(|| {
-                let why = format!("no {} of the system in {}", LIBRARIES[0], SYSTEM_FOLDERS.join(", "));
+                let why =
+                    format!("no {} of the system in {}", LIBRARIES[0], SYSTEM_FOLDERS.join(", "));
                 Failure::new(
                     Exit::Failed,
                     "--with-system",
@@ -309,7 +325,9 @@ const FOLDERS: [&str; 3] = ["lib/uiw", "lib64/uiw", "lib"];
 /// Returns the folder with both libraries: the one named by UIW_LIB, otherwise one of [`FOLDERS`].
 pub(crate) fn find_libraries() -> Result<PathBuf> {
     let has = |folder: &Path| LIBRARIES.iter().all(|library| folder.join(library).is_file());
-    if let Some(folder) = env::var_os("UIW_LIB").filter(|value| !value.is_empty()).map(PathBuf::from) {
+    if let Some(folder) =
+        env::var_os("UIW_LIB").filter(|value| !value.is_empty()).map(PathBuf::from)
+    {
         return if has(&folder) {
             // The program may change its directory.
             std::path::absolute(folder)
@@ -322,8 +340,8 @@ pub(crate) fn find_libraries() -> Result<PathBuf> {
             ))
         };
     }
-    let program =
-        env::current_exe().map_err(|error| Failure::local("cannot find the program's own file", error))?;
+    let program = env::current_exe()
+        .map_err(|error| Failure::local("cannot find the program's own file", error))?;
     let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
     FOLDERS.iter().map(|folder| prefix.join(folder)).find(|folder| has(folder)).ok_or_else(|| {
         Failure::new(

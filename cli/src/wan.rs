@@ -100,7 +100,8 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub(crate) fn rate(text: &str) -> std::result::Result<u64, String> {
-    let wrong = || "expected bits a second from 1kbit to 1000Gbit, such as 10Mbit or 1Gbit".to_owned();
+    let wrong =
+        || "expected bits a second from 1kbit to 1000Gbit, such as 10Mbit or 1Gbit".to_owned();
     let (digits, unit) = split(text);
     let unit = match unit {
         "kbit" => 1e3,
@@ -121,7 +122,9 @@ fn queue(text: &str) -> std::result::Result<usize, String> {
 
 fn burst(text: &str) -> std::result::Result<f64, String> {
     let frames = text.parse().ok().filter(|frames: &f64| *frames >= 1.0 && frames.is_finite());
-    frames.ok_or_else(|| "expected the frames of a run, on average 1 at least, such as 3 or 2.5".to_owned())
+    frames.ok_or_else(|| {
+        "expected the frames of a run, on average 1 at least, such as 3 or 2.5".to_owned()
+    })
 }
 
 impl Args {
@@ -144,27 +147,35 @@ impl Args {
 /// Runs `uiw wan`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let profile = args.profile();
-    profile.check().map_err(|error| Failure::usage("invalid path", error, "see `uiw wan --help`"))?;
+    profile
+        .check()
+        .map_err(|error| Failure::usage("invalid path", error, "see `uiw wan --help`"))?;
     if args.a == args.b {
         return Err(Failure::usage(&args.a, "a path has two ends", "name two interfaces"));
     }
     let seed = match args.seed {
         Some(seed) => seed,
-        None => getrandom::u64().map_err(|error| Failure::local("cannot get a random seed", error))?,
+        None => {
+            getrandom::u64().map_err(|error| Failure::local("cannot get a random seed", error))?
+        }
     };
     let stop = StopFlag::on_signal()?;
-    let mut bridge =
-        Bridge::open([&args.a, &args.b], &profile, seed).map_err(|error| open_failure(args, &error))?;
+    let mut bridge = Bridge::open([&args.a, &args.b], &profile, seed)
+        .map_err(|error| open_failure(args, &error))?;
     bridge.set_realtime(args.realtime);
     if args.json {
-        text::json(&json!({ "carrying": [args.a, args.b], "seed": seed, "queue": profile.queue_bytes() }));
+        text::json(
+            &json!({ "carrying": [args.a, args.b], "seed": seed, "queue": profile.queue_bytes() }),
+        );
     } else {
         text::line(format!("carrying frames between {} and {}, seed {seed}", args.a, args.b));
     }
     let start = Instant::now();
     bridge.run(stop.fd()).map_err(|error| {
         let fix = match error.kind() {
-            ErrorKind::PermissionDenied => "`--realtime` needs CAP_SYS_NICE: run as root, or leave it out",
+            ErrorKind::PermissionDenied => {
+                "`--realtime` needs CAP_SYS_NICE: run as root, or leave it out"
+            }
             _ => "see `ip link` for the interfaces' state",
         };
         Failure::new(Exit::Failed, "the path failed", error, fix)
@@ -197,7 +208,12 @@ fn open_failure(args: &Args, error: &std::io::Error) -> Failure {
         ErrorKind::NotFound => "see `ip link` for the interfaces there are",
         _ => "see `ip link show` for their state",
     };
-    Failure::new(Exit::Failed, format!("cannot use AF_PACKET on {} and {}", args.a, args.b), error, fix)
+    Failure::new(
+        Exit::Failed,
+        format!("cannot use AF_PACKET on {} and {}", args.a, args.b),
+        error,
+        fix,
+    )
 }
 
 /// Returns the mean of `time` over `count` frames, in microseconds.
@@ -281,13 +297,18 @@ mod tests {
             assert!(time(wrong).is_err(), "{wrong}");
         }
         assert!(share("1").is_err() && share("101%").is_err() && share("x%").is_err());
-        for wrong in ["100", "1GB", "0.5kbit", "0Gbit", "1001Gbit", "99999999999999999999Gbit", "", "Mbit"] {
+        for wrong in
+            ["100", "1GB", "0.5kbit", "0Gbit", "1001Gbit", "99999999999999999999Gbit", "", "Mbit"]
+        {
             assert!(rate(wrong).unwrap_err().contains("1kbit to 1000Gbit"), "{wrong}");
         }
         for wrong in ["61s", "99999999999999999999s", "60000.1ms"] {
             assert!(time(wrong).unwrap_err().contains("up to a minute"), "{wrong}");
         }
-        assert_eq!((queue("2000"), queue("64k"), queue("3M")), (Ok(2000), Ok(64 << 10), Ok(3 << 20)));
+        assert_eq!(
+            (queue("2000"), queue("64k"), queue("3M")),
+            (Ok(2000), Ok(64 << 10), Ok(3 << 20))
+        );
         assert_eq!(queue("2G"), Ok(2 << 30));
         for wrong in ["1999", "1K", "65G", "99999999999999999999G", "1.5M", "M", "1Mbit", ""] {
             assert!(queue(wrong).unwrap_err().contains("2000 to 64G"), "{wrong}");

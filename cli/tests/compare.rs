@@ -80,7 +80,8 @@ fn comparison_uses_one_port() {
     ] {
         let before = connections.load(Ordering::SeqCst);
         let host = host.to_string();
-        let args = ["perf", &host, "--compare", "--json", "--slices", "2", "--slice-seconds", "0.05"];
+        let args =
+            ["perf", &host, "--compare", "--json", "--slices", "2", "--slice-seconds", "0.05"];
         let output = uiw(&[&args, extra].concat());
         assert!(output.status.success(), "{extra:?}: {}", text(&output.stderr));
         let result: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -103,7 +104,8 @@ fn raw_tcp_uses_requested_segments() {
         seen.lock().unwrap().push(socket2::SockRef::from(client).tcp_mss().unwrap());
     });
     let host = host.to_string();
-    let args = ["perf", &host, "--compare", "--mss", "500", "--slices", "1", "--slice-seconds", "0.05"];
+    let args =
+        ["perf", &host, "--compare", "--mss", "500", "--slices", "1", "--slice-seconds", "0.05"];
     let output = uiw(&args);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let sizes = sizes.lock().unwrap().clone();
@@ -189,7 +191,8 @@ fn raw_tcp_without_comparison_refused() {
     std::thread::scope(|scope| {
         for number in 0..64 {
             scope.spawn(move || {
-                (0..8).for_each(|_| refused(to, &order(number, "to-client", 1, 0), "no comparison"));
+                (0..8)
+                    .for_each(|_| refused(to, &order(number, "to-client", 1, 0), "no comparison"));
             });
         }
     });
@@ -287,6 +290,9 @@ fn earlier_server_version_named() {
     let output = uiw(&["perf", &address, "--compare"]);
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{error}");
-    assert!(error.contains("unknown uiw service") && error.contains("must be of this version"), "{error}");
+    assert!(
+        error.contains("unknown uiw service") && error.contains("must be of this version"),
+        "{error}"
+    );
     old.join().unwrap();
 }

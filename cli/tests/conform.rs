@@ -88,7 +88,9 @@ fn conforming_listener() {
     let text = out(&output);
     assert!(text.lines().filter(|line| line.starts_with("kept ")).count() >= 130, "{text}");
     assert!(
-        text.contains("-       RFC5041-5.2-04: needs the partner program at the far end (--partner)"),
+        text.contains(
+            "-       RFC5041-5.2-04: needs the partner program at the far end (--partner)"
+        ),
         "{text}"
     );
     assert!(text.contains("-       RFC6581-5-01: binds the end that connects"), "{text}");
@@ -100,30 +102,45 @@ fn conforming_listener() {
 fn violations_in_all_reports() {
     let listener = ListenerProcess::start(&["siwtest"]);
     let folder = TestFolder::new("reports");
-    let case = folder
-        .with("mine.case", "case mine/wrong \"A <strange> \\\"demand\\\"\"\n".replace("\\\"", "'").as_str());
-    let lines = "  start\n  > read-request sink-stag 7\n  < read-response stag 8 [RFC5040-4.4-02]\n";
+    let case = folder.with(
+        "mine.case",
+        "case mine/wrong \"A <strange> \\\"demand\\\"\"\n".replace("\\\"", "'").as_str(),
+    );
+    let lines =
+        "  start\n  > read-request sink-stag 7\n  < read-response stag 8 [RFC5040-4.4-02]\n";
     fs::write(&case, fs::read_to_string(&case).unwrap() + lines).unwrap();
     let [markdown, json, junit] = ["r.md", "r.json", "r.xml"].map(|name| folder.file(name));
     let reports = ["--report", &markdown, "--report", &json, "--report", &junit];
-    let filters = ["--cases", &case, "--case", "mine/", "--requirement", "RFC5040-4.4", "--partner"];
+    let filters =
+        ["--cases", &case, "--case", "mine/", "--requirement", "RFC5040-4.4", "--partner"];
     let output = conform(&[&[listener.address.as_str()], &filters[..], &reports[..]].concat());
     assert_eq!(output.status.code(), Some(4), "{}{}", out(&output), error(&output));
     assert!(
-        error(&output).contains("1 requirement of the RFCs is broken") && error(&output).contains("hint:")
+        error(&output).contains("1 requirement of the RFCs is broken")
+            && error(&output).contains("hint:")
     );
     let what = "stag of the read-response is 7, 8 is due";
     assert!(out(&output).contains(what), "{}", out(&output));
-    assert!(out(&output).contains("uiw; driver uiw "), "the partner says what it is: {}", out(&output));
+    assert!(
+        out(&output).contains("uiw; driver uiw "),
+        "the partner says what it is: {}",
+        out(&output)
+    );
     let read = |file: &str| fs::read_to_string(file).unwrap();
     let report = read(&markdown);
     assert!(report.contains("### RFC5040-4.4-02 (MUST)") && report.contains(what), "{report}");
-    assert!(report.contains("< read-response stag 0x7 to 0x1 length 0: 000ec142"), "the frames: {report}");
+    assert!(
+        report.contains("< read-response stag 0x7 to 0x1 length 0: 000ec142"),
+        "the frames: {report}"
+    );
     let value: serde_json::Value = serde_json::from_str(&read(&json)).unwrap();
     let requirements = value["requirements"].as_array().unwrap();
     assert_eq!(requirements.len(), 4);
     let broken = requirements.iter().find(|one| one["id"] == "RFC5040-4.4-02").unwrap();
-    assert_eq!((&broken["verdict"], &broken["findings"][0]["what"]), (&"broken".into(), &what.into()));
+    assert_eq!(
+        (&broken["verdict"], &broken["findings"][0]["what"]),
+        (&"broken".into(), &what.into())
+    );
     let xml = read(&junit);
     let mut reader = quick_xml::Reader::from_str(&xml);
     let (mut cases, mut failures) = (0, 0);
@@ -194,7 +211,11 @@ fn no_listener_is_exit_code_3() {
     });
     let output = conform(&[&address, "--stall", "1"]);
     assert_eq!(output.status.code(), Some(3), "{}", error(&output));
-    assert!(error(&output).starts_with(&format!("error: cannot ask {address}: ")), "{}", error(&output));
+    assert!(
+        error(&output).starts_with(&format!("error: cannot ask {address}: ")),
+        "{}",
+        error(&output)
+    );
     other.join().unwrap();
     // Its port is closed now.
     let output = conform(&[&address]);
@@ -264,7 +285,10 @@ fn failed_startup_names_suspect() {
     assert!(irdma.contains("suspected: Intel's irdma and i40iw end a connection"), "{irdma}");
     assert!(irdma.contains("try --peer-to-peer on --rtr write,read"), "{irdma}");
     let old = out(&conform(&[&[picky(&behind, revision_2).as_str()], &case[..]].concat()));
-    assert!(old.contains("suspected: a peer of MPA revision 1") && old.contains("--fallback on"), "{old}");
+    assert!(
+        old.contains("suspected: a peer of MPA revision 1") && old.contains("--fallback on"),
+        "{old}"
+    );
     let none = out(&conform(&[&[behind.address.as_str()], &case[..]].concat()));
     assert!(!none.contains("suspected"), "{none}");
 }
@@ -281,7 +305,11 @@ fn stopped_case_fails_if_strict() {
     assert!(out(&output).contains("stopped mine/stops"), "{}", out(&output));
     let output = conform(&[&args[..], &["--strict"]].concat());
     assert_eq!(output.status.code(), Some(4), "{}{}", out(&output), error(&output));
-    assert!(error(&output).contains("1 case stopped before the end (--strict)"), "{}", error(&output));
+    assert!(
+        error(&output).contains("1 case stopped before the end (--strict)"),
+        "{}",
+        error(&output)
+    );
 }
 
 #[test]

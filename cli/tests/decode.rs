@@ -9,7 +9,12 @@ fn data(file: &str) -> PathBuf {
 }
 
 fn uiw(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_uiw")).arg("decode").args(args).current_dir(data("")).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_uiw"))
+        .arg("decode")
+        .args(args)
+        .current_dir(data(""))
+        .output()
+        .unwrap()
 }
 
 fn stdout(output: &Output) -> String {
@@ -109,7 +114,9 @@ fn live_decode_ends_with_reader() {
     let mut input = child.stdin.take().unwrap();
     // More than the pipe and the buffer of the program take.
     let more = std::iter::repeat_n(&bytes[24..], (1 << 20) / bytes.len());
-    assert!(std::iter::once(&bytes[..]).chain(more).any(|packets| input.write_all(packets).is_err()));
+    assert!(
+        std::iter::once(&bytes[..]).chain(more).any(|packets| input.write_all(packets).is_err())
+    );
     assert!(child.wait().unwrap().success());
 }
 
@@ -149,7 +156,8 @@ fn connection_selected_by_number_or_address() {
     let third: Vec<_> = findings(&all).into_iter().filter(|line| line.contains(" [3] ")).collect();
     assert!(third.len() > 3);
     let one = uiw(&["vectors/vectors.pcap", "--connection", "3"]);
-    let without_times = |lines: &[&str]| lines.iter().map(|line| line[11..].to_owned()).collect::<Vec<_>>();
+    let without_times =
+        |lines: &[&str]| lines.iter().map(|line| line[11..].to_owned()).collect::<Vec<_>>();
     assert_eq!(without_times(&findings(&stdout(&one))), without_times(&third));
     assert!(stdout(&one).contains(" 1 iWARP connection"), "{}", stdout(&one));
     let end = third[0].split(" > ").next().unwrap().rsplit(' ').next().unwrap();
@@ -185,8 +193,12 @@ fn retransmissions_are_counted() {
     std::fs::remove_file(&file).unwrap();
     let lines = json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let directions: Vec<_> = lines.filter(|line| line["type"] == "tcp").collect();
-    let sum = |field: &str| directions.iter().map(|line| line[field].as_u64().unwrap()).sum::<u64>();
-    assert_eq!((sum("retransmissions"), sum("repeated_bytes")), (1, longest.len() as u64 - 16 - 66));
+    let sum =
+        |field: &str| directions.iter().map(|line| line[field].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(
+        (sum("retransmissions"), sum("repeated_bytes")),
+        (1, longest.len() as u64 - 16 - 66)
+    );
 }
 
 #[test]
@@ -207,7 +219,9 @@ fn json_64_bit_numbers_are_strings() {
         }
         assert!(frame["reserved"].is_u64(), "{frame}");
     }
-    assert!(frames.iter().any(|frame| frame["enhanced"] == false && frame["peer_to_peer"].is_null()));
+    assert!(
+        frames.iter().any(|frame| frame["enhanced"] == false && frame["peer_to_peer"].is_null())
+    );
 }
 
 #[test]
@@ -239,7 +253,8 @@ fn private_data_shown() {
     let json = stdout(&uiw(&["--json", "vectors/vectors.pcap"]));
     let frames = json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let with_data = frames.filter(|line| line["private_data_length"].as_u64() > Some(0));
-    let data: Vec<_> = with_data.map(|line| line["private_data"].as_str().unwrap().to_owned()).collect();
+    let data: Vec<_> =
+        with_data.map(|line| line["private_data"].as_str().unwrap().to_owned()).collect();
     assert!(!data.is_empty(), "{text}");
     for digits in data {
         let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();

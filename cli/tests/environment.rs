@@ -68,9 +68,15 @@ fn unsupported_variables_refused() {
 fn variables_of_connections_are_obeyed() {
     let server = ServerProcess::start(&["--crc", "off"]);
     let of = |variables: &[(&str, &str)], more: &[&str]| {
-        let output = with_variables(&[&["doctor", &server.address, "--json"], more].concat(), variables);
+        let output =
+            with_variables(&[&["doctor", &server.address, "--json"], more].concat(), variables);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let found: serde_json::Value = serde_json::from_str(&text).unwrap();
         let checks = found["checks"].as_array().unwrap().clone();
         checks.into_iter().find(|check| check["check"] == "start-up").unwrap()["details"].clone()
@@ -90,15 +96,20 @@ fn variables_of_connections_are_obeyed() {
         ],
         &[],
     );
-    assert_eq!((&set["crc"], &set["markers_in"], &set["rtr"]), (&false.into(), &true.into(), &"read".into()));
+    assert_eq!(
+        (&set["crc"], &set["markers_in"], &set["rtr"]),
+        (&false.into(), &true.into(), &"read".into())
+    );
     assert_eq!(set["ord"], 3);
     let old = of(&[("UIW_MPA_REVISION", "1")], &[]);
     assert_eq!((&old["revision"], &old["rtr"]), (&1.into(), &"read".into()));
     let plain = of(&[("UIW_PEER_TO_PEER", "off")], &[]);
     assert_eq!((&plain["peer_to_peer"], &plain["rtr"]), (&false.into(), &"none".into()));
     // The command line goes before the environment.
-    let both =
-        of(&[("UIW_RTR", "read"), ("UIW_PEER_TO_PEER", "off")], &["--rtr", "write", "--peer-to-peer", "on"]);
+    let both = of(
+        &[("UIW_RTR", "read"), ("UIW_PEER_TO_PEER", "off")],
+        &["--rtr", "write", "--peer-to-peer", "on"],
+    );
     assert_eq!(both["rtr"], "write");
 }
 
@@ -137,7 +148,10 @@ fn failed_startup_names_suspect_and_option() {
     let output = with_variables(&[&["ping", &address][..], &options].concat(), &[]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{error}");
-    assert!(error.contains("irdma") && error.contains("try --peer-to-peer on --rtr write,read"), "{error}");
+    assert!(
+        error.contains("irdma") && error.contains("try --peer-to-peer on --rtr write,read"),
+        "{error}"
+    );
     let log = with_variables(&[&["ping", &address][..], &options].concat(), &[("UIW_LOG", "warn")]);
     let log = String::from_utf8_lossy(&log.stderr).into_owned();
     assert!(log.contains("WARN") && log.contains("start-up failed: Intel's irdma"), "{log}");
@@ -168,7 +182,10 @@ fn bad_values_printed_escaped() {
             assert!(!output.status.success(), "{args:?} {name}");
             assert!(output.stderr.len() < 5000, "{args:?} {name}: {} bytes", output.stderr.len());
             let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-            assert!(!text.contains(['\x1b', '\u{9b}', '\u{202e}', '\u{7f}']), "{args:?} {name}: {text:?}");
+            assert!(
+                !text.contains(['\x1b', '\u{9b}', '\u{202e}', '\u{7f}']),
+                "{args:?} {name}: {text:?}"
+            );
         }
     }
 }

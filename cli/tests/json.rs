@@ -23,7 +23,8 @@ type Keys = Vec<Vec<PathStep>>;
 
 /// The described keys by command and type; the type is empty where there is one alone.
 fn described() -> BTreeMap<(String, String), Keys> {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md")).unwrap();
+    let page =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md")).unwrap();
     let mut all = BTreeMap::<_, Keys>::new();
     let (mut command, mut kind) = (String::new(), String::new());
     for line in page.lines() {
@@ -35,12 +36,15 @@ fn described() -> BTreeMap<(String, String), Keys> {
         } else if let Some(row) = line.strip_prefix("* `") {
             let keys = row.split("`: ").next().unwrap();
             let keys = keys.split('`').step_by(2).flat_map(expand);
-            all.entry((command.clone(), kind.clone())).or_default().extend(keys.map(|key| steps(&key)));
+            all.entry((command.clone(), kind.clone()))
+                .or_default()
+                .extend(keys.map(|key| steps(&key)));
         }
     }
     // Keys above the first heading of `decode` are in every object but `summary`.
     let shared = all.remove(&("decode".to_owned(), String::new())).unwrap();
-    let objects = all.iter_mut().filter(|((command, kind), _)| command == "decode" && kind != "summary");
+    let objects =
+        all.iter_mut().filter(|((command, kind), _)| command == "decode" && kind != "summary");
     objects.for_each(|(_, keys)| keys.extend(shared.iter().cloned()));
     all
 }
@@ -68,8 +72,9 @@ fn steps(key: &str) -> Vec<PathStep> {
 /// The undescribed keys of a value.
 fn undescribed(value: &Value, keys: &[&[PathStep]], path: &str, found: &mut Vec<String>) {
     let below = |name: &str| -> Vec<&[PathStep]> {
-        let is_it =
-            |keys: &&&[PathStep]| keys.first().is_some_and(|step| step.name == name || step.name == "*");
+        let is_it = |keys: &&&[PathStep]| {
+            keys.first().is_some_and(|step| step.name == name || step.name == "*")
+        };
         keys.iter().filter(is_it).map(|keys| &keys[1..]).collect()
     };
     match value {
@@ -82,7 +87,8 @@ fn undescribed(value: &Value, keys: &[&[PathStep]], path: &str, found: &mut Vec<
                 if next.is_empty() {
                     found.push(path);
                 } else {
-                    let is_any = keys.iter().any(|keys| keys.first().is_some_and(|step| step.name == "*"));
+                    let is_any =
+                        keys.iter().any(|keys| keys.first().is_some_and(|step| step.name == "*"));
                     undescribed(value, &next, if is_any { ".*" } else { &path }, found);
                 }
             }
@@ -107,7 +113,9 @@ fn has(value: &Value, key: &[PathStep]) -> bool {
         (Value::Null, _) => true,
         (Value::Array(list), "[]") => list.iter().all(|value| has(value, rest)),
         (Value::Object(object), "*") => object.values().all(|value| has(value, rest)),
-        (Value::Object(object), name) => object.get(name).map_or(step.is_optional, |value| has(value, rest)),
+        (Value::Object(object), name) => {
+            object.get(name).map_or(step.is_optional, |value| has(value, rest))
+        }
         _ => false,
     }
 }
@@ -170,12 +178,15 @@ fn printed_keys_are_described() {
     fs::write(directory.join("tree/file"), "content").unwrap();
     std::os::unix::fs::symlink("file", directory.join("tree/link")).unwrap();
     let mut serve = Command::new(env!("CARGO_BIN_EXE_uiw"));
-    serve.args(["serve", "--listen", "127.0.0.1:0", "--share", "s=served:rw"]).current_dir(&directory);
+    serve
+        .args(["serve", "--listen", "127.0.0.1:0", "--share", "s=served:rw"])
+        .current_dir(&directory);
     serve.env("XDG_RUNTIME_DIR", &directory).env_remove("UIW_COUNTERS");
     let server = Server::spawn(&mut serve);
     let address = server.address.clone();
     let to = address.as_str();
-    let mut fixture = JsonFixture { directory, server, described: described(), seen: BTreeSet::new() };
+    let mut fixture =
+        JsonFixture { directory, server, described: described(), seen: BTreeSet::new() };
     fixture.check("ping", &["ping", to, "--count", "2", "--json"]);
     for more in [
         &["--latency"][..],
@@ -184,11 +195,13 @@ fn printed_keys_are_described() {
         &["--interval", "0.2", "--seconds", "0.5", "--latency"],
     ] {
         let arguments = [&["perf", to, "--json", "--size", "4096"][..], more].concat();
-        let arguments = [&arguments[..], if more.len() < 4 { &["--iterations", "50"] } else { &[] }].concat();
+        let arguments =
+            [&arguments[..], if more.len() < 4 { &["--iterations", "50"] } else { &[] }].concat();
         fixture.check("perf", &arguments);
     }
     for mode in [&[][..], &["--latency"]] {
-        let compare = ["perf", to, "--compare", "--slices", "3", "--slice-seconds", "0.1", "--json"];
+        let compare =
+            ["perf", to, "--compare", "--slices", "3", "--slice-seconds", "0.1", "--json"];
         fixture.check("perf", &[&compare[..], mode].concat());
     }
     let share = format!("{to}:s");
@@ -238,7 +251,8 @@ fn printed_keys_are_described() {
     partner.kill().unwrap();
     partner.wait().unwrap();
     // Captures with these, network namespaces and the libraries are needed for the others.
-    let others: Vec<_> = fixture.described.keys().filter(|key| !fixture.seen.contains(*key)).collect();
+    let others: Vec<_> =
+        fixture.described.keys().filter(|key| !fixture.seen.contains(*key)).collect();
     let of_decode = ["closed", "datagram", "lost", "missing", "not_followed", "raw_tcp", "resumed"];
     for (command, kind) in others {
         let is_known = matches!(command.as_str(), "run" | "wan")

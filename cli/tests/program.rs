@@ -37,7 +37,8 @@ struct TempFile(PathBuf);
 impl TempFile {
     fn new(name: &str, bytes: usize) -> Self {
         let path = std::env::temp_dir().join(format!("uiw-{}-{name}", std::process::id()));
-        std::fs::write(&path, (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect::<Vec<_>>()).unwrap();
+        std::fs::write(&path, (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect::<Vec<_>>())
+            .unwrap();
         Self(path)
     }
 
@@ -129,7 +130,12 @@ fn serve_answers_ping_rping_and_perf() {
         &["perf", address, "--seconds", "1", "--bidirectional"],
     ] {
         let output = uiw(args);
-        assert!(output.status.success(), "{args:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{args:?}: {}{}",
+            text(&output.stdout),
+            text(&output.stderr)
+        );
         assert!(!output.stdout.is_empty(), "{args:?}");
     }
 }
@@ -137,11 +143,14 @@ fn serve_answers_ping_rping_and_perf() {
 /// In this line of the demo the peer flips a bit: at the receiver, or in what is Read.
 fn demo_notices(line: usize) {
     let file = TempFile::new(&format!("corrupt-{line}"), 300_000);
-    let output = uiw(&["demo", "--json", "--seconds", "0", "--corrupt", &line.to_string(), file.name()]);
+    let output =
+        uiw(&["demo", "--json", "--seconds", "0", "--corrupt", &line.to_string(), file.name()]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     let error = text(&output.stderr);
     assert!(is_error_and_hint(&error) && error.contains("byte 150000 differs"), "{error}");
-    for object in text(&output.stdout).lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+    for object in
+        text(&output.stdout).lines().map(|line| serde_json::from_str::<Value>(line).unwrap())
+    {
         if object["type"] == "line" {
             assert_eq!(object["verified"], object["line"] != line, "{object}");
         }
@@ -190,11 +199,17 @@ fn json_results_parse() {
     }
     assert!(result["kernel"].is_string() && result["congestion"].is_string(), "{result}");
 
-    for extra in
-        [&["--op", "send"][..], &["--op", "send", "--wait"], &["--op", "write"], &["--op", "cmp-swap"]]
-    {
-        let args =
-            [&["perf", address, "--json", "--latency", "--iterations", "100", "--size", "8"], extra].concat();
+    for extra in [
+        &["--op", "send"][..],
+        &["--op", "send", "--wait"],
+        &["--op", "write"],
+        &["--op", "cmp-swap"],
+    ] {
+        let args = [
+            &["perf", address, "--json", "--latency", "--iterations", "100", "--size", "8"],
+            extra,
+        ]
+        .concat();
         let perf = objects(&uiw(&args));
         let times = &perf[0]["round_trip_us"];
         assert_eq!(perf[0]["messages"], 100, "{args:?}");
@@ -208,7 +223,9 @@ fn json_results_parse() {
 fn both_directions_are_counted_and_validated() {
     let server = Server::start();
     for op in ["write", "read"] {
-        for more in [&["--connections", "3"][..], &["--validate", "--chain", "5", "--signal-every", "7"]] {
+        for more in
+            [&["--connections", "3"][..], &["--validate", "--chain", "5", "--signal-every", "7"]]
+        {
             let args = ["perf", &server.address, "--json", "-b", "--op", op, "--size", "3K"];
             let args = [&args[..], &["--iterations", "1001"], more].concat();
             let result = &objects(&uiw(&args))[0];
@@ -235,7 +252,8 @@ fn both_directions_are_counted_and_validated() {
 #[test]
 fn perf_chains_of_whole_depth_complete() {
     let server = Server::start();
-    for shape in [&["--chain", "30"][..], &["--depth", "4", "--chain", "3", "--signal-every", "4"]] {
+    for shape in [&["--chain", "30"][..], &["--depth", "4", "--chain", "3", "--signal-every", "4"]]
+    {
         for direction in [&[][..], &["--bidirectional"]] {
             let args = [
                 &["perf", &server.address, "--json", "--iterations", "100", "--size", "64K"],
@@ -253,11 +271,16 @@ fn perf_chains_of_whole_depth_complete() {
 #[test]
 fn intervals_add_up() {
     let server = Server::start();
-    let of = |args: &[&str]| objects(&uiw(&[&["perf", &server.address, "--seconds", "0.6"], args].concat()));
+    let of = |args: &[&str]| {
+        objects(&uiw(&[&["perf", &server.address, "--seconds", "0.6"], args].concat()))
+    };
     let sum = |intervals: &[Value]| -> u64 {
         let mut time = 0.0;
         for interval in intervals {
-            assert_eq!((&interval["type"], interval["from"].as_f64()), (&"interval".into(), Some(time)));
+            assert_eq!(
+                (&interval["type"], interval["from"].as_f64()),
+                (&"interval".into(), Some(time))
+            );
             time = interval["to"].as_f64().unwrap();
         }
         intervals.iter().map(|interval| interval["messages"].as_u64().unwrap()).sum()
@@ -399,7 +422,10 @@ fn serve_limits_addresses_and_logs() {
     }
     drop(echoes);
     let log = server.log();
-    assert!(log.contains("2 connections of its address") && log.contains("peer=127.0.0.1:"), "{log}");
+    assert!(
+        log.contains("2 connections of its address") && log.contains("peer=127.0.0.1:"),
+        "{log}"
+    );
     assert!(log.contains("service=\"ping\""), "{log}");
     assert!(!log.contains('\x1b'), "no colours in a pipe: {log}");
 }
@@ -501,7 +527,8 @@ fn capture_of_run_decoded() {
     ];
     assert!(uiw(&args).status.success());
     let decoded = uiw(&["decode", "--json", capture.name()]);
-    let writes = objects(&decoded).iter().filter(|object| object.to_string().contains("RDMA Write")).count();
+    let writes =
+        objects(&decoded).iter().filter(|object| object.to_string().contains("RDMA Write")).count();
     assert!(writes >= 4, "{}", text(&decoded.stdout));
 }
 
@@ -511,7 +538,8 @@ fn foreign_peers_are_echoed() {
     let server = Server::start();
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let settings = |private_data: &[u8]| ConnectionConfig::default().private_data(private_data.to_vec());
+    let settings =
+        |private_data: &[u8]| ConnectionConfig::default().private_data(private_data.to_vec());
     let peer = server.address.parse().unwrap();
     let connection = Connection::connect(&pd, peer, &settings(b"somebody else's")).unwrap();
     // Sixteen bytes that describe no buffer are no rping.
@@ -548,7 +576,10 @@ fn reachable_listener_warns_about_encryption() {
     );
     let warnings = warnings_of("0.0.0.0:0", Some("warn"));
     assert_eq!(
-        warnings.lines().filter(|line| line.contains("WARN") && line.contains("not encrypted")).count(),
+        warnings
+            .lines()
+            .filter(|line| line.contains("WARN") && line.contains("not encrypted"))
+            .count(),
         1,
         "{warnings}"
     );
@@ -579,16 +610,21 @@ fn options_heeded_or_refused() {
         ("demo", [false, true]),
         ("serve", [true, true]),
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_uiw")).args([command, "--help"]).output().unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_uiw")).args([command, "--help"]).output().unwrap();
         let help = text(&output.stdout);
-        let listed =
-            ["--llp", "--pcap"].map(|option| help.lines().any(|l| l.trim_start().starts_with(option)));
+        let listed = ["--llp", "--pcap"]
+            .map(|option| help.lines().any(|l| l.trim_start().starts_with(option)));
         assert_eq!((output.status.code(), listed), (Some(0), lists), "{command}: {help}");
     }
     let capture = std::env::temp_dir().join(format!("uiw-{}-none.pcapng", std::process::id()));
     fails(&["--pcap", capture.to_str().unwrap(), "wan", "a", "b"], 2, "makes no connections");
     assert!(!capture.exists(), "a capture that nothing would be written to");
-    fails(&["--llp", "quic", "serve"], 2, "or xdp:IFACE,ip=ADDR/PREFIX\nhint: see `uiw serve --help`");
+    fails(
+        &["--llp", "quic", "serve"],
+        2,
+        "or xdp:IFACE,ip=ADDR/PREFIX\nhint: see `uiw serve --help`",
+    );
     fails(
         &["run", "rping", "-v"],
         2,
@@ -615,10 +651,14 @@ fn options_heeded_or_refused() {
 fn unwritable_results_are_error() {
     for arguments in [&["env"][..], &["devices"], &["doctor", "--json"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let output = Command::new(env!("CARGO_BIN_EXE_uiw")).args(arguments).stdout(full).output().unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_uiw")).args(arguments).stdout(full).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         let error = String::from_utf8_lossy(&output.stderr);
-        assert!(error.contains("cannot write the results: No space left"), "{arguments:?}: {error}");
+        assert!(
+            error.contains("cannot write the results: No space left"),
+            "{arguments:?}: {error}"
+        );
     }
 }
 
@@ -646,7 +686,8 @@ fn zero_duration_refused() {
 #[test]
 fn empty_variable_counts_as_absent() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
-    let command = command.args(["ping", "127.0.0.1:1"]).env("UIW_IRD", "").env("UIW_DEAD_AFTER", "");
+    let command =
+        command.args(["ping", "127.0.0.1:1"]).env("UIW_IRD", "").env("UIW_DEAD_AFTER", "");
     assert_eq!(command.output().unwrap().status.code(), Some(3), "only the connection fails");
     let wrong = command.env("UIW_IRD", "many").output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
@@ -675,7 +716,9 @@ fn without_errors(args: &[&str]) -> Command {
 #[test]
 fn unwritable_errors_keep_exit_code() {
     let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    for (args, code) in [(&["ping", &refused, "-vvv"][..], 3), (&["ping", "127.0.0.1:1", "--size", "0"], 2)] {
+    for (args, code) in
+        [(&["ping", &refused, "-vvv"][..], 3), (&["ping", "127.0.0.1:1", "--size", "0"], 2)]
+    {
         let status = without_errors(args).stdout(Stdio::null()).status().unwrap();
         assert_eq!(status.code(), Some(code), "{args:?}");
     }
@@ -683,8 +726,10 @@ fn unwritable_errors_keep_exit_code() {
 
 #[test]
 fn server_with_unwritable_log_serves() {
-    let mut server =
-        without_errors(&["serve", "--listen", "127.0.0.1:0", "-vvv"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = without_errors(&["serve", "--listen", "127.0.0.1:0", "-vvv"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut line = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.strip_prefix("listening on ").unwrap().trim();
@@ -705,7 +750,9 @@ fn server_with_unwritable_log_serves() {
 fn endless_ping_ends_with_reader() {
     let server = Server::start();
     let mut ping = Command::new(env!("CARGO_BIN_EXE_uiw"));
-    ping.args(["ping", &server.address, "-c", "0", "-i", "0.01"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    ping.args(["ping", &server.address, "-c", "0", "-i", "0.01"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     let mut ping = ping.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(ping.stdout.take().unwrap()).read_line(&mut line).unwrap();

@@ -21,7 +21,11 @@ fn ticks(process: u32) -> u64 {
 fn order(pd: &uiw::Pd, server: &str, order: &str) -> uiw::Result<Connection> {
     let options = r#"{"crc":false,"markers":false,"fpdu":"auto","stable_tx":false}"#;
     let order = order.replacen('}', &format!(r#","options":{options},"wishes":{options}}}"#), 1);
-    Connection::connect(pd, server.parse().unwrap(), &ConnectionConfig::default().private_data(order))
+    Connection::connect(
+        pd,
+        server.parse().unwrap(),
+        &ConnectionConfig::default().private_data(order),
+    )
 }
 
 /// Connections of one address that take all memory it can get; nothing of it is touched.
@@ -124,7 +128,8 @@ fn server_listens_at_several_addresses() {
         .unwrap();
     let out = std::io::BufReader::new(child.stdout.take().unwrap());
     let lines: Vec<_> = std::io::BufRead::lines(out).take(2).map(Result::unwrap).collect();
-    let addresses: Vec<_> = lines.iter().filter_map(|line| line.strip_prefix("listening on ")).collect();
+    let addresses: Vec<_> =
+        lines.iter().filter_map(|line| line.strip_prefix("listening on ")).collect();
     for (address, begin) in addresses.iter().zip(["127.0.0.2:", "127.0.0.1:"]) {
         assert!(address.starts_with(begin), "{lines:?}");
         let ping = uiw(&["ping", address, "--count", "1"]);

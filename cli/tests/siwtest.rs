@@ -24,7 +24,9 @@ impl PartnerProcess {
             .unwrap();
         let (sender, lines) = channel();
         let out = BufReader::new(child.stdout.take().unwrap());
-        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        std::thread::spawn(move || {
+            out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
         let line = lines.recv_timeout(Duration::from_secs(60)).unwrap();
         let address = line.strip_prefix("listening on ").unwrap().to_owned();
         Self { child, address, lines }
@@ -44,7 +46,11 @@ impl PartnerProcess {
     }
 
     fn test(&self, more: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_uiw")).args(["siwtest", &self.address]).args(more).output().unwrap()
+        Command::new(env!("CARGO_BIN_EXE_uiw"))
+            .args(["siwtest", &self.address])
+            .args(more)
+            .output()
+            .unwrap()
     }
 }
 
@@ -71,7 +77,10 @@ fn partner_reports_itself() {
     let output = partner.test(&["me.about", "me.send:64"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let said = text(&output.stdout);
-    assert!(said.contains("the partner is uiw; driver uiw ") && said.contains("ok me.send"), "{said}");
+    assert!(
+        said.contains("the partner is uiw; driver uiw ") && said.contains("ok me.send"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -106,10 +115,18 @@ fn errors_are_reported_at_both_ends() {
     ] {
         let output = partner.test(&["send:64", &format!("me.{order}")]);
         let out = text(&output.stdout);
-        let ended =
-            out.lines().find(|line| line.starts_with("ended")).unwrap_or_else(|| panic!("{order}: {out}"));
-        assert!(ended.contains("the peer terminated the stream") && ended.contains(code), "{order}: {ended}");
-        assert!(output.status.success() && is_complete(out.lines().last().unwrap()), "{order}: {out}");
+        let ended = out
+            .lines()
+            .find(|line| line.starts_with("ended"))
+            .unwrap_or_else(|| panic!("{order}: {out}"));
+        assert!(
+            ended.contains("the peer terminated the stream") && ended.contains(code),
+            "{order}: {ended}"
+        );
+        assert!(
+            output.status.success() && is_complete(out.lines().last().unwrap()),
+            "{order}: {out}"
+        );
         assert!(is_complete(&partner.says("connection over")), "{order}");
     }
 }
@@ -154,14 +171,19 @@ fn missing_peer_features_refused() {
     for what in ["sendimm", "writeimm", "fetchadd", "cmpswap"] {
         let output = partner.test(&["--refused", what]);
         let out = text(&output.stdout);
-        assert!(output.status.success() && out.contains("local queue pair operation error"), "{what}: {out}");
+        assert!(
+            output.status.success() && out.contains("local queue pair operation error"),
+            "{what}: {out}"
+        );
     }
 }
 
 #[test]
 fn orders_that_are_none() {
-    let wrong =
-        Command::new(env!("CARGO_BIN_EXE_uiw")).args(["siwtest", "127.0.0.1:9", "walk"]).output().unwrap();
+    let wrong = Command::new(env!("CARGO_BIN_EXE_uiw"))
+        .args(["siwtest", "127.0.0.1:9", "walk"])
+        .output()
+        .unwrap();
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("no operation `walk`"), "{}", text(&wrong.stderr));
 }

@@ -24,7 +24,11 @@ impl RuntimeDirectory {
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
-        command.args(args).env("XDG_RUNTIME_DIR", &self.0).env_remove("UIW_COUNTERS").stdin(Stdio::null());
+        command
+            .args(args)
+            .env("XDG_RUNTIME_DIR", &self.0)
+            .env_remove("UIW_COUNTERS")
+            .stdin(Stdio::null());
         command
     }
 
@@ -37,8 +41,11 @@ impl RuntimeDirectory {
         let mut child = self.command(args).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address =
-            line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}")).trim().to_owned();
+        let address = line
+            .strip_prefix("listening on ")
+            .unwrap_or_else(|| panic!("{line:?}"))
+            .trim()
+            .to_owned();
         ListeningProcess { child, address }
     }
 
@@ -90,7 +97,8 @@ fn counts_survive_sigkill() {
     let runtime = RuntimeDirectory::new();
     let mut server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let perf = |op: &str, seconds: &str| {
-        let args = ["perf", &server.address, "--op", op, "--size", "5000", "--seconds", seconds, "--json"];
+        let args =
+            ["perf", &server.address, "--op", op, "--size", "5000", "--seconds", seconds, "--json"];
         runtime.command(&args)
     };
     let mut written = 0;
@@ -127,7 +135,8 @@ fn counts_survive_sigkill() {
     }
 
     // In the middle of a run: the server is killed.
-    let mut client = perf("write", "60").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut client =
+        perf("write", "60").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let serving = loop {
         let mut processes = runtime.stat(&[&server.child.id().to_string()]);
         let process = processes.remove(0);
@@ -166,7 +175,10 @@ fn text_names_process_and_connections() {
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let first = text.lines().next().unwrap();
-    assert!(first.starts_with(&format!("{} uiw: 1 device, 1 queue pair, ", server.child.id())), "{text}");
+    assert!(
+        first.starts_with(&format!("{} uiw: 1 device, 1 queue pair, ", server.child.id())),
+        "{text}"
+    );
     assert!(text.contains(" kB/s)"), "{text}");
     // By name, and none of another name.
     assert_eq!(runtime.stat(&["uiw"]).len(), 2);
@@ -240,7 +252,8 @@ fn named_directory_shown() {
     let absent = stat("/nowhere");
     assert_eq!(absent.status.code(), Some(1), "{absent:?}");
     assert!(
-        String::from_utf8_lossy(&absent.stderr).starts_with("error: cannot read the directory /nowhere: ")
+        String::from_utf8_lossy(&absent.stderr)
+            .starts_with("error: cannot read the directory /nowhere: ")
     );
 }
 
@@ -280,10 +293,15 @@ fn prometheus_served_despite_hostile_clients() {
     assert!(http(&metrics.address, "GET /metrics\r\n\r\n").starts_with("HTTP/1.1 400 "));
     let threads = fs::read_dir(format!("/proc/{}/task", metrics.child.id())).unwrap().count();
     assert!(threads <= 4, "{threads} threads for 40 clients");
-    assert!(http(&metrics.address, "DELETE /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+    assert!(
+        http(&metrics.address, "DELETE /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 ")
+    );
     let answer = http(&metrics.address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("text/plain; version=0.0.4"), "{head}");
+    assert!(
+        head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("text/plain; version=0.0.4"),
+        "{head}"
+    );
     assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
     // Every line is a comment or a sample of a metric that was declared.
     let mut declared = Vec::new();
@@ -292,7 +310,8 @@ fn prometheus_served_despite_hostile_clients() {
             Some(rest) => declared.push(rest.split(' ').next().unwrap()),
             None if line.starts_with("# HELP ") => {}
             None => {
-                let (name, value) = (line.split('{').next().unwrap(), line.rsplit(' ').next().unwrap());
+                let (name, value) =
+                    (line.split('{').next().unwrap(), line.rsplit(' ').next().unwrap());
                 assert_eq!(declared.last(), Some(&name), "{line}");
                 assert!(value.parse::<f64>().is_ok(), "{line}");
             }
@@ -338,10 +357,14 @@ fn transfers_counted_by_direction_and_result() {
     }
     let metrics = runtime.listening(&["stat", "--prometheus", "127.0.0.1:0"]);
     let answer = http(&metrics.address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-    let failed = |line: &&str| line.starts_with("uiw_transfers_total{") && line.contains("\"failed\"");
+    let failed =
+        |line: &&str| line.starts_with("uiw_transfers_total{") && line.contains("\"failed\"");
     let failed: Vec<_> = answer.lines().filter(failed).collect();
     assert_eq!(failed.len(), 2, "{answer}");
-    assert!(failed.iter().any(|line| line.contains("\"download\"") && line.ends_with(" 1")), "{failed:?}");
+    assert!(
+        failed.iter().any(|line| line.contains("\"download\"") && line.ends_with(" 1")),
+        "{failed:?}"
+    );
     let text = runtime.run(&["stat", "--interval", "0", &id]);
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("  downloads: 1 complete, 1 failed; 1 file, 7 bytes\n"), "{text}");
@@ -358,10 +381,16 @@ fn ended_programs_shown_on_request() {
     };
     for _ in 0..2 {
         let text = shown(&[]);
-        assert!(text.contains(" serve --listen 127.0.0.1:0\n") && !text.contains("(ended)"), "{text}");
+        assert!(
+            text.contains(" serve --listen 127.0.0.1:0\n") && !text.contains("(ended)"),
+            "{text}"
+        );
     }
     let text = shown(&["--all"]);
-    assert!(text.contains("(ended)") && text.contains(&format!(" ping {} -c 1\n", server.address)), "{text}");
+    assert!(
+        text.contains("(ended)") && text.contains(&format!(" ping {} -c 1\n", server.address)),
+        "{text}"
+    );
     assert!(!shown(&["--all"]).contains("(ended)"), "shown once");
 }
 

@@ -70,7 +70,11 @@ fn hangup_ends_connections_of_removed_keys() {
     let begin = |tls: &str, seconds: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
         command.args(["perf", &server.address, "--size", "4K", "--seconds", seconds, "--tls", tls]);
-        command.current_dir(&files.0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .current_dir(&files.0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command.spawn().unwrap()
     };
     let (stays, gone) = (begin("stays", "3"), begin("gone", "60"));
@@ -95,7 +99,9 @@ fn hangup_ends_connections_of_removed_keys() {
     fs::write(files.0.join("server.pins"), "nonsense").unwrap();
     server.signal(Signal::HUP);
     server.wait_logged("the configuration of TLS before holds on");
-    assert!(files.uiw(&["ping", &server.address, "--count", "2", "--tls", "stays"]).status.success());
+    assert!(
+        files.uiw(&["ping", &server.address, "--count", "2", "--tls", "stays"]).status.success()
+    );
     let line = server.wait_logged("identity=stays");
     assert!(line.contains("SHA256:"), "{line}");
 }
@@ -108,7 +114,16 @@ fn killed_client_logged_once_per_connection() {
     files.pin("client", "server");
     let mut server = files.serve("server");
     let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
-    command.args(["perf", &server.address, "--connections", "3", "--seconds", "60", "--tls", "client"]);
+    command.args([
+        "perf",
+        &server.address,
+        "--connections",
+        "3",
+        "--seconds",
+        "60",
+        "--tls",
+        "client",
+    ]);
     command.current_dir(&files.0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut client = command.spawn().unwrap();
     for _ in 0..3 {
@@ -178,11 +193,17 @@ fn keys_created_shown_and_pinned() {
             &["ping", "127.0.0.1:9", "--tls", "nowhere"],
             "No such file or directory (os error 2)\nhint: `uiw key new` makes a",
         ),
-        (&["key", "show", "open.pem"], "others can read this secret (mode 0644)\nhint: chmod 600 it\n"),
+        (
+            &["key", "show", "open.pem"],
+            "others can read this secret (mode 0644)\nhint: chmod 600 it\n",
+        ),
         (&["demo", "--tls", "one"], "leave it out"),
     ] {
         let failed = files.uiw(arguments);
-        assert!(!failed.status.success() && text(&failed.stderr).contains(why), "{arguments:?}: {failed:?}");
+        assert!(
+            !failed.status.success() && text(&failed.stderr).contains(why),
+            "{arguments:?}: {failed:?}"
+        );
     }
 }
 
@@ -209,9 +230,20 @@ fn capture_decrypted_despite_missing_packets() {
     files.pin("one", "two");
     files.pin("two", "one");
     let server = files.serve("one");
-    let perf =
-        ["--tls", "two", "--keylog", "keys", "--pcap", "whole", "perf", &server.address, "--op", "send"];
-    let done = files.uiw(&[&perf[..], &["--size", "900", "--iterations", "50", "--seconds", "20"]].concat());
+    let perf = [
+        "--tls",
+        "two",
+        "--keylog",
+        "keys",
+        "--pcap",
+        "whole",
+        "perf",
+        &server.address,
+        "--op",
+        "send",
+    ];
+    let done = files
+        .uiw(&[&perf[..], &["--size", "900", "--iterations", "50", "--seconds", "20"]].concat());
     assert!(done.status.success(), "{done:?}");
     let decode = |file: &str, keylog: &str| {
         let args = decode::DecodeConfig {
@@ -263,7 +295,11 @@ fn capture_decrypted_despite_missing_packets() {
         good += u64::from(part.fpdus * 10 >= whole.fpdus * 8);
     }
     // All but those of the handshake, and those that carry most of the messages at once.
-    assert!(resumed > 0 && good * 2 > whole.packets, "{resumed} resumed, {good} of {} well", whole.packets);
+    assert!(
+        resumed > 0 && good * 2 > whole.packets,
+        "{resumed} resumed, {good} of {} well",
+        whole.packets
+    );
 }
 
 /// Raw TCP would be a clear connection to a port that has none.
@@ -273,7 +309,8 @@ fn raw_tcp_comparison_refused_with_tls() {
     files.pin("server", "client");
     files.pin("client", "server");
     let server = files.serve("server");
-    let compared = files.uiw(&["perf", &server.address, "--compare", "--slices", "1", "--tls", "client"]);
+    let compared =
+        files.uiw(&["perf", &server.address, "--compare", "--slices", "1", "--tls", "client"]);
     let error = text(&compared.stderr);
     assert_eq!(compared.status.code(), Some(3), "{error}");
     assert!(error.contains("raw TCP needs the kernel's TCP, without TLS"), "{error}");
@@ -317,7 +354,8 @@ fn root_pins_for_other_user() {
     let list = files.0.join("list");
     fs::write(&list, "# clients\n").unwrap();
     std::os::unix::fs::lchown(&list, Some(65534), Some(65534)).unwrap();
-    let pin = |list: &str, peer: &str| files.uiw(&["key", "pin", list, &format!("{peer}.pub"), peer]);
+    let pin =
+        |list: &str, peer: &str| files.uiw(&["key", "pin", list, &format!("{peer}.pub"), peer]);
     assert!(pin("list", "one").status.success());
     let read = fs::read_to_string(&list).unwrap();
     assert!(read.starts_with("# clients\n") && read.ends_with(" one\n"), "{read}");

@@ -8,7 +8,8 @@ pub(crate) const WORDS: usize = 3;
 
 /// Encodes an address.
 pub(crate) fn to_words(address: SocketAddr) -> [u64; WORDS] {
-    let front = |family: u64, scope: u32| family | u64::from(address.port()) << 8 | u64::from(scope) << 32;
+    let front =
+        |family: u64, scope: u32| family | u64::from(address.port()) << 8 | u64::from(scope) << 32;
     match address {
         SocketAddr::V4(v4) => [front(4, 0), v4.ip().to_bits().into(), 0],
         SocketAddr::V6(v6) => {

@@ -102,7 +102,9 @@ impl Operations {
             (&mut self.atomic, other.atomic),
         ];
         for (mine, other) in pairs {
-            for (mine, other) in [(&mut mine.sent, other.sent), (&mut mine.received, other.received)] {
+            for (mine, other) in
+                [(&mut mine.sent, other.sent), (&mut mine.received, other.received)]
+            {
                 change(&mut mine.messages, other.messages);
                 change(&mut mine.bytes, other.bytes);
             }

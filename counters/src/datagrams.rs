@@ -32,7 +32,8 @@ pub enum RejectReason {
     NoQueuePair = shard::DATAGRAMS + 3,
 }
 
-const _: () = assert!(RejectReason::NoQueuePair as usize - shard::DATAGRAMS < shard::DATAGRAM_WORDS);
+const _: () =
+    assert!(RejectReason::NoQueuePair as usize - shard::DATAGRAMS < shard::DATAGRAM_WORDS);
 
 /// Datagram counters of a queue pair, a shard or a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

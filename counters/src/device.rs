@@ -2,8 +2,8 @@
 
 use crate::block_file::BlockFile;
 use crate::layout::{
-    COMMAND, COMMAND_TEXT, FIRST_CONN, MAGIC, MAX_SHARDS, TRANSFERS, VERSION, block_count, block_index,
-    process, shard, transfers,
+    COMMAND, COMMAND_TEXT, FIRST_CONN, MAGIC, MAX_SHARDS, TRANSFERS, VERSION, block_count,
+    block_index, process, shard, transfers,
 };
 use crate::publish::{NewFile, Publish};
 use crate::snapshot::Snapshot;
@@ -59,7 +59,8 @@ impl DeviceCounters {
 
     fn publish(shards: usize, publish: &Publish) -> io::Result<Self> {
         let file = NewFile::create(&publish.directory, shards)?;
-        let counters = Self::with_blocks(file.blocks.map()?, shards, Some(Arc::clone(&file.blocks)))?;
+        let counters =
+            Self::with_blocks(file.blocks.map()?, shards, Some(Arc::clone(&file.blocks)))?;
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
         put_text(&counters.process, process::NAME, name.trim_end());
         put_text(&counters.process, process::LIBRARY, &publish.library);
@@ -70,7 +71,11 @@ impl DeviceCounters {
         Ok(counters)
     }
 
-    fn with_blocks(blocks: Arc<Blocks>, shards: usize, file: Option<Arc<BlockFile>>) -> io::Result<Self> {
+    fn with_blocks(
+        blocks: Arc<Blocks>,
+        shards: usize,
+        file: Option<Arc<BlockFile>>,
+    ) -> io::Result<Self> {
         let process = blocks.get(0).ok_or(io::ErrorKind::InvalidInput)?;
         for (at, number) in [
             (process::VERSION, VERSION),
@@ -120,7 +125,9 @@ impl DeviceCounters {
         // This block is always mapped, together with the block of the process.
         let Some(block) = self.blocks.get(TRANSFERS) else { return };
         let first = direction as usize * transfers::WORDS;
-        for (at, count) in [(result as usize, 1), (transfers::FILES, files), (transfers::BYTES, bytes)] {
+        for (at, count) in
+            [(result as usize, 1), (transfers::FILES, files), (transfers::BYTES, bytes)]
+        {
             block[first + at].fetch_add(count, Relaxed);
         }
     }

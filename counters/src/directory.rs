@@ -2,7 +2,8 @@
 
 use crate::file::{CounterFile, FileError, Owner};
 use rustix::fs::{
-    Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, accessat, mkdir, open, stat, statat, unlinkat,
+    Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, accessat, mkdir, open, stat, statat,
+    unlinkat,
 };
 use rustix::process::geteuid;
 use std::io;
@@ -71,7 +72,9 @@ impl Directory {
     #[must_use]
     pub fn for_user(runtime: Option<&Path>) -> Self {
         let user = geteuid().as_raw();
-        let own = |path: &&Path| path.is_absolute() && stat(*path).is_ok_and(|found| found.st_uid == user);
+        let own = |path: &&Path| {
+            path.is_absolute() && stat(*path).is_ok_and(|found| found.st_uid == user)
+        };
         let path = match runtime.filter(own) {
             Some(runtime) => runtime.join("uiw"),
             None => PathBuf::from(format!("/tmp/uiw-{user}")),
@@ -120,7 +123,9 @@ impl Directory {
         let writable = Access::WRITE_OK | Access::EXEC_OK;
         match self.open(OFlags::PATH) {
             Ok(directory) => Ok(accessat(&directory, ".", writable, AtFlags::EACCESS)?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.kind == DirectoryKind::User => {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && self.kind == DirectoryKind::User =>
+            {
                 let parent = self.path.parent().unwrap_or(Path::new("/"));
                 Ok(accessat(CWD, parent, writable, AtFlags::EACCESS)?)
             }
@@ -149,13 +154,16 @@ impl Directory {
     /// this user alone.
     pub fn files(&self) -> io::Result<Vec<Result<CounterFile, (String, FileError)>>> {
         let directory = match self.open(OFlags::RDONLY) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.kind == DirectoryKind::User => {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && self.kind == DirectoryKind::User =>
+            {
                 return Ok(Vec::new());
             }
             directory => directory?,
         };
         let mut files = Vec::new();
-        for name in list_names(&directory, |name| name.ends_with(SUFFIX) && !name.starts_with('.'))? {
+        for name in list_names(&directory, |name| name.ends_with(SUFFIX) && !name.starts_with('.'))?
+        {
             match CounterFile::open(&directory, &name) {
                 // The file was removed in the meantime, or it belongs to this process.
                 Err(FileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
@@ -180,7 +188,8 @@ impl Directory {
         let mut all = Vec::new();
         for name in list_names(&directory, |name| name.starts_with("run-"))? {
             if let Ok(target) = rustix::fs::readlinkat(&directory, &name, Vec::new()) {
-                let target = PathBuf::from(std::ffi::OsString::from(target.to_string_lossy().into_owned()));
+                let target =
+                    PathBuf::from(std::ffi::OsString::from(target.to_string_lossy().into_owned()));
                 all.push(Self::new(target));
             }
         }
@@ -235,12 +244,15 @@ impl Directory {
         if all.len() <= MAX_FILES {
             return Ok(());
         }
-        let changed =
-            |name: &String| statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|it| it.st_mtime);
+        let changed = |name: &String| {
+            statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|it| it.st_mtime)
+        };
         let mut by_age: Vec<_> =
             all.into_iter().filter_map(|name| Some((changed(&name).ok()?, name))).collect();
         by_age.sort_unstable();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs().cast_signed());
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |now| now.as_secs().cast_signed());
         let mut surplus = by_age.len().saturating_sub(KEEP_FILES);
         for (changed_at, name) in by_age {
             if surplus == 0 {

@@ -72,7 +72,8 @@ impl CounterFile {
         }
         // Without NONBLOCK, opening a FIFO without a writer would block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(openat(directory, name, flags, Mode::empty()).map_err(io::Error::from)?);
+        let file =
+            File::from(openat(directory, name, flags, Mode::empty()).map_err(io::Error::from)?);
         if !file.metadata()?.is_file() {
             return Err(FileError::Kind);
         }
@@ -96,7 +97,8 @@ impl CounterFile {
         if begin[process::VERSION] != VERSION {
             return Err(FileError::Version { found: begin[process::VERSION] });
         }
-        let shards = usize::try_from(begin[process::SHARDS]).ok().filter(|n| (1..=MAX_SHARDS).contains(n));
+        let shards =
+            usize::try_from(begin[process::SHARDS]).ok().filter(|n| (1..=MAX_SHARDS).contains(n));
         let expected = (block_count(shards.ok_or(FileError::Damaged)?) * BLOCK_BYTES) as u64;
         if len != expected {
             return Err(FileError::Length { found: len, expected });
@@ -113,7 +115,9 @@ impl CounterFile {
         let lock = fcntl_getlk(&self.file, &Flock::from(FlockType::WriteLock))?;
         Ok(match lock {
             None => Owner::Ended,
-            Some(Flock { pid: Some(pid), .. }) => Owner::Process(pid.as_raw_nonzero().get().unsigned_abs()),
+            Some(Flock { pid: Some(pid), .. }) => {
+                Owner::Process(pid.as_raw_nonzero().get().unsigned_abs())
+            }
             Some(_) => Owner::Elsewhere,
         })
     }

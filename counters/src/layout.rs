@@ -163,7 +163,8 @@ pub(crate) mod conn {
 
 const _: () = assert!(conn::WAITS + conn::WAITS_WORDS <= conn::DATAGRAMS);
 const _: () = assert!(conn::UNSENT + 4 <= conn::TRAFFIC + conn::COUNTS);
-const _: () = assert!(conn::TRAFFIC + conn::COUNTS <= conn::BASE && conn::BASE + conn::COUNTS <= BLOCK_WORDS);
+const _: () =
+    assert!(conn::TRAFFIC + conn::COUNTS <= conn::BASE && conn::BASE + conn::COUNTS <= BLOCK_WORDS);
 const _: () = assert!(shard::REFUSED + shard::REFUSALS <= shard::CRC_ERRORS);
 const _: () = assert!(shard::DATAGRAMS + shard::DATAGRAM_WORDS <= shard::TERMINATES);
 

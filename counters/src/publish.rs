@@ -31,14 +31,18 @@ impl NewFile {
     pub(crate) fn create(directory: &Directory, shards: usize) -> io::Result<Self> {
         // Growing a file beyond this limit ends the process (SIGXFSZ).
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < BlockFile::len(shards)) {
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the limit of file sizes is lower"));
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                "the limit of file sizes is lower",
+            ));
         }
         let folder = directory.create()?;
         if let Err(error) = directory.trim() {
             tracing::debug!(%error, "files of counters are not removed");
         }
         let name = format!("{:016x}", getrandom::u64().map_err(io::Error::other)?);
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&folder, format!("{NEW}{name}{SUFFIX}"), flags, Mode::RUSR | Mode::WUSR)?;
         let blocks = Arc::new(BlockFile::new(file, shards)?);
         let this = Self { blocks, directory: folder, name };

@@ -3,7 +3,9 @@
 use crate::address;
 use crate::counts::{Directions, Operations, TerminateCount, WaitCounts};
 use crate::datagrams::{DatagramQueuePair, Datagrams, RejectReason};
-use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block_index, conn, process, shard};
+use crate::layout::{
+    self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block_index, conn, process, shard,
+};
 use crate::terminates;
 use crate::transfers::Transfers;
 use std::collections::BTreeMap;
@@ -179,7 +181,8 @@ impl Snapshot {
     /// does not return a block, or if the contents are not valid.
     pub(crate) fn read(mut read: impl FnMut(usize) -> Option<Words>) -> Option<Self> {
         let process = read(0)?;
-        let shards = usize::try_from(process[process::SHARDS]).ok().filter(|n| *n <= layout::MAX_SHARDS)?;
+        let shards =
+            usize::try_from(process[process::SHARDS]).ok().filter(|n| *n <= layout::MAX_SHARDS)?;
         let mut snapshot = Self {
             process: ProcessCounters {
                 pid: process[process::PID] as u32,
@@ -199,10 +202,15 @@ impl Snapshot {
         Some(snapshot)
     }
 
-    fn read_shard(&mut self, index: usize, read: &mut impl FnMut(usize) -> Option<Words>) -> Option<()> {
+    fn read_shard(
+        &mut self,
+        index: usize,
+        read: &mut impl FnMut(usize) -> Option<Words>,
+    ) -> Option<()> {
         let first = read(block_index(index, 0))?;
-        let used =
-            usize::try_from(first[shard::USED]).ok().filter(|n| (FIRST_CONN..=SHARD_BLOCKS).contains(n))?;
+        let used = usize::try_from(first[shard::USED])
+            .ok()
+            .filter(|n| (FIRST_CONN..=SHARD_BLOCKS).contains(n))?;
         let mut counts = ShardCounts {
             index,
             accepted: first[shard::ACCEPTED],
@@ -358,7 +366,9 @@ fn open_connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
         kernel: flag(conn::FLAG_KERNEL),
         began_ns: words[conn::BEGAN],
         traffic: Operations::parse(std::array::from_fn(|at| counts[at])),
-        waits: WaitCounts::parse(std::array::from_fn(|at| counts[conn::WAITS - conn::TRAFFIC + at])),
+        waits: WaitCounts::parse(std::array::from_fn(|at| {
+            counts[conn::WAITS - conn::TRAFFIC + at]
+        })),
         held_bytes: words[conn::HELD],
     })
 }

@@ -1,7 +1,9 @@
 //! Terminates by code, in the block of a shard.
 
 use crate::counts::TerminateCount;
-use crate::layout::shard::{OTHER_TERMINATES_RECEIVED, OTHER_TERMINATES_SENT, TERMINATE_CODES, TERMINATES};
+use crate::layout::shard::{
+    OTHER_TERMINATES_RECEIVED, OTHER_TERMINATES_SENT, TERMINATE_CODES, TERMINATES,
+};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use uiw_mem::{BLOCK_WORDS, Block};

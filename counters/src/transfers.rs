@@ -68,7 +68,10 @@ impl Transfers {
                 bytes: block[at + transfers::BYTES],
             }
         };
-        Self { uploads: counts(TransferDirection::Upload), downloads: counts(TransferDirection::Download) }
+        Self {
+            uploads: counts(TransferDirection::Upload),
+            downloads: counts(TransferDirection::Download),
+        }
     }
 
     /// Returns the counts of each direction, with its name.

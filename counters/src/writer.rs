@@ -5,7 +5,9 @@ use crate::address;
 use crate::block_file::BlockFile;
 use crate::counts::{Count, TrafficClass};
 use crate::datagrams::{DropReason, RejectReason};
-use crate::layout::{FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, WaitReason, block_index, conn, shard};
+use crate::layout::{
+    FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, WaitReason, block_index, conn, shard,
+};
 use crate::terminates;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -159,8 +161,10 @@ impl ShardCounters {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<(BlockRef, usize)> {
-        let at =
-            self.take_free_of(local.ip()).or_else(|| self.take_unused()).or_else(|| self.take_any_free())?;
+        let at = self
+            .take_free_of(local.ip())
+            .or_else(|| self.take_unused())
+            .or_else(|| self.take_any_free())?;
         let Some(block) = self.others.blocks().get(at) else {
             unreachable!("the blocks of all shards are mapped")
         };
@@ -207,7 +211,8 @@ impl ShardCounters {
 
     /// Adds a block to the free blocks of its local address.
     fn release_block(&mut self, block: &Block, index: usize) {
-        let local = address::from_words(std::array::from_fn(|at| block[conn::LOCAL + at].load(Relaxed)));
+        let local =
+            address::from_words(std::array::from_fn(|at| block[conn::LOCAL + at].load(Relaxed)));
         let local = local.map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |local| local.ip());
         self.free.entry(local).or_default().push_back(index);
     }

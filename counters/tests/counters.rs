@@ -5,8 +5,9 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_counters::{
-    ConnDetails, Count, CounterFile, DatagramQueuePair, Datagrams, DeviceCounters, Directions, Directory,
-    DropReason, FileError, Owner, Publish, Refusal, RejectReason, Snapshot, TrafficClass, WaitReason,
+    ConnDetails, Count, CounterFile, DatagramQueuePair, Datagrams, DeviceCounters, Directions,
+    Directory, DropReason, FileError, Owner, Publish, Refusal, RejectReason, Snapshot,
+    TrafficClass, WaitReason,
 };
 
 /// A directory, which is removed with its files when this is dropped.
@@ -16,7 +17,8 @@ impl TempDirectory {
     fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("uiw-counters-{}-{count}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("uiw-counters-{}-{count}", std::process::id()));
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
         Self(path)
@@ -126,15 +128,24 @@ fn file_has_device_counts() {
     });
     assert_eq!(total.traffic.send.sent, count(1, 100));
     assert_eq!(total.traffic.write.received, count(1, 65_536));
-    assert_eq!((total.traffic.read.sent, total.traffic.atomic.received), (count(1, 7), count(1, 8)));
+    assert_eq!(
+        (total.traffic.read.sent, total.traffic.atomic.received),
+        (count(1, 7), count(1, 8))
+    );
     assert_eq!((total.accepted, total.established, total.ended), (1, 1, 0));
     assert_eq!((total.refused_system, total.refused_program, total.refused_keys), (1, 1, 0));
     assert_eq!((total.crc_errors, total.held_bytes, total.waits.credit), (1, 4096, 1));
     let codes: Vec<_> = total.terminates.iter().map(|it| (it.code, it.sent, it.received)).collect();
     assert_eq!(codes, [(Some((0, 1, 2)), 3, 1), (Some((2, 0, 2)), 0, 1)]);
     let [connection] = &read.connections[..] else { panic!("{:?}", read.connections) };
-    assert_eq!((connection.qp_num, connection.shard, connection.traffic), (0x1234, 2, total.traffic));
-    assert_eq!((connection.local, connection.peer), (details(0, false).local, details(0, false).peer));
+    assert_eq!(
+        (connection.qp_num, connection.shard, connection.traffic),
+        (0x1234, 2, total.traffic)
+    );
+    assert_eq!(
+        (connection.local, connection.peer),
+        (details(0, false).local, details(0, false).peer)
+    );
     assert_eq!(read.with_other_devices(), total.traffic);
     assert!(file.remove(&temp.directory()).unwrap() && !file.remove(&temp.directory()).unwrap());
 }
@@ -191,7 +202,8 @@ fn datagrams_counted_by_qp_and_shard() {
     assert_eq!(total.datagrams, expected);
     assert_eq!(expected.with_other_devices(), directions(count(4, 264), count(1, 1)));
     assert_eq!(expected.dropped().iter().map(|(_, count)| count).sum::<u64>(), 18);
-    let [DatagramQueuePair { shard, qp_num, local: at, datagrams, .. }] = snapshot.datagram_queue_pairs[..]
+    let [DatagramQueuePair { shard, qp_num, local: at, datagrams, .. }] =
+        snapshot.datagram_queue_pairs[..]
     else {
         panic!("{:?}", snapshot.datagram_queue_pairs)
     };
@@ -211,7 +223,10 @@ fn later_connection_starts_at_zero() {
         conn.count(TrafficClass::SendSent, 1, 10);
         let now = device.snapshot();
         assert_eq!(now.connections.len(), 1);
-        assert_eq!((now.connections[0].qp_num, now.connections[0].traffic.send.sent), (round, count(1, 10)));
+        assert_eq!(
+            (now.connections[0].qp_num, now.connections[0].traffic.send.sent),
+            (round, count(1, 10))
+        );
         shard.close(&conn, true);
         assert!(device.snapshot().connections.is_empty());
     }
@@ -227,7 +242,8 @@ fn connections_without_block_count_for_shard() {
     let temp = TempDirectory::new();
     let device = DeviceCounters::new(1, Some(&temp.publish())).unwrap();
     let mut shard = device.shard(0);
-    let all: Vec<_> = (0..100_000).map(|number| shard.open(&details(number, number % 2 == 1))).collect();
+    let all: Vec<_> =
+        (0..100_000).map(|number| shard.open(&details(number, number % 2 == 1))).collect();
     for conn in &all {
         conn.count(TrafficClass::WriteSent, 1, 3);
     }
@@ -303,7 +319,12 @@ const FIRST_SHARD: u64 = 512;
 
 /// Changes one number of a file.
 fn put(path: &Path, word: u64, number: u64) {
-    File::options().write(true).open(path).unwrap().write_all_at(&number.to_ne_bytes(), word * 8).unwrap();
+    File::options()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .write_all_at(&number.to_ne_bytes(), word * 8)
+        .unwrap();
 }
 
 #[test]
@@ -337,8 +358,14 @@ fn files_that_are_none_are_errors() {
     symlink("/dev/zero", &path).unwrap();
     assert!(matches!(temp.error(), FileError::Io(_)));
     fs::remove_file(&path).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
-        .unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
     assert!(matches!(temp.error(), FileError::Kind));
 }
 
@@ -381,7 +408,10 @@ fn directory_of_other_user_refused() {
     assert_eq!(fs::read_dir(user.path()).unwrap().count(), 1);
     // A relative path and a missing directory are ignored.
     let user = Directory::for_user(Some(Path::new("tmp")));
-    assert!(user.path().starts_with("/tmp/") && user == Directory::for_user(Some(Path::new("/nonexistent"))));
+    assert!(
+        user.path().starts_with("/tmp/")
+            && user == Directory::for_user(Some(Path::new("/nonexistent")))
+    );
 }
 
 #[test]
@@ -400,8 +430,11 @@ fn directory_keeps_few_ended_files() {
     let given = Directory::new(user.path());
     for _ in 0..130 {
         drop(
-            DeviceCounters::new(1, Some(&Publish { directory: given.clone(), library: String::new() }))
-                .unwrap(),
+            DeviceCounters::new(
+                1,
+                Some(&Publish { directory: given.clone(), library: String::new() }),
+            )
+            .unwrap(),
         );
     }
     assert_eq!(given.files().unwrap().len(), count + 130);

@@ -52,7 +52,8 @@ impl Grh {
         if bytes[0] & 0xF0 != IP_VERSION || bytes[6] != NEXT_HEADER {
             return None;
         }
-        let address = |at: usize| Ipv6Addr::from(core::array::from_fn(|i| bytes[at + i])).to_canonical();
+        let address =
+            |at: usize| Ipv6Addr::from(core::array::from_fn(|i| bytes[at + i])).to_canonical();
         Some(Self {
             len: u16::from_be_bytes([bytes[4], bytes[5]]),
             source: address(8),

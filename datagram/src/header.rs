@@ -30,7 +30,9 @@ impl Kind {
 
     /// Checks that `bytes` begins with the version and this kind.
     pub(crate) fn check(self, bytes: &[u8]) -> Result<(), DatagramError> {
-        let [version, kind, ..] = *bytes else { return Err(DatagramError::TooShort { len: bytes.len() }) };
+        let [version, kind, ..] = *bytes else {
+            return Err(DatagramError::TooShort { len: bytes.len() });
+        };
         if version != VERSION {
             return Err(DatagramError::Version { version });
         }
@@ -127,7 +129,8 @@ impl Header {
         if payload.len() > MAX_PAYLOAD {
             return Err(DatagramError::TooLong { len: payload.len() });
         }
-        let (destination, source) = (Qpn::from_raw(u32_at(header, 8)), Qpn::from_raw(u32_at(header, 12)));
+        let (destination, source) =
+            (Qpn::from_raw(u32_at(header, 8)), Qpn::from_raw(u32_at(header, 12)));
         if source.port() == 0 {
             return Err(DatagramError::SourceQpn { qpn: source });
         }
@@ -156,7 +159,9 @@ impl Header {
     pub fn is_equal_but_msn(bytes: &[u8; Self::LEN], other: &[u8; Self::LEN]) -> bool {
         // The lengths of the parts are constant, so each comparison compiles to a few comparisons
         // of integers.
-        bytes[..16] == other[..16] && bytes[16..MSN] == other[16..MSN] && bytes[MSN + 4..] == other[MSN + 4..]
+        bytes[..16] == other[..16]
+            && bytes[16..MSN] == other[16..MSN]
+            && bytes[MSN + 4..] == other[MSN + 4..]
     }
 
     /// Checks the UDP port that the datagram came from.

@@ -79,8 +79,9 @@ pub fn max_payload(mtu: usize) -> Option<usize> {
 /// none.
 #[inline]
 pub fn check_crc(datagram: &[u8]) -> Result<&[u8], DatagramError> {
-    let (bytes, field) =
-        datagram.split_last_chunk::<CRC_LEN>().ok_or(DatagramError::TooShort { len: datagram.len() })?;
+    let (bytes, field) = datagram
+        .split_last_chunk::<CRC_LEN>()
+        .ok_or(DatagramError::TooShort { len: datagram.len() })?;
     let (computed, found) = (u32::from_le_bytes(crc(bytes)), u32::from_le_bytes(*field));
     if computed != found {
         return Err(DatagramError::Crc { computed, found });

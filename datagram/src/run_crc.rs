@@ -36,7 +36,9 @@ impl RunCrc {
     #[must_use]
     pub fn crc(&self, bytes: &[u8]) -> [u8; CRC_LEN] {
         match (self.difference, bytes.get(MSN..)) {
-            (Some(difference), Some(rest)) => (u32::from_le_bytes(crc(rest)) ^ difference).to_le_bytes(),
+            (Some(difference), Some(rest)) => {
+                (u32::from_le_bytes(crc(rest)) ^ difference).to_le_bytes()
+            }
             _ => crc(bytes),
         }
     }

@@ -66,7 +66,13 @@ impl<'a> Request<'a> {
     /// # Errors
     /// Returns [`DatagramError::PrivateData`] if the private data is too long.
     pub fn emit(&self) -> Result<[u8; LEN], DatagramError> {
-        emit_message(Kind::SidrRequest, self.transaction, self.private_data, MAX_REQUEST_DATA, |_| {})
+        emit_message(
+            Kind::SidrRequest,
+            self.transaction,
+            self.private_data,
+            MAX_REQUEST_DATA,
+            |_| {},
+        )
     }
 
     /// Checks and decodes a datagram.
@@ -88,11 +94,17 @@ impl<'a> Reply<'a> {
     /// # Errors
     /// Returns [`DatagramError::PrivateData`] if the private data is too long.
     pub fn emit(&self) -> Result<[u8; LEN], DatagramError> {
-        emit_message(Kind::SidrReply, self.transaction, self.private_data, MAX_REPLY_DATA, |bytes| {
-            bytes[2] = self.status as u8;
-            bytes[12..16].copy_from_slice(&self.qpn.raw().to_be_bytes());
-            bytes[16..DATA].copy_from_slice(&self.qkey.to_be_bytes());
-        })
+        emit_message(
+            Kind::SidrReply,
+            self.transaction,
+            self.private_data,
+            MAX_REPLY_DATA,
+            |bytes| {
+                bytes[2] = self.status as u8;
+                bytes[12..16].copy_from_slice(&self.qpn.raw().to_be_bytes());
+                bytes[16..DATA].copy_from_slice(&self.qkey.to_be_bytes());
+            },
+        )
     }
 
     /// Checks and decodes a datagram.
@@ -105,7 +117,13 @@ impl<'a> Reply<'a> {
         if status == Status::Valid && qpn.port() == 0 {
             return Err(DatagramError::DestinationQpn { qpn });
         }
-        Ok(Self { transaction: transaction_of(bytes), status, qpn, qkey: u32_at(bytes, 16), private_data })
+        Ok(Self {
+            transaction: transaction_of(bytes),
+            status,
+            qpn,
+            qkey: u32_at(bytes, 16),
+            private_data,
+        })
     }
 }
 

@@ -4,16 +4,20 @@
 use proptest::prelude::*;
 use std::net::IpAddr;
 use uiw_datagram::sidr::{self, Reply, Request, Status};
-use uiw_datagram::{DatagramError, Grh, Header, Kind, MAX_PAYLOAD, OVERHEAD, Qpn, RunCrc, crc, max_payload};
+use uiw_datagram::{
+    DatagramError, Grh, Header, Kind, MAX_PAYLOAD, OVERHEAD, Qpn, RunCrc, crc, max_payload,
+};
 
 /// Decodes bytes from `text`, which has two hexadecimal digits for each.
 fn hex(text: &str) -> Vec<u8> {
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+    (0..text.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap())
+        .collect()
 }
 
 /// Send of five bytes, built by a Python program that shares no code with this crate.
-const SEND: &str =
-    "0101000001020304001f9001001f91021111111141430000000000000000000000010000000068656c6c6fb40a88b3";
+const SEND: &str = "0101000001020304001f9001001f91021111111141430000000000000000000000010000000068656c6c6fb40a88b3";
 /// Solicited multicast Send with immediate data, built by the same program.
 const MULTICAST: &str =
     "01010000a0b0c0d000ffffff001f910280010000415fdeadbeef00000000ffffffff000000001f71f7b0";
@@ -107,8 +111,8 @@ fn message_rules_have_errors() {
     for opcode in (0..16).filter(|opcode| ![3, 5, 15].contains(opcode)) {
         assert_eq!(error(&changed(21, &[0x40 | opcode])), DatagramError::Opcode { opcode });
     }
-    let (header, _) =
-        Header::parse(&changed(8, &[0xFF, 0x1F, 0x90, 0x01])).expect("reserved bits are not checked");
+    let (header, _) = Header::parse(&changed(8, &[0xFF, 0x1F, 0x90, 0x01]))
+        .expect("reserved bits are not checked");
     assert_eq!(header, send());
     assert_eq!(send().check_source(8081), Ok(()));
     let qpn = send().source;
@@ -132,7 +136,10 @@ fn sidr_rules_have_errors() {
     assert_eq!(Request::parse(&with(0, 9)), Err(DatagramError::Version { version: 9 }));
     assert_eq!(Request::parse(&with(1, 3)), Err(DatagramError::Kind { kind: 3, expected: 2 }));
     assert_eq!(Request::parse(&with(2, 1)), Err(DatagramError::SidrStatus { status: 1 }));
-    assert_eq!(Request::parse(&with(3, 181)), Err(DatagramError::PrivateData { len: 181, max: 180 }));
+    assert_eq!(
+        Request::parse(&with(3, 181)),
+        Err(DatagramError::PrivateData { len: 181, max: 180 })
+    );
     let mut flipped = request;
     flipped[100] ^= 4;
     assert!(matches!(Request::parse(&flipped), Err(DatagramError::Crc { .. })));
@@ -144,8 +151,14 @@ fn sidr_rules_have_errors() {
         with_crc(bytes)
     };
     assert_eq!(Reply::parse(&reply(3, 1, 0)), Err(DatagramError::SidrStatus { status: 3 }));
-    assert_eq!(Reply::parse(&reply(0, 0, 0)), Err(DatagramError::DestinationQpn { qpn: Qpn::from_raw(0) }));
-    assert_eq!(Reply::parse(&reply(0, 1, 137)), Err(DatagramError::PrivateData { len: 137, max: 136 }));
+    assert_eq!(
+        Reply::parse(&reply(0, 0, 0)),
+        Err(DatagramError::DestinationQpn { qpn: Qpn::from_raw(0) })
+    );
+    assert_eq!(
+        Reply::parse(&reply(0, 1, 137)),
+        Err(DatagramError::PrivateData { len: 137, max: 136 })
+    );
     assert_eq!(Reply::parse(&reply(2, 0, 0)).unwrap().status, Status::NoQp);
 }
 
@@ -161,12 +174,20 @@ fn longest_payload_is_ibta_mtu() {
 #[test]
 fn route_header_has_addresses() {
     for (source, destination) in [("10.1.2.3", "224.0.0.9"), ("fe80::1", "ff02::1:2")] {
-        let grh = Grh { len: 77, source: source.parse().unwrap(), destination: destination.parse().unwrap() };
+        let grh = Grh {
+            len: 77,
+            source: source.parse().unwrap(),
+            destination: destination.parse().unwrap(),
+        };
         let bytes = grh.emit();
         assert_eq!((bytes[0] >> 4, bytes[6]), (6, 0x1B));
         assert_eq!(Grh::parse(&bytes), Some(grh));
     }
-    let v4 = Grh { len: 0, source: IpAddr::from([10, 1, 2, 3]), destination: IpAddr::from([10, 1, 2, 4]) };
+    let v4 = Grh {
+        len: 0,
+        source: IpAddr::from([10, 1, 2, 3]),
+        destination: IpAddr::from([10, 1, 2, 4]),
+    };
     assert_eq!(v4.emit()[34..], [0xFF, 0xFF, 10, 1, 2, 4]);
     assert_eq!(Grh::parse(&[0; 40]), None);
 }

@@ -28,7 +28,8 @@ fn emit_tagged(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn check_and_place_untagged(bencher: Bencher<'_, '_>) {
     let mut queue = UntaggedRx::new(1);
-    let mut header = uiw_ddp::Untagged { last: true, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
+    let mut header =
+        uiw_ddp::Untagged { last: true, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
     bencher.bench_local(|| {
         let place = queue.check(black_box(&header), 64, Some(64)).is_ok();
         assert!(place && queue.placed(&header, 64).is_some());

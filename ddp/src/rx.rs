@@ -107,7 +107,8 @@ impl UntaggedRx {
         {
             return Err(UntaggedError::RsvdUlpChanged { was: rsvd_ulp, got: header.rsvd_ulp });
         }
-        let end = received.checked_add(len).ok_or(UntaggedError::MessageTooLong { mo: received, len })?;
+        let end =
+            received.checked_add(len).ok_or(UntaggedError::MessageTooLong { mo: received, len })?;
         if end > buffer {
             return Err(UntaggedError::TooLong { message: end, buffer });
         }
@@ -232,7 +233,8 @@ pub enum TaggedError {
 mod tests {
     use super::*;
 
-    const SEND: Untagged = Untagged { last: true, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
+    const SEND: Untagged =
+        Untagged { last: true, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
 
     /// Returns a queue that has received `bytes` bytes of a message.
     fn amid(msn: u32, bytes: u32) -> UntaggedRx {
@@ -263,7 +265,11 @@ mod tests {
             assert_eq!(error, Err(UntaggedError::MsnRange { expected: 7, got }));
         }
         let duplicate = queue.check(&Untagged { msn: 6, ..SEND }, 0, None);
-        assert_eq!(duplicate, Err(UntaggedError::MsnRange { expected: 7, got: 6 }), "even without bytes");
+        assert_eq!(
+            duplicate,
+            Err(UntaggedError::MsnRange { expected: 7, got: 6 }),
+            "even without bytes"
+        );
     }
 
     // [test:RFC5041-7.1-03] [test:RFC5040-5.3-10]
@@ -283,7 +289,10 @@ mod tests {
             let error = queue.check(&Untagged { mo: got, ..SEND }, 5, Some(64_000));
             assert_eq!(error, Err(UntaggedError::Mo { expected: 100, got }));
         }
-        assert_eq!(queue.check(&Untagged { mo: 100, ..SEND }, 5, Some(105)), Ok(Placement { offset: 100 }));
+        assert_eq!(
+            queue.check(&Untagged { mo: 100, ..SEND }, 5, Some(105)),
+            Ok(Placement { offset: 100 })
+        );
         let late_start = UntaggedRx::new(1).check(&Untagged { mo: 4, ..SEND }, 5, Some(64));
         assert_eq!(late_start, Err(UntaggedError::Mo { expected: 0, got: 4 }));
     }
@@ -304,7 +313,10 @@ mod tests {
     fn message_limited_to_4_gib() {
         let queue = amid(1, u32::MAX - 3);
         let segment = Untagged { mo: u32::MAX - 3, ..SEND };
-        assert_eq!(queue.check(&segment, 3, Some(u32::MAX)), Ok(Placement { offset: u32::MAX - 3 }));
+        assert_eq!(
+            queue.check(&segment, 3, Some(u32::MAX)),
+            Ok(Placement { offset: u32::MAX - 3 })
+        );
         let error = queue.check(&segment, 4, Some(u32::MAX));
         assert_eq!(error, Err(UntaggedError::MessageTooLong { mo: u32::MAX - 3, len: 4 }));
         assert_eq!(
@@ -337,7 +349,10 @@ mod tests {
         ] {
             assert!(queue.check(&bad, len, Some(128)).is_err());
             assert!(queue.check(&good, 5, None).is_err());
-            assert_eq!((queue.expected_msn(), queue.received(), queue.in_progress()), (7, 100, true));
+            assert_eq!(
+                (queue.expected_msn(), queue.received(), queue.in_progress()),
+                (7, 100, true)
+            );
             assert_eq!(queue.check(&good, 5, Some(128)), Ok(Placement { offset: 100 }));
         }
         assert_eq!(queue.placed(&good, 5), Some(DeliveredMessage { msn: 7, len: 105 }));

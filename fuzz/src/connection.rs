@@ -14,7 +14,8 @@ use std::time::Duration;
 use uiw_llp::{ListenConfig, Token, TransportConfig, TransportStack};
 use uiw_testkit::sim::{Link, Network, Split};
 use uiw_verbs::{
-    CapabilityExchange, ConnConfig, Device, DeviceConfig, Limits, Progress, Revision, RtrKinds, StableTx,
+    CapabilityExchange, ConnConfig, Device, DeviceConfig, Limits, Progress, Revision, RtrKinds,
+    StableTx,
 };
 
 use crate::input::Input;
@@ -42,8 +43,9 @@ pub fn run(data: &[u8]) {
     let mut application = Application::new(&device, &arena, &mut input);
     let initiator = input.bool();
     let mut peer = if initiator {
-        let mut listener =
-            stack.listen((THEIRS, PORT).into(), &ListenConfig::default(), Token(1)).expect("a free port");
+        let mut listener = stack
+            .listen((THEIRS, PORT).into(), &ListenConfig::default(), Token(1))
+            .expect("a free port");
         application.connect((THEIRS, PORT).into(), &options);
         run_until_idle(&network, &device);
         let Ok(stream) = listener.accept(Token(2)) else { return };
@@ -113,8 +115,8 @@ fn converse(
 fn run_until_idle(network: &Network, device: &Device) {
     let mut idle = 0;
     for _ in 0..400 {
-        let moved =
-            device.pump() > 0 || network.next_event().is_some_and(|at| at <= network.now()) && network.step();
+        let moved = device.pump() > 0
+            || network.next_event().is_some_and(|at| at <= network.now()) && network.step();
         idle = if moved { 0 } else { idle + 1 };
         if idle > 2 {
             return;

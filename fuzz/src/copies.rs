@@ -134,7 +134,10 @@ fn journal(input: &mut Input<'_>) {
     });
     replayed.expect("a journal");
     if is_of {
-        assert!(found.len() <= written.len() && found == written[..found.len()], "{found:?} of {written:?}");
+        assert!(
+            found.len() <= written.len() && found == written[..found.len()],
+            "{found:?} of {written:?}"
+        );
     }
     assert!(read(&file).len() <= bytes.len().max(40));
 }
@@ -142,7 +145,8 @@ fn journal(input: &mut Input<'_>) {
 /// Creates a file without a name.
 fn memory() -> fs::File {
     let path = unused_path();
-    let file = fs::File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
+    let file =
+        fs::File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
     fs::remove_file(path).expect("it is there");
     file
 }
@@ -170,13 +174,17 @@ fn head(path: RelPath, input: &mut Input<'_>) -> FileHead {
     let sparse = input.u8().is_multiple_of(4);
     let mode = input.pick(&[0o600, 0o644, 0o755, 0]);
     let mtime = FileTime { seconds: i64::from(input.u8()), nanos: 5 };
-    let meta = Meta { kind: EntryKind::File, mode, size, mtime, version, sparse, target: Vec::new() };
+    let meta =
+        Meta { kind: EntryKind::File, mode, size, mtime, version, sparse, target: Vec::new() };
     FileHead { path, meta }
 }
 
 /// Returns the bytes of a block that the client sends: a hole, or one of two kinds of data.
 fn block(head: &FileHead, index: u64, kind: u8) -> Vec<u8> {
-    vec![if kind == 0 { 0 } else { kind % 2 + 1 + head.meta.version[0] * 2 }; head.block_len(index) as usize]
+    vec![
+        if kind == 0 { 0 } else { kind % 2 + 1 + head.meta.version[0] * 2 };
+        head.block_len(index) as usize
+    ]
 }
 
 /// Share, the folder around it, and the client.
@@ -268,8 +276,10 @@ impl FuzzedShare {
                     let Ok(path) = RelPath::new(input.pick(&PATHS).as_bytes()) else { continue };
                     let mut file = head(path, input);
                     file.meta.size = file.meta.size.min(5000);
-                    let content =
-                        vec![input.u8() % 2 + 1 + file.meta.version[0] * 2; file.meta.size as usize];
+                    let content = vec![
+                        input.u8() % 2 + 1 + file.meta.version[0] * 2;
+                        file.meta.size as usize
+                    ];
                     batch.add_file(&file.path, &file.meta, &content);
                 }
                 let (count, hash) = (batch.count, batch.hash());
@@ -277,7 +287,8 @@ impl FuzzedShare {
                 Request::PutBatch { count, len: bytes.len() as u32, hash }
             }
             9 => {
-                let target = input.pick(&["a", "..", "../secret", "/etc/passwd", "d"]).as_bytes().to_vec();
+                let target =
+                    input.pick(&["a", "..", "../secret", "/etc/passwd", "d"]).as_bytes().to_vec();
                 Request::Symlink { path, target, mtime }
             }
             10 => Request::SetDirectory { path, mode: 0o755, mtime },
@@ -313,8 +324,8 @@ impl FuzzedShare {
                 .any(|suffix| name.as_os_str().as_bytes().ends_with(suffix.as_bytes()));
             let path = self.path().join(name);
             // A file with a hole may be larger than the memory.
-            let is_short_file =
-                fs::symlink_metadata(&path).is_ok_and(|data| data.is_file() && data.len() <= 1 << 20);
+            let is_short_file = fs::symlink_metadata(&path)
+                .is_ok_and(|data| data.is_file() && data.len() <= 1 << 20);
             if !is_incomplete || !is_short_file || input.bool() {
                 continue;
             }
@@ -365,7 +376,8 @@ impl Drop for FuzzedShare {
         // Folders may have no permissions any more.
         for (name, what) in listing(&self.path()) {
             if what.starts_with("folder") {
-                let _ = fs::set_permissions(self.path().join(name), fs::Permissions::from_mode(0o700));
+                let _ =
+                    fs::set_permissions(self.path().join(name), fs::Permissions::from_mode(0o700));
             }
         }
         let _ = fs::remove_dir_all(&self.outer);

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use uiw_datagram::sidr::{self, Reply, Request};
 use uiw_datagram::{DatagramError, Header, Qpn, crc};
 use uiw_llp::{
-    DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Interest, Outgoing, Token, TransportStack,
+    DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Interest, Outgoing, Token,
+    TransportStack,
 };
 use uiw_testkit::sim::Network;
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrListener};
 use uiw_verbs::{
-    Access, Cq, CqConfig, DatagramPort, Device, DeviceConfig, Memory, Progress, Qp, QpInit, QpState, RawMr,
-    RecvWr, Sge, Wc, WcStatus,
+    Access, Cq, CqConfig, DatagramPort, Device, DeviceConfig, Memory, Progress, Qp, QpInit,
+    QpState, RawMr, RecvWr, Sge, Wc, WcStatus,
 };
 
 const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -71,7 +72,9 @@ impl FuzzedSender {
         let mut all = Vec::new();
         while self.socket.recv(&mut buffer, &mut incoming).is_ok() {
             let runs = incoming.drain(..);
-            all.extend(runs.flat_map(|run: Incoming| run.each()).map(|bytes| buffer[bytes].to_vec()));
+            all.extend(
+                runs.flat_map(|run: Incoming| run.each()).map(|bytes| buffer[bytes].to_vec()),
+            );
         }
         all
     }
@@ -83,8 +86,8 @@ impl FuzzedTarget {
         let device = Device::with_stack(Box::new(network.stack(OURS)), options).expect("a device");
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(256, CqConfig::default()).expect("a queue");
-        let port =
-            DatagramPort::bind(&device, &[SocketAddr::new(OURS, 0)], cq.shard(), 4096).expect("a port");
+        let port = DatagramPort::bind(&device, &[SocketAddr::new(OURS, 0)], cq.shard(), 4096)
+            .expect("a port");
         let init = QpInit::new(&cq, &cq).signal_all(true);
         let qp = pd.create_ud_qp(init, &port).expect("a queue pair");
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
@@ -103,7 +106,8 @@ impl FuzzedTarget {
         }
         let wr_id = self.next;
         self.next += 1;
-        let sge = Sge { addr: self.mr.addr() + wr_id % PLACES * PLACE, length, lkey: self.mr.lkey() };
+        let sge =
+            Sge { addr: self.mr.addr() + wr_id % PLACES * PLACE, length, lkey: self.mr.lkey() };
         // SAFETY: the region exists as long as the queue pair, and is only read by copying.
         unsafe { self.qp.post_recv([RecvWr { wr_id, sges: &[sge] }]) }.expect("room for a receive");
         self.posted.push_back((wr_id, length));
@@ -137,7 +141,8 @@ impl FuzzedTarget {
             self.alive = false;
             self.dropped += 1;
             let flushed = self.posted.drain(..).map(|(wr_id, _)| (wr_id, WcStatus::Flushed));
-            let expected: Vec<_> = [(wr_id, WcStatus::LocalLength)].into_iter().chain(flushed).collect();
+            let expected: Vec<_> =
+                [(wr_id, WcStatus::LocalLength)].into_iter().chain(flushed).collect();
             let got: Vec<_> = got.iter().map(|wc| (wc.wr_id, wc.status)).collect();
             assert_eq!(got, expected);
             assert_eq!(self.qp.state(), QpState::Err);
@@ -199,8 +204,9 @@ pub fn run(data: &[u8]) {
                 sender.send(raw);
                 // Arbitrary bytes hardly ever have a correct CRC, so none of these datagrams is
                 // expected to be valid.
-                let valid =
-                    Header::parse(raw).ok().filter(|(header, _)| header.check_source(sender.port()).is_ok());
+                let valid = Header::parse(raw)
+                    .ok()
+                    .filter(|(header, _)| header.check_source(sender.port()).is_ok());
                 assert!(valid.is_none(), "a CRC of the input's own");
                 target.check(None);
             }
@@ -230,7 +236,8 @@ fn message(input: &mut Input<'_>, target: &mut FuzzedTarget, sender: &mut Fuzzed
     let mut bytes = header.emit().to_vec();
     bytes.extend_from_slice(&payload);
     let mut valid = false;
-    let change = |at: usize, bytes: &mut Vec<u8>, input: &mut Input<'_>| bytes[at] ^= input.u8().max(1);
+    let change =
+        |at: usize, bytes: &mut Vec<u8>, input: &mut Input<'_>| bytes[at] ^= input.u8().max(1);
     match wrong {
         0 => change(0, &mut bytes, input),
         1 => change(1, &mut bytes, input),
@@ -239,7 +246,10 @@ fn message(input: &mut Input<'_>, target: &mut FuzzedTarget, sender: &mut Fuzzed
         3 => change(9, &mut bytes, input),
         4 => change(13, &mut bytes, input),
         5 => bytes[20] ^= input.pick(&[0x80, 0x40, 0x01, 0x02]),
-        6 => bytes[21] = bytes[21] & !0xF | input.pick(&[0, 1, 2, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14]),
+        6 => {
+            bytes[21] =
+                bytes[21] & !0xF | input.pick(&[0, 1, 2, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
+        }
         7 => bytes[21] ^= input.pick(&[0x40, 0x80, 0xC0]),
         8 => change(29, &mut bytes, input),
         9 => change(37, &mut bytes, input),
@@ -274,7 +284,8 @@ fn ask(
     let transaction = u64::from(input.u8() & 7);
     let private = input.below(181);
     let private = input.take(private).to_vec();
-    let mut bytes = Request { transaction, private_data: &private }.emit().expect("it fits").to_vec();
+    let mut bytes =
+        Request { transaction, private_data: &private }.emit().expect("it fits").to_vec();
     let wrong = input.below(8);
     match wrong {
         0 => bytes[input.below(2)] ^= input.u8().max(1),
@@ -290,7 +301,8 @@ fn ask(
         bytes.truncate(end);
         bytes.extend_from_slice(&field);
     }
-    let known = answered.iter().find(|(number, _)| *number == transaction).map(|(_, reply)| reply.clone());
+    let known =
+        answered.iter().find(|(number, _)| *number == transaction).map(|(_, reply)| reply.clone());
     asker.send(&bytes);
     target.pump();
     let event = channel.try_pop();
@@ -303,7 +315,9 @@ fn ask(
         assert_eq!(asker.receive(), [reply], "the reply is repeated");
         return;
     }
-    let Some(CmEventKind::SidrRequest(request)) = event.map(|event| event.kind) else { panic!("no request") };
+    let Some(CmEventKind::SidrRequest(request)) = event.map(|event| event.kind) else {
+        panic!("no request")
+    };
     assert_eq!(request.private_data(), private);
     if input.bool() {
         request.accept(target.qp.num(), target.qkey, b"yes").expect("it fits");

@@ -37,8 +37,13 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let bits = input.u8();
     let (crc, markers) = (bits & 1 == 0, bits & 2 == 0);
-    let mut sender =
-        FramedSender { crc, markers, tx: FpduTx::new(crc, markers), bytes: Vec::new(), due: Vec::new() };
+    let mut sender = FramedSender {
+        crc,
+        markers,
+        tx: FpduTx::new(crc, markers),
+        bytes: Vec::new(),
+        due: Vec::new(),
+    };
     let fpdus = input.below(12);
     for _ in 0..fpdus {
         sender.item(&mut input);
@@ -77,7 +82,8 @@ impl FramedSender {
             other => usize::from(other) % 64,
         };
         let seed = input.u8();
-        let ulpdu: Vec<u8> = (0..len).map(|n| (n as u8).wrapping_mul(7).wrapping_add(seed)).collect();
+        let ulpdu: Vec<u8> =
+            (0..len).map(|n| (n as u8).wrapping_mul(7).wrapping_add(seed)).collect();
         let mut fpdu = vec![0, 0];
         fpdu.extend_from_slice(&ulpdu);
         self.tx.seal(&mut fpdu, 0);
@@ -206,17 +212,29 @@ fn check(due: &[ExpectedFpdu], received: &ReceivedStream) {
                 assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} bytes", ulpdu.len());
             }
             ExpectedFpdu::Crc => {
-                assert!(matches!(received.error, Some(FpduError::Crc { .. })), "{:?}", received.error);
+                assert!(
+                    matches!(received.error, Some(FpduError::Crc { .. })),
+                    "{:?}",
+                    received.error
+                );
             }
             ExpectedFpdu::Marker => {
-                assert!(matches!(received.error, Some(FpduError::Marker { .. })), "{:?}", received.error);
+                assert!(
+                    matches!(received.error, Some(FpduError::Marker { .. })),
+                    "{:?}",
+                    received.error
+                );
             }
-            ExpectedFpdu::Nothing => assert!(!matches!(received.error, Some(FpduError::Marker { .. }))),
+            ExpectedFpdu::Nothing => {
+                assert!(!matches!(received.error, Some(FpduError::Marker { .. })));
+            }
             ExpectedFpdu::Anything => return,
         }
     }
     assert_eq!(ulpdus.next(), None, "it was not sent");
-    let error_due =
-        matches!(due.last(), Some(ExpectedFpdu::Crc | ExpectedFpdu::Marker | ExpectedFpdu::Nothing));
+    let error_due = matches!(
+        due.last(),
+        Some(ExpectedFpdu::Crc | ExpectedFpdu::Marker | ExpectedFpdu::Nothing)
+    );
     assert!(error_due || received.error.is_none(), "{:?}", received.error);
 }

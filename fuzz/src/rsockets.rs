@@ -84,7 +84,8 @@ fn datagram_headers(bytes: &[u8]) {
     let mut fronts = vec![bytes.to_vec()];
     for (version, exchange, message) in [(4, 16, 8), (6, 28, 24)] {
         let operation = bytes.first().map_or(0, |first| first % 8);
-        fronts.push([&[0x55, 0x55, 0x55, 0x55, version, operation, exchange, 0, 0], bytes].concat());
+        fronts
+            .push([&[0x55, 0x55, 0x55, 0x55, version, operation, exchange, 0, 0], bytes].concat());
         fronts.push([&[version, message], bytes].concat());
     }
     for packet in fronts {
@@ -155,7 +156,11 @@ pub fn run(bytes: &[u8]) {
                     "bytes that are readable are found"
                 );
                 assert!(
-                    chunk.clone().eq(expected.published.range(skip as usize..).copied().take(chunk.len()))
+                    chunk.clone().eq(expected
+                        .published
+                        .range(skip as usize..)
+                        .copied()
+                        .take(chunk.len()))
                 );
                 if skip == 0 {
                     receiver.consume(len as u32);

@@ -5,9 +5,9 @@
 use uiw_ddp::{Header, STag, Tagged, Untagged, UntaggedRx};
 use uiw_mpa::MAX_ULPDU;
 use uiw_rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Opcode,
-    QuotedHeaders, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header, tagged_header,
-    untagged_header,
+    AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData,
+    Opcode, QuotedHeaders, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header,
+    tagged_header, untagged_header,
 };
 
 use crate::input::Input;
@@ -33,7 +33,8 @@ pub fn run(data: &[u8]) {
     // These bytes are unused. The corpus has them.
     input.take(4);
     let bits = input.u8();
-    let extensions = Extensions { immediate: bits & 1 != 0, atomic: bits & 2 != 0, send_imm: bits & 4 != 0 };
+    let extensions =
+        Extensions { immediate: bits & 1 != 0, atomic: bits & 2 != 0, send_imm: bits & 4 != 0 };
     // Half of the inputs start near the wrap of the MSN.
     let first = if bits & 8 == 0 { 1 } else { u32::MAX - u32::from(input.u8() % 4) };
     let mut receiver = SegmentReceiver {
@@ -77,15 +78,23 @@ impl SegmentReceiver {
         let mut header = match opcode.zip(queue) {
             None => {
                 let (last, stag, to) = (input.bool(), STag(input.u32()), input.u64());
-                let no_opcode =
-                    Tagged { last, rsvd_ulp: Control { version: 1, rsv: 0, opcode: raw }.emit(), stag, to };
-                Header::Tagged(opcode.map_or(no_opcode, |opcode| tagged_header(opcode, stag, to, last)))
+                let no_opcode = Tagged {
+                    last,
+                    rsvd_ulp: Control { version: 1, rsv: 0, opcode: raw }.emit(),
+                    stag,
+                    to,
+                };
+                Header::Tagged(
+                    opcode.map_or(no_opcode, |opcode| tagged_header(opcode, stag, to, last)),
+                )
             }
             Some((opcode, qn)) => {
                 let (word, msn, mo) = (input.u32(), spec.expected_msn(), spec.received());
                 Header::Untagged(match opcode {
                     // A message in progress continues as a Send.
-                    _ if spec.in_progress() => untagged_header(Opcode::Send, qn, msn, mo, true, word),
+                    _ if spec.in_progress() => {
+                        untagged_header(Opcode::Send, qn, msn, mo, true, word)
+                    }
                     Opcode::SendImm => send_imm_header(msn, mo, true, word, word & 1 != 0),
                     _ => untagged_header(opcode, qn, msn, mo, true, word),
                 })
@@ -251,7 +260,11 @@ fn terminate(message: &[u8]) {
             return;
         };
         let _ = (terminate.to_string(), encoding);
-        assert_eq!(Terminate::parse(&terminate.emit()), Ok(terminate), "what was understood can be said");
+        assert_eq!(
+            Terminate::parse(&terminate.emit()),
+            Ok(terminate),
+            "what was understood can be said"
+        );
         if let Some(header) = terminate.ddp_header {
             let _ = (header.header(), format!("{header:?}"));
         }

@@ -4,7 +4,9 @@ use uiw_mpa::startup::{
     Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds, StartupConfig, StartupError,
     StartupRefusal,
 };
-use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind, HEADER_LEN, MAX_PRIVATE_DATA, NOT_NEGOTIATED};
+use uiw_mpa::wire::startup::{
+    Enhanced, Frame, FrameKind, HEADER_LEN, MAX_PRIVATE_DATA, NOT_NEGOTIATED,
+};
 
 use crate::input::Input;
 
@@ -97,7 +99,10 @@ fn well_formed(bytes: &[u8]) -> Option<usize> {
 /// and that the decoded frame is encoded to the same bytes.
 fn check_frame(bytes: &[u8]) {
     let parsed = Frame::parse(bytes);
-    assert_eq!(parsed.as_ref().ok().and_then(Option::as_ref).map(|(_, used)| *used), well_formed(bytes));
+    assert_eq!(
+        parsed.as_ref().ok().and_then(Option::as_ref).map(|(_, used)| *used),
+        well_formed(bytes)
+    );
     match parsed {
         Ok(Some((frame, used))) => {
             assert_eq!(frame.emit(), bytes[..used], "{frame}");

@@ -14,8 +14,8 @@ use uiw_mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrK
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_stream::{
-    BatchLength, CapabilityExchange, Event, FpduSize, Op, Piece, RdmapConfig, RdmapStream, Remote, StableTx,
-    Time, Transmit,
+    BatchLength, CapabilityExchange, Event, FpduSize, Op, Piece, RdmapConfig, RdmapStream, Remote,
+    StableTx, Time, Transmit,
 };
 
 use crate::input::Input;
@@ -69,7 +69,9 @@ pub fn run(data: &[u8]) {
     host.may_invalidate = (0..=255).step_by(2).map(STag).collect();
     let (stream, initiator, responder) = match input.below(8) {
         0..4 => {
-            let Ok(stream) = RdmapStream::connect(config.clone(), b"fuzz", SINK, 1, now) else { return };
+            let Ok(stream) = RdmapStream::connect(config.clone(), b"fuzz", SINK, 1, now) else {
+                return;
+            };
             (stream, None, Some(Responder::new(theirs.startup.clone())))
         }
         4..7 => {
@@ -78,8 +80,13 @@ pub fn run(data: &[u8]) {
         }
         _ => (RdmapStream::loopback(config.clone(), SINK, now), None, None),
     };
-    let peer =
-        PeerState { initiator, responder, negotiated: None, fpdu: FpduTx::new(true, false), msn: [1; 4] };
+    let peer = PeerState {
+        initiator,
+        responder,
+        negotiated: None,
+        fpdu: FpduTx::new(true, false),
+        msn: [1; 4],
+    };
     let mut run = StreamRun {
         stream,
         host,
@@ -95,7 +102,11 @@ pub fn run(data: &[u8]) {
         rejected: false,
         peer,
     };
-    run.stream.set_batch_length(if theirs.copy_with_crc { BatchLength::Usual } else { BatchLength::Long });
+    run.stream.set_batch_length(if theirs.copy_with_crc {
+        BatchLength::Usual
+    } else {
+        BatchLength::Long
+    });
     run.stream.set_emss(input.pick(&[1460, 536, 9000, 100]));
     run.stream.handle_connected(now);
     run.events(&mut input);
@@ -121,11 +132,15 @@ fn config(input: &mut Input<'_>) -> RdmapConfig {
     startup.crc = bits & 2 == 0;
     startup.want_markers = bits & 4 != 0;
     startup.peer_to_peer = bits & 8 == 0;
-    startup.rtr =
-        RtrKinds { write: kinds & 1 == 0, read: kinds & 2 == 0, send: kinds & 4 == 0 || kinds & 3 == 3 };
+    startup.rtr = RtrKinds {
+        write: kinds & 1 == 0,
+        read: kinds & 2 == 0,
+        send: kinds & 4 == 0 || kinds & 3 == 3,
+    };
     startup.ird = input.pick(&[4, 1, 0, 16, 0x3FFF]);
     startup.ord = input.pick(&[4, 1, 0, 16, 0x3FFF]);
-    config.fpdu = input.pick(&[FpduSize::Auto, FpduSize::Segment, FpduSize::Large, FpduSize::Fixed(200)]);
+    config.fpdu =
+        input.pick(&[FpduSize::Auto, FpduSize::Segment, FpduSize::Large, FpduSize::Fixed(200)]);
     config.capabilities =
         input.pick(&[CapabilityExchange::Assume, CapabilityExchange::Off, CapabilityExchange::On]);
     config.acknowledged = bits & 16 != 0;
@@ -143,14 +158,18 @@ impl StreamRun {
             let request = initiator.request();
             self.arrive(&request, input);
             self.transmit(usize::MAX);
-            if let Ok(Some((used, Outcome::Accepted { negotiated, .. }))) = initiator.reply(&self.sent) {
+            if let Ok(Some((used, Outcome::Accepted { negotiated, .. }))) =
+                initiator.reply(&self.sent)
+            {
                 self.sent.drain(..used);
                 self.peer.open(negotiated);
             }
         } else if let Some(mut responder) = self.peer.responder.take() {
             self.transmit(usize::MAX);
             let Ok(Some((_, request))) = responder.request(&self.sent) else { return };
-            let Ok((reply, negotiated)) = responder.accept(&request, &theirs.startup, b"") else { return };
+            let Ok((reply, negotiated)) = responder.accept(&request, &theirs.startup, b"") else {
+                return;
+            };
             self.sent.clear();
             self.arrive(&reply, input);
             self.peer.open(negotiated);
@@ -174,7 +193,8 @@ impl StreamRun {
             80..=129 => {
                 let len = input.pick(&[8, 0, 100, 3000, 20_000, 70_000]);
                 let op = op(input);
-                let len = if matches!(op, Op::FetchAdd { .. } | Op::CmpSwap { .. }) { 8 } else { len };
+                let len =
+                    if matches!(op, Op::FetchAdd { .. } | Op::CmpSwap { .. }) { 8 } else { len };
                 let flags = input.u8();
                 self.host.post_with(op, &vec![0x50; len], |request| {
                     request.fence = flags & 1 != 0;
@@ -202,7 +222,9 @@ impl StreamRun {
             }
             220..=223 => drop(self.stream.close(self.now)),
             224 | 225 => self.stream.abort(&mut self.host, self.now),
-            226 => self.stream.fail_locally(&mut self.host, uiw_stream::LocalError::GivenUp, self.now),
+            226 => {
+                self.stream.fail_locally(&mut self.host, uiw_stream::LocalError::GivenUp, self.now);
+            }
             227..=229 => {
                 if !self.host.detached {
                     self.stream.detach(&mut self.host, self.now);
@@ -215,9 +237,10 @@ impl StreamRun {
             235 => self.stream.abandon_startup(),
             236..=239 => self.stream.pause(),
             240..=243 => self.stream.resume(),
-            244 => self
-                .stream
-                .set_no_receive_timeout(Duration::from_millis(input.pick(&[0, 50, 9000])), self.now),
+            244 => self.stream.set_no_receive_timeout(
+                Duration::from_millis(input.pick(&[0, 50, 9000])),
+                self.now,
+            ),
             245 => self.deregister(),
             246 => {
                 self.deregister();
@@ -243,8 +266,13 @@ impl StreamRun {
         }
         self.unread.extend_from_slice(bytes);
         while self.stream.accepts_bytes() {
-            let front = if input.u8() < 200 { self.unread.len() } else { input.below(self.unread.len() + 1) };
-            let used = self.stream.handle_bytes(&mut self.host, &mut self.unread[..front], self.now);
+            let front = if input.u8() < 200 {
+                self.unread.len()
+            } else {
+                input.below(self.unread.len() + 1)
+            };
+            let used =
+                self.stream.handle_bytes(&mut self.host, &mut self.unread[..front], self.now);
             assert!(used <= front);
             self.unread.drain(..used);
             self.events(input);
@@ -300,7 +328,9 @@ impl StreamRun {
             match event {
                 Event::Requested(_) => match input.u8() {
                     0..=229 => drop(self.stream.accept(self.config.clone(), b"", self.now)),
-                    230..=244 => self.rejected = self.stream.reject(b"no", self.now).unwrap_or(false),
+                    230..=244 => {
+                        self.rejected = self.stream.reject(b"no", self.now).unwrap_or(false);
+                    }
                     _ => {}
                 },
                 Event::Established(_) => {
@@ -334,10 +364,15 @@ impl StreamRun {
         self.events(input);
         assert!(self.stream.is_over(), "a stream without transport is over");
         assert!(self.ended || self.failed || self.rejected, "nothing is reported");
-        assert!(!self.established || self.ended, "the end of an established stream is not reported");
+        assert!(
+            !self.established || self.ended,
+            "the end of an established stream is not reported"
+        );
         self.now = self.now.after(Duration::from_secs(100));
         self.stream.handle_timeout(&mut self.host, self.now);
-        assert!(self.stream.poll_transmit(&mut self.host, self.now).is_none() || self.stream.is_reset());
+        assert!(
+            self.stream.poll_transmit(&mut self.host, self.now).is_none() || self.stream.is_reset()
+        );
         self.events(input);
         self.host.assert_guards();
         if !self.ended && self.host.built > 0 {
@@ -394,33 +429,49 @@ impl PeerState {
         let last = input.u8() < 220;
         let len = input.pick(&[20, 0, 1, 4, 8, 400, 1400]);
         let mut payload = vec![0x70; len];
-        let tagged = |opcode, (stag, to)| Header::Tagged(uiw_rdmap::tagged_header(opcode, stag, to, last));
+        let tagged =
+            |opcode, (stag, to)| Header::Tagged(uiw_rdmap::tagged_header(opcode, stag, to, last));
         let header = match input.below(10) {
             0 | 1 => tagged(Opcode::Write, place(input)),
             2 => {
                 let (_, to) = place(input);
-                let to = if input.bool() { to } else { u64::from(input.u8()) << 32 | u64::from(input.u8()) };
+                let to = if input.bool() {
+                    to
+                } else {
+                    u64::from(input.u8()) << 32 | u64::from(input.u8())
+                };
                 tagged(Opcode::ReadResponse, (sink, to))
             }
             3 | 4 => {
                 let (source_stag, source_to) = place(input);
                 let len = input.pick(&[0, 4, 1000, 30_000, u32::MAX]);
-                payload = ReadRequest { sink_stag: STag(1), sink_to: 0, len, source_stag, source_to }
-                    .emit()
-                    .to_vec();
+                payload =
+                    ReadRequest { sink_stag: STag(1), sink_to: 0, len, source_stag, source_to }
+                        .emit()
+                        .to_vec();
                 self.untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, true, input)
             }
             5 => {
                 let (stag, to) = place(input);
                 let (op, data) = (AtomicOp::FetchAdd, input.u64());
                 let (mask, compare, compare_mask) = (0, 0, u64::MAX);
-                let request =
-                    AtomicRequest { op, request_id: 1, stag, to, data, mask, compare, compare_mask };
+                let request = AtomicRequest {
+                    op,
+                    request_id: 1,
+                    stag,
+                    to,
+                    data,
+                    mask,
+                    compare,
+                    compare_mask,
+                };
                 payload = request.emit().to_vec();
                 self.untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, true, input)
             }
             6 => {
-                payload = AtomicResponse { request_id: u32::from(input.u8()), original: 1 }.emit().to_vec();
+                payload = AtomicResponse { request_id: u32::from(input.u8()), original: 1 }
+                    .emit()
+                    .to_vec();
                 self.untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, true, input)
             }
             7 => {
@@ -431,13 +482,17 @@ impl PeerState {
                     Opcode::Terminate,
                     Opcode::SendImm,
                 ]);
-                let qn =
-                    if opcode == Opcode::Terminate { uiw_rdmap::QN_TERMINATE } else { uiw_rdmap::QN_SEND };
+                let qn = if opcode == Opcode::Terminate {
+                    uiw_rdmap::QN_TERMINATE
+                } else {
+                    uiw_rdmap::QN_SEND
+                };
                 self.untagged(opcode, qn, last, input)
             }
             _ => self.untagged(Opcode::Send, uiw_rdmap::QN_SEND, last, input),
         };
-        let header_len = if matches!(header, Header::Tagged(_)) { Tagged::LEN } else { Untagged::LEN };
+        let header_len =
+            if matches!(header, Header::Tagged(_)) { Tagged::LEN } else { Untagged::LEN };
         let mut fpdu = vec![0; 2 + header_len];
         header.emit(&mut fpdu[2..]);
         fpdu.extend(payload);

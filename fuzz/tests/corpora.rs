@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 fn replay(name: &str) {
-    let (_, target) = uiw_fuzz::TARGETS.into_iter().find(|target| target.0 == name).expect("a target");
+    let (_, target) =
+        uiw_fuzz::TARGETS.into_iter().find(|target| target.0 == name).expect("a target");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
     let mut inputs: Vec<_> =
         fs::read_dir(&folder).expect("a corpus").map(|entry| entry.unwrap().path()).collect();

@@ -79,5 +79,8 @@ fn current_test() -> String {
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-    env::split_paths(&path).chain(system).map(|folder| folder.join(program)).find(|file| file.is_file())
+    env::split_paths(&path)
+        .chain(system)
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
 }

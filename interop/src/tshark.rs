@@ -110,7 +110,12 @@ impl Tshark {
             .args([OsStr::new("-r"), capture.as_os_str()])
             .args(["-n", "-T", "pdml", "-J", "frame iwarp_mpa iwarp_ddp_rdmap _ws.malformed"])
             .args(["--disable-protocol", "rpcordma", "--disable-protocol", "smb_direct"])
-            .args(["-o", "tcp.desegment_tcp_streams:TRUE", "-o", "tcp.reassemble_out_of_order:TRUE"])
+            .args([
+                "-o",
+                "tcp.desegment_tcp_streams:TRUE",
+                "-o",
+                "tcp.reassemble_out_of_order:TRUE",
+            ])
             // Settings of the user must not change the result.
             .env("XDG_CONFIG_HOME", env::temp_dir().join("uiw-no-such-folder"))
             .stdin(Stdio::null())
@@ -118,11 +123,13 @@ impl Tshark {
             .stderr(Stdio::piped())
             .spawn()?;
         // A thread reads the complaints, so that tshark never waits for room in one of the pipes.
-        let complaint = child.stderr.take().map(|stderr| thread::spawn(|| io::read_to_string(stderr)));
+        let complaint =
+            child.stderr.take().map(|stderr| thread::spawn(|| io::read_to_string(stderr)));
         let output = child.stdout.take().map(|output| read(BufReader::new(output)));
         let status = child.wait()?;
         if !status.success() {
-            let complaint = complaint.and_then(|reader| reader.join().ok()?.ok()).unwrap_or_default();
+            let complaint =
+                complaint.and_then(|reader| reader.join().ok()?.ok()).unwrap_or_default();
             return Err(Error::Status(status, complaint));
         }
         output.unwrap_or_else(|| Ok(Dissection::default()))
@@ -146,7 +153,8 @@ impl Tshark {
         for field in fields {
             command.args(["-e", field]);
         }
-        let output = command.env("XDG_CONFIG_HOME", env::temp_dir().join("uiw-no-such-folder")).output()?;
+        let output =
+            command.env("XDG_CONFIG_HOME", env::temp_dir().join("uiw-no-such-folder")).output()?;
         // tshark continues after an error of a script.
         let complaint = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() || complaint.contains("Lua") {
@@ -215,7 +223,9 @@ impl FieldWalk {
             "iwarp_mpa.fpdu" => self.found.fpdus.push(Fpdu::new(self.packet)),
             "_ws.malformed" => self.malformed(),
             _ => {
-                if let Some(fpdu) = self.found.fpdus.get_mut(self.before..).and_then(<[Fpdu]>::last_mut) {
+                if let Some(fpdu) =
+                    self.found.fpdus.get_mut(self.before..).and_then(<[Fpdu]>::last_mut)
+                {
                     fpdu.field(name, showname, show);
                 }
             }

@@ -114,8 +114,11 @@ impl PcapSink {
     /// Returns OS errors.
     pub fn create(file: impl Into<PcapConfig>) -> io::Result<Arc<Self>> {
         let file = file.into();
-        let opened =
-            if file.append { open(&file.path, File::options().append(true))? } else { create(&file.path)? };
+        let opened = if file.append {
+            open(&file.path, File::options().append(true))?
+        } else {
+            create(&file.path)?
+        };
         let length = opened.metadata().map_or(0, |metadata| metadata.len());
         Self::with(Box::new(opened), Some(file), length)
     }
@@ -128,7 +131,11 @@ impl PcapSink {
         Self::with(writer, None, 0)
     }
 
-    fn with(writer: Box<dyn Write + Send>, file: Option<PcapConfig>, written: u64) -> io::Result<Arc<Self>> {
+    fn with(
+        writer: Box<dyn Write + Send>,
+        file: Option<PcapConfig>,
+        written: u64,
+    ) -> io::Result<Arc<Self>> {
         let mut output = CaptureOutput {
             writer: BufWriter::with_capacity(BUFFER, writer),
             file,
@@ -180,7 +187,9 @@ impl PcapSink {
         }
         let snap = file.snap();
         file.rotate();
-        file.write(|block| pcapng::packet(block, &pcapng::Packet { interface, time, outgoing, snap }, fill));
+        file.write(|block| {
+            pcapng::packet(block, &pcapng::Packet { interface, time, outgoing, snap }, fill);
+        });
     }
 
     fn since_began(&self, at: Instant) -> u64 {
@@ -218,7 +227,9 @@ impl CaptureOutput {
         if self.failure.is_some() || file.rotate.is_none_or(|rotate| self.written < rotate.bytes) {
             return;
         }
-        let next = |file: &PcapConfig, writer: &mut BufWriter<Box<dyn Write + Send>>| -> io::Result<File> {
+        let next = |file: &PcapConfig,
+                    writer: &mut BufWriter<Box<dyn Write + Send>>|
+         -> io::Result<File> {
             writer.flush()?;
             let last = file.rotate.map_or(0, |rotate| rotate.files - 1);
             for age in (0..last).rev() {

@@ -33,7 +33,10 @@ impl Outgoing {
     ///
     /// # Panics
     /// The iterator panics if `bytes` is shorter than the datagrams.
-    pub fn each<'a>(datagrams: &'a [Self], bytes: &'a [u8]) -> impl Iterator<Item = (&'a Self, &'a [u8])> {
+    pub fn each<'a>(
+        datagrams: &'a [Self],
+        bytes: &'a [u8],
+    ) -> impl Iterator<Item = (&'a Self, &'a [u8])> {
         let mut rest = bytes;
         datagrams.iter().flat_map(|run| std::iter::repeat_n(run, run.count)).map(move |run| {
             let (now, later) = rest.split_at(run.len);

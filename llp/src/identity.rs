@@ -31,12 +31,16 @@ pub enum PeerIdentity {
 impl fmt::Display for PeerIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::PublicKey { name, fingerprint, .. } if name.is_empty() => write!(f, "key {fingerprint}"),
+            Self::PublicKey { name, fingerprint, .. } if name.is_empty() => {
+                write!(f, "key {fingerprint}")
+            }
             Self::PublicKey { name, fingerprint, .. } => write!(f, "{name} ({fingerprint})"),
             Self::Certificate { names, fingerprint } if names.is_empty() => {
                 write!(f, "certificate {fingerprint}")
             }
-            Self::Certificate { names, fingerprint } => write!(f, "{} ({fingerprint})", names.join(", ")),
+            Self::Certificate { names, fingerprint } => {
+                write!(f, "{} ({fingerprint})", names.join(", "))
+            }
             Self::SameProcess => f.write_str("this process"),
         }
     }
@@ -49,11 +53,12 @@ pub struct Fingerprint(pub [u8; 32]);
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        const ALPHABET: &[u8; 64] =
+            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         f.write_str("SHA256:")?;
         for group in self.0.chunks(3) {
-            let bits =
-                group.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+            let bits = group.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte))
+                << (8 * (3 - group.len()));
             for digit in 0..=group.len() {
                 let at = bits >> (18 - 6 * digit) & 63;
                 write!(f, "{}", char::from(ALPHABET[at as usize]))?;
@@ -75,6 +80,9 @@ mod tests {
         }
         assert_eq!(Fingerprint([0; 32]).to_string(), format!("SHA256:{}", "A".repeat(43)));
         // `base64` of coreutils encodes the same bytes in this way.
-        assert_eq!(Fingerprint(bytes).to_string(), "SHA256:+h9EaY6z2P0iR2yRttsAJUpvlLneAyhNcpe84QYrUHU");
+        assert_eq!(
+            Fingerprint(bytes).to_string(),
+            "SHA256:+h9EaY6z2P0iR2yRttsAJUpvlLneAyhNcpe84QYrUHU"
+        );
     }
 }

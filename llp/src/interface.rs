@@ -33,7 +33,8 @@ impl Interface {
     pub fn all() -> io::Result<Vec<Self>> {
         // SAFETY: the call returns a list that is freed below, or null.
         let list = unsafe { libc::if_nameindex() };
-        let found = |names: &[String]| names.iter().filter_map(|name| Self::find(name).ok()).collect();
+        let found =
+            |names: &[String]| names.iter().filter_map(|name| Self::find(name).ok()).collect();
         if list.is_null() {
             // `if_nameindex` uses netlink, which the system may refuse.
             return Ok(found(&addresses::names()?));
@@ -85,9 +86,9 @@ pub fn index_of(name: &str) -> io::Result<u32> {
     // SAFETY: the name ends with a zero.
     match unsafe { libc::if_nametoindex(text.as_ptr()) } {
         0 => match io::Error::last_os_error() {
-            error if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => {
-                Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no interface `{name}`")))
-            }
+            error if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => Err(
+                io::Error::new(io::ErrorKind::NotFound, format!("there is no interface `{name}`")),
+            ),
             error => Err(error),
         },
         index => Ok(index),
@@ -114,7 +115,8 @@ pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
 /// Returns OS errors.
 pub fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
-    let fd = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
+    let fd =
+        check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
     // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -144,7 +146,8 @@ mod tests {
 
     #[test]
     fn loopback_interface_found() {
-        let lo = Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
+        let lo =
+            Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
         assert_eq!(Interface::find(&lo.name).unwrap(), lo);
         assert!(lo.index > 0 && lo.mtu >= 1280);
         assert_eq!(Interface::find("uiw-none").unwrap_err().kind(), io::ErrorKind::NotFound);

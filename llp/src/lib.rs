@@ -104,7 +104,9 @@ pub use clock::{Clock, monotonic_ns, process_cpu_ns};
 pub use datagram::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Outgoing};
 pub use identity::{Fingerprint, PeerIdentity};
 pub use interface::{Interface, InterfaceAddresses, InterfaceChange, InterfaceMonitor};
-pub use options::{ListenConfig, Multipath, OptionError, StreamChange, StreamInfo, TransportConfig};
+pub use options::{
+    ListenConfig, Multipath, OptionError, StreamChange, StreamInfo, TransportConfig,
+};
 pub use size::size;
 
 /// Identifies a stream, listener or datagram socket in [`Event`]s. The caller that creates the
@@ -302,7 +304,10 @@ pub trait StreamExtensions {
     /// # Errors
     /// `Unsupported`: streams of this stack cannot move. `NotConnected`: the stream was aborted.
     fn detach(&mut self) -> io::Result<()> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "streams of this stack cannot move to another one"))
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "streams of this stack cannot move to another one",
+        ))
     }
 
     /// Takes the kernel socket that carries exactly the bytes of this stream, and leaves the stream
@@ -506,7 +511,10 @@ pub trait StackExtensions {
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let _ = (local, options, token);
-        Err(io::Error::new(io::ErrorKind::Unsupported, "this stack cannot connect a stream to itself"))
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this stack cannot connect a stream to itself",
+        ))
     }
 
     /// Creates a stream from a kernel socket over which nothing was sent.

@@ -3,7 +3,8 @@
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
-    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto,
+    socket_with,
 };
 use std::io;
 use std::os::fd::OwnedFd;
@@ -47,7 +48,11 @@ pub fn query(
 ///
 /// # Errors
 /// Returns OS errors.
-pub(crate) fn dump(kind: u16, header: &[u8], mut take: impl FnMut(&NetlinkMessage<'_>)) -> io::Result<()> {
+pub(crate) fn dump(
+    kind: u16,
+    header: &[u8],
+    mut take: impl FnMut(&NetlinkMessage<'_>),
+) -> io::Result<()> {
     let socket = send(None, kind, REQUEST | DUMP, header, None)?;
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -70,7 +75,8 @@ fn send(
     header: &[u8],
     attribute: Option<(u16, &[u8])>,
 ) -> io::Result<OwnedFd> {
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+    let socket =
+        socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let mut message = vec![0; HEADER];
     message.extend(header);
     if let Some((name, value)) = attribute {

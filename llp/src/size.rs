@@ -18,7 +18,10 @@ mod tests {
 
     #[test]
     fn sizes() {
-        assert_eq!([size("500"), size("64k"), size("1G")], [Some(500), Some(64 << 10), Some(1 << 30)]);
+        assert_eq!(
+            [size("500"), size("64k"), size("1G")],
+            [Some(500), Some(64 << 10), Some(1 << 30)]
+        );
         assert_eq!([size(""), size("K"), size("-1"), size("1T"), size("99999999999G")], [None; 5]);
     }
 }

@@ -18,8 +18,8 @@ use rustix::{
 };
 
 use crate::{
-    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, Token, TransportConfig,
-    TransportListener, TransportStack, TransportStream, foreign_stream,
+    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, Token,
+    TransportConfig, TransportListener, TransportStack, TransportStream, foreign_stream,
 };
 use multipath::TcpVariant;
 pub use stream::TcpStream;
@@ -80,7 +80,14 @@ impl TransportStack for TcpStack {
         tracing::debug!(%local, "listening");
         let (socket, epoll) = (socket.into(), self.epoll.clone());
         let congestion = options.stream.congestion.clone();
-        Ok(Box::new(TcpListener { socket, epoll, local, congestion, kind: self.kind, spare: spare() }))
+        Ok(Box::new(TcpListener {
+            socket,
+            epoll,
+            local,
+            congestion,
+            kind: self.kind,
+            spare: spare(),
+        }))
     }
 
     fn connect(
@@ -94,7 +101,8 @@ impl TransportStack for TcpStack {
         let local = setup::local_addr(&socket)?;
         tracing::debug!(%local, %peer, "connecting");
         let congestion = options.congestion.as_deref();
-        let stream = TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer), congestion)?;
+        let stream =
+            TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer), congestion)?;
         Ok(Box::new(stream.with_variant(self.kind)))
     }
 
@@ -154,7 +162,9 @@ impl StackExtensions for TcpStack {
         let addresses = (local, peer.unwrap_or(connected_to));
         tracing::debug!(%local, peer = %addresses.1, accepted = peer.is_none(), "a socket is taken over");
         let stream = match peer {
-            Some(_) => TcpStream::new(socket, &self.epoll, token, Interest::WRITE, addresses, congestion)?,
+            Some(_) => {
+                TcpStream::new(socket, &self.epoll, token, Interest::WRITE, addresses, congestion)?
+            }
             None => TcpStream::accepted(socket, &self.epoll, token, addresses, congestion)?,
         };
         Ok(Box::new(stream.with_variant(self.kind)))
@@ -222,7 +232,8 @@ impl TcpListener {
     /// Accepts the oldest waiting connection. The system returns the address of its peer even if
     /// the peer has reset the connection, when the socket itself has no peer any more.
     fn accept_next(&self) -> Result<(OwnedFd, Option<SocketAddr>), Errno> {
-        let (socket, peer) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        let (socket, peer) =
+            acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         Ok((socket, peer.and_then(|peer| peer.try_into().ok())))
     }
 }

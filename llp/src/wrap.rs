@@ -43,8 +43,8 @@
 
 use crate::{
     DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, PeerIdentity, StackExtensions,
-    StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener, TransportStack,
-    TransportStream, foreign_stream,
+    StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream, foreign_stream,
 };
 use std::fmt;
 use std::io;
@@ -131,7 +131,11 @@ pub trait StreamHooks: Send + 'static {
     }
 
     /// Replaces [`TransportStream::recv`].
-    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        bufs: &mut [IoVecMut<'_>],
+    ) -> io::Result<usize> {
         inner.recv(bufs)
     }
 
@@ -145,7 +149,11 @@ pub trait StreamHooks: Send + 'static {
     }
 
     /// Replaces [`TransportStream::set_interest`].
-    fn set_interest(&mut self, inner: &mut dyn TransportStream, interest: Interest) -> io::Result<()> {
+    fn set_interest(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        interest: Interest,
+    ) -> io::Result<()> {
         inner.set_interest(interest)
     }
 

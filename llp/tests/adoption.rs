@@ -16,7 +16,8 @@ fn unsuitable_stream_not_adopted() {
     let mut stream = stack.connect_self(local, &config, STREAM).unwrap();
     while !stream.connect_result().unwrap() {}
     let mut other = stack.shard().unwrap().unwrap();
-    let mut kind = |stream: &mut Box<dyn TransportStream>| other.adopt(stream, MOVED).unwrap_err().kind();
+    let mut kind =
+        |stream: &mut Box<dyn TransportStream>| other.adopt(stream, MOVED).unwrap_err().kind();
     assert_eq!(kind(&mut stream), ErrorKind::InvalidInput, "still in its first set");
     let network = Network::new(1);
     let mut simulated = network.stack(Ipv4Addr::LOCALHOST);

@@ -84,7 +84,8 @@ fn read(file: &[u8], interface: u32) -> Vec<(u64, TcpSegment)> {
                 flags: tcp[13],
                 payload: tcp[usize::from(tcp[12] >> 4) * 4..].to_vec(),
             };
-            segments.push((u64::from(u32_at(block, 12)) << 32 | u64::from(u32_at(block, 16)), segment));
+            segments
+                .push((u64::from(u32_at(block, 12)) << 32 | u64::from(u32_at(block, 16)), segment));
         }
         at += len;
     }
@@ -121,7 +122,8 @@ fn pair(inner: impl TransportStack + 'static, sink: &Arc<PcapSink>) -> CapturedP
 fn send(stream: &mut dyn TransportStream, bytes: &[u8]) {
     let mut sent = 0;
     while sent < bytes.len() {
-        sent += stream.send(&[IoVec::from(&bytes[sent..sent]), IoVec::from(&bytes[sent..])]).unwrap();
+        sent +=
+            stream.send(&[IoVec::from(&bytes[sent..sent]), IoVec::from(&bytes[sent..])]).unwrap();
     }
 }
 
@@ -149,7 +151,8 @@ fn conversation_from_both_sides() {
     let mut a = CaptureStack::new(Box::new(network.stack(IP)), sink.clone(), "a");
     let mut b = CaptureStack::new(Box::new(network.stack(IP)), sink.clone(), "b");
     let mut listener = b.listen((IP, 4791).into(), &ListenConfig::default(), Token(1)).unwrap();
-    let mut client = a.connect(None, (IP, 4791).into(), &TransportConfig::default(), Token(2)).unwrap();
+    let mut client =
+        a.connect(None, (IP, 4791).into(), &TransportConfig::default(), Token(2)).unwrap();
     assert!(client.connect_result().unwrap());
     assert!(client.connect_result().unwrap(), "asked twice, written once");
     let mut server = listener.accept(Token(3)).unwrap();
@@ -174,7 +177,8 @@ fn conversation_from_both_sides() {
         (true, ACK, 7, 4, 0),
     ];
     assert_eq!(brief(&file, 0), of_a);
-    let of_b: Vec<_> = of_a.iter().map(|&(out, flags, seq, ack, len)| (!out, flags, seq, ack, len)).collect();
+    let of_b: Vec<_> =
+        of_a.iter().map(|&(out, flags, seq, ack, len)| (!out, flags, seq, ack, len)).collect();
     assert_eq!(brief(&file, 1), of_b);
     let segments = read(&file.0.lock(), 0);
     assert_eq!(segments[3].1.payload, b"hello");
@@ -188,9 +192,13 @@ fn long_transfers_are_cut_into_segments() {
     let network = Network::new(1);
     let CapturedPair { mut client, server: _server, .. } = pair(network.stack(IP), &sink);
     let bytes: Vec<u8> = (0..150_000u32).map(|i| i as u8).collect();
-    assert_eq!(client.send(&[IoVec::from(&bytes[..100]), IoVec::from(&bytes[100..])]).unwrap(), 150_000);
+    assert_eq!(
+        client.send(&[IoVec::from(&bytes[..100]), IoVec::from(&bytes[100..])]).unwrap(),
+        150_000
+    );
     sink.flush().unwrap();
-    let data: Vec<_> = read(&file.0.lock(), 0).into_iter().filter(|(_, s)| !s.payload.is_empty()).collect();
+    let data: Vec<_> =
+        read(&file.0.lock(), 0).into_iter().filter(|(_, s)| !s.payload.is_empty()).collect();
     assert_eq!(
         data.iter().map(|(_, s)| (s.seq, s.payload.len())).collect::<Vec<_>>(),
         [(1, 65_000), (65_001, 65_000), (130_001, 20_000)]
@@ -212,7 +220,8 @@ fn resets_and_refusals() {
     let resets: Vec<_> = brief(&file, 0).into_iter().filter(|s| s.1 & RST != 0).collect();
     assert_eq!(resets, [(true, RST | ACK, 1, 1, 0), (false, RST | ACK, 1, 1, 0)]);
     let written = brief(&file, 0).len();
-    let mut refused = stack.connect(None, (IP, 9).into(), &TransportConfig::default(), Token(9)).unwrap();
+    let mut refused =
+        stack.connect(None, (IP, 9).into(), &TransportConfig::default(), Token(9)).unwrap();
     assert!(refused.connect_result().is_err() && refused.connect_result().is_err());
     drop(refused);
     assert_eq!(brief(&file, 0)[written..], [(true, SYN, 0, 0, 0), (false, RST | ACK, 0, 1, 0)]);
@@ -231,8 +240,11 @@ fn times_are_those_of_the_stack() {
         send(&mut *client, b"x");
     }
     sink.flush().unwrap();
-    let times: Vec<u64> =
-        read(&file.0.lock(), 0).iter().filter(|(_, s)| s.payload == b"x").map(|(t, _)| *t).collect();
+    let times: Vec<u64> = read(&file.0.lock(), 0)
+        .iter()
+        .filter(|(_, s)| s.payload == b"x")
+        .map(|(t, _)| *t)
+        .collect();
     assert_eq!(times[1] - times[0], 100_000_000_000);
 }
 
@@ -241,7 +253,11 @@ fn failing_file_fails_no_stream() {
     struct FullSink;
     impl Write for FullSink {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            if bytes.len() > 1000 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(bytes.len()) }
+            if bytes.len() > 1000 {
+                Err(io::ErrorKind::StorageFull.into())
+            } else {
+                Ok(bytes.len())
+            }
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -286,7 +302,8 @@ fn failed_flush_ends_capture() {
 fn packets_of(path: &std::path::Path) -> (Vec<(u32, u32)>, usize) {
     let bytes = fs::read(path).unwrap();
     let (mut rest, mut packets, mut sections) = (&bytes[..], Vec::new(), 0);
-    let number = |bytes: &[u8], at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    let number =
+        |bytes: &[u8], at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     while !rest.is_empty() {
         let (block, behind) = rest.split_at(number(rest, 4) as usize);
         match number(block, 0) {
@@ -305,7 +322,8 @@ fn messages_to(file: PcapConfig, count: usize) {
     let sink = PcapSink::create(file).unwrap();
     let mut server_side = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "server");
     let mut client_side = TcpStack::new().unwrap();
-    let mut listener = server_side.listen((IP, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
+    let mut listener =
+        server_side.listen((IP, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
     let options = TransportConfig::default();
     let mut client = client_side.connect(None, listener.local_addr(), &options, Token(2)).unwrap();
     while !client.connect_result().unwrap() {}
@@ -343,7 +361,10 @@ fn capture_size_bounded() {
 
     messages_to(PcapConfig::new(&snapped).append(true), 3);
     let (more, sections) = packets_of(&snapped);
-    assert!(more.len() > packets.len() && more[..packets.len()] == packets[..] && sections == 2, "{more:?}");
+    assert!(
+        more.len() > packets.len() && more[..packets.len()] == packets[..] && sections == 2,
+        "{more:?}"
+    );
     fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -358,11 +379,14 @@ fn tshark_reads_it() {
     let path = std::env::temp_dir().join(format!("llp-capture-{}.pcapng", std::process::id()));
     let sink = PcapSink::create(&path).unwrap();
     // Only the server's end is captured, so no packet occurs twice.
-    let mut server_side = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink.clone(), "server");
+    let mut server_side =
+        CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink.clone(), "server");
     let mut client_side = TcpStack::new().unwrap();
-    let mut listener = server_side.listen((IP, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
-    let mut client =
-        client_side.connect(None, listener.local_addr(), &TransportConfig::default(), Token(2)).unwrap();
+    let mut listener =
+        server_side.listen((IP, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
+    let mut client = client_side
+        .connect(None, listener.local_addr(), &TransportConfig::default(), Token(2))
+        .unwrap();
     while !client.connect_result().unwrap() {}
     let mut server = listener.accept(Token(3)).unwrap();
     let bytes: Vec<u8> = (0..200_000u32).map(|i| (i >> 3) as u8).collect();
@@ -413,7 +437,8 @@ fn loopback_stream_written_once() {
     let file = SharedSink::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
-    let mut stream = stack.connect_self((IP, 0).into(), &TransportConfig::default(), Token(1)).unwrap();
+    let mut stream =
+        stack.connect_self((IP, 0).into(), &TransportConfig::default(), Token(1)).unwrap();
     while !stream.connect_result().unwrap() {}
     stream.send(&[IoVec::from(&b"to me"[..])]).unwrap();
     let mut block = [0; 16];
@@ -435,7 +460,8 @@ fn packets_reach_file_by_deadline() {
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
     assert_eq!(stack.deadline(), None, "nothing is due in an empty file");
-    let mut stream = stack.connect_self((IP, 0).into(), &TransportConfig::default(), Token(1)).unwrap();
+    let mut stream =
+        stack.connect_self((IP, 0).into(), &TransportConfig::default(), Token(1)).unwrap();
     while !stream.connect_result().unwrap() {}
     stream.send(&[IoVec::from(&b"to me"[..])]).unwrap();
     let due = stack.deadline().expect("a time");
@@ -466,8 +492,14 @@ fn moved_stream_keeps_interface() {
     sink.flush().unwrap();
     let port = client.local_addr().port();
     let sent = read(&file.0.lock(), 0).into_iter().filter(|(_, s)| s.ports.0 == port && s.outgoing);
-    let sent: Vec<_> = sent.filter(|(_, s)| !s.payload.is_empty()).map(|(_, s)| (s.seq, s.payload)).collect();
+    let sent: Vec<_> =
+        sent.filter(|(_, s)| !s.payload.is_empty()).map(|(_, s)| (s.seq, s.payload)).collect();
     assert_eq!(sent, [(1, b"before".to_vec()), (7, b"behind".to_vec())]);
     assert_eq!(read(&file.0.lock(), 1), [], "the shard has no interface of its own");
-    assert!(CaptureStack::new(Box::new(Network::new(1).stack(IP)), sink, "sim").shard().unwrap().is_none());
+    assert!(
+        CaptureStack::new(Box::new(Network::new(1).stack(IP)), sink, "sim")
+            .shard()
+            .unwrap()
+            .is_none()
+    );
 }

@@ -40,10 +40,12 @@ fn main() {
         println!();
         for len in [16, 64, 128, 256, 512, 1024, 2048, 4096, 16_384, 65_536, 1 << 20, 16 << 20] {
             let (mut dst, src) = (vec![0u8; len + 2 * PAGE], vec![1u8; len + 2 * PAGE]);
-            let (to, from) = (dst.as_ptr().align_offset(PAGE) + to, src.as_ptr().align_offset(PAGE) + from);
+            let (to, from) =
+                (dst.as_ptr().align_offset(PAGE) + to, src.as_ptr().align_offset(PAGE) + from);
             print!("{len:>10}");
             for (_, copy) in copies {
-                let rate = (0..ROUNDS).map(|_| rate(*copy, &mut dst[to..to + len], &src[from..from + len]));
+                let rate = (0..ROUNDS)
+                    .map(|_| rate(*copy, &mut dst[to..to + len], &src[from..from + len]));
                 print!("{:>12.1}", rate.fold(0.0, f64::max));
             }
             println!();
@@ -51,7 +53,11 @@ fn main() {
     }
     println!();
     for entries in [1, 1000, 100_000] {
-        println!("{:>7} entries: {:.0} ns to look up, pin and place 64 bytes", entries, placing(entries));
+        println!(
+            "{:>7} entries: {:.0} ns to look up, pin and place 64 bytes",
+            entries,
+            placing(entries)
+        );
     }
 }
 
@@ -59,7 +65,11 @@ fn placing(entries: usize) -> f64 {
     let table = Table::new(Limits::default());
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let regions: Vec<_> = (0..entries)
-        .map(|_| table.register(PdId(1), Memory::from(vec![0; 64]), 0, access).expect("within the bounds"))
+        .map(|_| {
+            table
+                .register(PdId(1), Memory::from(vec![0; 64]), 0, access)
+                .expect("within the bounds")
+        })
         .collect();
     let times = 4_000_000;
     let began = Instant::now();

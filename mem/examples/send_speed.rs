@@ -33,7 +33,8 @@ struct Source<'a> {
 }
 
 /// Function that sends `count` FPDUs with `len` bytes of payload each.
-type SendFpdus = fn(&Source<'_>, len: usize, count: usize, staging: &mut Vec<u8>, to: &mut TcpStream);
+type SendFpdus =
+    fn(&Source<'_>, len: usize, count: usize, staging: &mut Vec<u8>, to: &mut TcpStream);
 
 fn main() {
     let ways: [(&str, SendFpdus); 3] =
@@ -52,10 +53,18 @@ fn main() {
             let copy = vec![1; memory.len()];
             let first_of_copy = copy.as_ptr().align_offset(PAGE) + offset;
             let table = Table::new(Limits::default());
-            let region =
-                table.register(PdId(1), Memory::from(memory), 0, Access::REMOTE_READ).expect("within limits");
+            let region = table
+                .register(PdId(1), Memory::from(memory), 0, Access::REMOTE_READ)
+                .expect("within limits");
             let span = table
-                .remote(region.stag(), StreamId(1), PdId(1), first as u64, (len * count) as u32, Right::Read)
+                .remote(
+                    region.stag(),
+                    StreamId(1),
+                    PdId(1),
+                    first as u64,
+                    (len * count) as u32,
+                    Right::Read,
+                )
                 .expect("allowed");
             let span = span.pin().expect("registered");
             let source = Source { span: &span, bytes: &copy[first_of_copy..][..len * count] };
@@ -65,7 +74,9 @@ fn main() {
                 let calls = WORK / (len * count);
                 let took = (0..ROUNDS).map(|_| {
                     let begun = thread_time();
-                    (0..calls).for_each(|_| send(black_box(&source), len, count, &mut staging, &mut socket));
+                    (0..calls).for_each(|_| {
+                        send(black_box(&source), len, count, &mut staging, &mut socket);
+                    });
                     (thread_time() - begun) / (calls * count) as f64
                 });
                 print!("{:>12.0}", took.fold(f64::MAX, f64::min));
@@ -75,7 +86,13 @@ fn main() {
     }
 }
 
-fn two_passes(source: &Source<'_>, len: usize, count: usize, staging: &mut Vec<u8>, to: &mut TcpStream) {
+fn two_passes(
+    source: &Source<'_>,
+    len: usize,
+    count: usize,
+    staging: &mut Vec<u8>,
+    to: &mut TcpStream,
+) {
     staging.clear();
     for at in (0..count).map(|fpdu| fpdu * len) {
         let start = staging.len();
@@ -87,7 +104,13 @@ fn two_passes(source: &Source<'_>, len: usize, count: usize, staging: &mut Vec<u
     to.write_all(staging).expect("the other end reads");
 }
 
-fn one_pass(source: &Source<'_>, len: usize, count: usize, staging: &mut Vec<u8>, to: &mut TcpStream) {
+fn one_pass(
+    source: &Source<'_>,
+    len: usize,
+    count: usize,
+    staging: &mut Vec<u8>,
+    to: &mut TcpStream,
+) {
     staging.clear();
     for at in (0..count).map(|fpdu| fpdu * len) {
         staging.extend_from_slice(&HEADER);

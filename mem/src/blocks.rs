@@ -59,7 +59,8 @@ impl Blocks {
     /// `OutOfMemory` if the process already maps 64 files.
     pub fn of_file(file: &File, count: usize) -> io::Result<Arc<Self>> {
         let entry = FileMapping::reserve().ok_or(io::ErrorKind::OutOfMemory)?;
-        let at = map(None, count, libc::MAP_SHARED, file.as_raw_fd()).inspect_err(|_| entry.release())?;
+        let at = map(None, count, libc::MAP_SHARED, file.as_raw_fd())
+            .inspect_err(|_| entry.release())?;
         entry.set(at, count * BLOCK_BYTES);
         Ok(Arc::new(Self { at, count, entry: Some(entry) }))
     }
@@ -129,7 +130,8 @@ fn map(
     flags: libc::c_int,
     fd: libc::c_int,
 ) -> io::Result<NonNull<Block>> {
-    let len = count.checked_mul(BLOCK_BYTES).filter(|len| *len > 0).ok_or(io::ErrorKind::InvalidInput)?;
+    let len =
+        count.checked_mul(BLOCK_BYTES).filter(|len| *len > 0).ok_or(io::ErrorKind::InvalidInput)?;
     let (at, fixed) = match at {
         Some(at) => (at.as_ptr().cast(), libc::MAP_FIXED),
         None => (core::ptr::null_mut(), 0),
@@ -137,7 +139,8 @@ fn map(
     // SAFETY: without `at`, the kernel chooses an unused address, so no existing mapping changes.
     // With `at`, the caller (`replace_mappings_in_child`) guarantees that a mapping of `Blocks` is
     // there.
-    let at = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags | fixed, fd, 0) };
+    let at =
+        unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags | fixed, fd, 0) };
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
@@ -220,7 +223,8 @@ mod tests {
 
     impl TempFile {
         fn new(name: &str, blocks: usize) -> Self {
-            let path = std::env::temp_dir().join(format!("uiw-blocks-{}-{name}", std::process::id()));
+            let path =
+                std::env::temp_dir().join(format!("uiw-blocks-{}-{name}", std::process::id()));
             let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
             file.set_len((blocks * BLOCK_BYTES) as u64).unwrap();
             Self(path, file)

@@ -371,7 +371,9 @@ pub mod bench {
     /// Copies by words only. The length must be a multiple of eight, and `dst` aligned.
     pub fn words(dst: &mut [u8], src: &[u8]) {
         assert!(
-            dst.len() == src.len() && src.len().is_multiple_of(8) && dst.as_ptr().addr().is_multiple_of(8)
+            dst.len() == src.len()
+                && src.len().is_multiple_of(8)
+                && dst.as_ptr().addr().is_multiple_of(8)
         );
         // SAFETY: the assertion has checked the lengths and the alignment, and slices do not
         // overlap.
@@ -398,7 +400,8 @@ mod tests {
     #[test]
     fn copies_exactly() {
         let lens = (0..80).chain([
-            248, 255, 256, 264, 511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041, 4097,
+            248, 255, 256, 264, 511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041,
+            4097,
         ]);
         let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
         // Miri is slow, so it checks a part of them.
@@ -462,21 +465,31 @@ mod tests {
                 |dst, src, len| assert!(recover::load(dst, src, len)),
             ]
         };
-        let lens: &[usize] = if cfg!(miri) { &[1025] } else { &[1023, 1024, 1025, 2047, 4096, 5001] };
+        let lens: &[usize] =
+            if cfg!(miri) { &[1025] } else { &[1023, 1024, 1025, 2047, 4096, 5001] };
         for &len in lens {
             for distance in [0, 1, 8, 16, 31, 32, 63, 64, 4095] {
                 for from in [0, 1, 8] {
                     let src = source[from..].as_ptr();
-                    let to = 64 + (src.addr() + distance).wrapping_sub(target.as_ptr().addr() + 64) % 4096;
+                    let to = 64
+                        + (src.addr() + distance).wrapping_sub(target.as_ptr().addr() + 64) % 4096;
                     #[cfg(all(target_arch = "x86_64", not(miri)))]
-                    assert_eq!(is_aliased(target[to..].as_ptr(), src), (1..ALIASED).contains(&distance));
+                    assert_eq!(
+                        is_aliased(target[to..].as_ptr(), src),
+                        (1..ALIASED).contains(&distance)
+                    );
                     for (which, copy) in copies.iter().enumerate() {
                         target.fill(0xAA);
                         // SAFETY: both ranges lie in their vectors.
                         unsafe { copy(target.as_mut_ptr().add(to), src, len) };
                         let what = format!("copy {which}, {len} bytes, {distance} behind {from}");
                         assert_eq!(&target[to..to + len], &source[from..from + len], "{what}");
-                        assert!(target[..to].iter().chain(&target[to + len..]).all(|&byte| byte == 0xAA));
+                        assert!(
+                            target[..to]
+                                .iter()
+                                .chain(&target[to + len..])
+                                .all(|&byte| byte == 0xAA)
+                        );
                     }
                 }
             }
@@ -489,7 +502,10 @@ mod tests {
             for left in 1..40usize {
                 let size = piece(at, left);
                 assert!(size <= left && at.is_multiple_of(size) && matches!(size, 1 | 2 | 4 | 8));
-                assert!(size == 8 || !at.is_multiple_of(size * 2) || size * 2 > left, "not the largest");
+                assert!(
+                    size == 8 || !at.is_multiple_of(size * 2) || size * 2 > left,
+                    "not the largest"
+                );
             }
         }
     }

@@ -28,7 +28,10 @@ impl<'a> IoVec<'a> {
     /// The bytes are readable for `'a`, or inaccessible because a program has unmapped them. All
     /// concurrent writes are atomic or by the kernel.
     pub unsafe fn from_raw(at: *const u8, len: usize) -> Self {
-        Self { raw: libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, _bytes: PhantomData }
+        Self {
+            raw: libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len },
+            _bytes: PhantomData,
+        }
     }
 
     /// Returns the number of bytes.

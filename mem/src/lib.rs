@@ -58,8 +58,8 @@ pub use blocks::{BLOCK_BYTES, BLOCK_WORDS, Block, BlockRef, Blocks};
 #[doc(hidden)]
 pub use copy::bench;
 pub use error::{
-    BindError, DeregisterError, FastRegisterError, InvalidateError, LocalError, MemoryGone, RegisterError,
-    RemoteError, ReregError, Unaligned, UpdateError,
+    BindError, DeregisterError, FastRegisterError, InvalidateError, LocalError, MemoryGone,
+    RegisterError, RemoteError, ReregError, Unaligned, UpdateError,
 };
 pub use iovec::{IoVec, IoVecMut};
 pub use memory::{Memory, give_back_free_pages, share_arenas};

@@ -144,7 +144,14 @@ impl Memory {
     /// Creates exclusive memory of bytes that stay mapped.
     fn guaranteed(at: *mut u8, len: usize, keep: MemoryOwner) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
-        Self { at, len, exclusive: true, presence: Presence::Guaranteed, page_state: None, _keep: keep }
+        Self {
+            at,
+            len,
+            exclusive: true,
+            presence: Presence::Guaranteed,
+            page_state: None,
+            _keep: keep,
+        }
     }
 
     /// Makes all copies atomic, as if the memory were not exclusive. Use it for bytes that may be
@@ -246,7 +253,8 @@ impl AnonymousPages {
         if len == 0 {
             return Ok(Self { at: NonNull::dangling(), len });
         }
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (prot, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: the kernel chooses an unused address, so no existing mapping changes.
         let at = unsafe { libc::mmap(core::ptr::null_mut(), len, prot, flags, -1, 0) };
         if at == libc::MAP_FAILED {

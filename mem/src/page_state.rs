@@ -44,7 +44,12 @@ impl PageState {
     pub(crate) fn new(start: usize, len: usize) -> Self {
         let pages = pages(&(start..start.saturating_add(len)));
         let len = pages.len();
-        Self { first: pages.start, len, discarded: PageBits::new(len), protected: PageBits::new(len) }
+        Self {
+            first: pages.start,
+            len,
+            discarded: PageBits::new(len),
+            protected: PageBits::new(len),
+        }
     }
 
     /// Marks all pages that overlap the addresses `range` as discarded, for good.
@@ -135,7 +140,9 @@ mod tests {
         const PAGES: usize = 200;
         let start = 1000 * PAGE + 100;
         for from in [0, 1, 62, 63, 64, 127, 128, 199] {
-            for to in [from, from + 1, 64, 65, 130, 199, 200, 300].into_iter().filter(|to| *to >= from) {
+            for to in
+                [from, from + 1, 64, 65, 130, 199, 200, 300].into_iter().filter(|to| *to >= from)
+            {
                 let state = PageState::new(start, PAGES * PAGE - 100);
                 state.discard(&((1000 + from) * PAGE..(1000 + to) * PAGE));
                 for page in 0..PAGES {
@@ -152,7 +159,10 @@ mod tests {
                         "{page} of {from}..{to}"
                     );
                 }
-                assert_eq!(state.is_present(start, PAGES * PAGE - 100), from == to || from >= PAGES);
+                assert_eq!(
+                    state.is_present(start, PAGES * PAGE - 100),
+                    from == to || from >= PAGES
+                );
                 assert!(state.is_present(start, 0));
             }
         }
@@ -168,7 +178,9 @@ mod tests {
     fn only_pages_of_range_protected() {
         let state = PageState::new(1000 * PAGE, 10 * PAGE);
         let protected = |state: &PageState| {
-            (0..10).filter(|page| state.is_protected((1000 + page) * PAGE, PAGE)).collect::<Vec<_>>()
+            (0..10)
+                .filter(|page| state.is_protected((1000 + page) * PAGE, PAGE))
+                .collect::<Vec<_>>()
         };
         assert_eq!(protected(&state), [0usize; 0]);
         state.protect(&(1002 * PAGE..1005 * PAGE));

@@ -73,7 +73,9 @@ impl PinCount {
             }
             match turn {
                 0..SPINS => core::hint::spin_loop(),
-                _ if *deadline.get_or_insert_with(|| Instant::now() + time) <= Instant::now() => break,
+                _ if *deadline.get_or_insert_with(|| Instant::now() + time) <= Instant::now() => {
+                    break;
+                }
                 _ => thread::yield_now(),
             }
         }
@@ -97,7 +99,9 @@ impl PinCount {
     /// Records that a window is bound to this region, whose end must wait for it. Returns false if
     /// the region has ended.
     pub(crate) fn add_window(&self) -> bool {
-        self.state.fetch_update(Relaxed, Relaxed, |s| (s & REVOKED == 0).then_some(s + WINDOW)).is_ok()
+        self.state
+            .fetch_update(Relaxed, Relaxed, |s| (s & REVOKED == 0).then_some(s + WINDOW))
+            .is_ok()
     }
 
     pub(crate) fn remove_window(&self) {

@@ -38,7 +38,8 @@ pub(crate) unsafe fn load(
     copy(state, RegisteredSide::From, dst, src, len, plain, |memory, to, from, part| {
         // SAFETY: the caller guarantees room for `part` bytes at `to`. For the kernel, `from` is only
         // a file offset.
-        let got = unsafe { libc::pread(memory.as_raw_fd(), to.cast(), part, from.addr() as libc::off_t) };
+        let got =
+            unsafe { libc::pread(memory.as_raw_fd(), to.cast(), part, from.addr() as libc::off_t) };
         usize::try_from(got) == Ok(part)
     })
 }
@@ -63,8 +64,9 @@ pub(crate) unsafe fn store(
             let (to, from) = (to.wrapping_add(done), from.wrapping_add(done));
             // SAFETY: the caller guarantees `part` bytes at `from`. For the kernel, `to` is a file
             // offset; it lies in `dst`, which may be written.
-            let put =
-                unsafe { libc::pwrite(memory.as_raw_fd(), from.cast(), part, to.addr() as libc::off_t) };
+            let put = unsafe {
+                libc::pwrite(memory.as_raw_fd(), from.cast(), part, to.addr() as libc::off_t)
+            };
             usize::try_from(put) == Ok(part)
         };
         let first = part.saturating_sub(LAST);
@@ -95,7 +97,8 @@ fn copy(
         let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
         let at = if write { to.addr() } else { from.addr() };
         let part = (PAGE - at % PAGE).min(len - done);
-        let moved = plain(to, from, part) || state.is_protected(at, part) && by_file(&memory, to, from, part);
+        let moved = plain(to, from, part)
+            || state.is_protected(at, part) && by_file(&memory, to, from, part);
         if !moved {
             return false;
         }
@@ -114,12 +117,17 @@ mod tests {
     const ALL: usize = PAGES * PAGE;
 
     /// Maps pages, protects those in `protected`, and registers all of them.
-    fn pages(flags: libc::c_int, protection: libc::c_int, protected: &[usize]) -> (*mut u8, Memory) {
+    fn pages(
+        flags: libc::c_int,
+        protection: libc::c_int,
+        protected: &[usize],
+    ) -> (*mut u8, Memory) {
         faults::install();
         let both = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the mapping is new, only these tests use it, and it is never unmapped.
         unsafe {
-            let at = libc::mmap(std::ptr::null_mut(), ALL, both, flags | libc::MAP_ANONYMOUS, -1, 0);
+            let at =
+                libc::mmap(std::ptr::null_mut(), ALL, both, flags | libc::MAP_ANONYMOUS, -1, 0);
             assert_ne!(at, libc::MAP_FAILED);
             let at: *mut u8 = at.cast();
             for i in 0..ALL {
@@ -150,7 +158,9 @@ mod tests {
         for protection in [libc::PROT_NONE, libc::PROT_READ] {
             let (at, memory) = pages(libc::MAP_PRIVATE, protection, &[1, 3]);
             let state = memory.page_state().unwrap();
-            for (start, len) in [(0, ALL), (PAGE, 1), (PAGE + 5, 3), (PAGE - 3, PAGE + 6), (ALL - 8, 8)] {
+            for (start, len) in
+                [(0, ALL), (PAGE, 1), (PAGE + 5, 3), (PAGE - 3, PAGE + 6), (ALL - 8, 8)]
+            {
                 let mut got = vec![0u8; len];
                 // SAFETY: `got` has `len` bytes, and so have the pages from `start` on.
                 assert!(unsafe { load(state, got.as_mut_ptr(), at.add(start), len, plain_load) });

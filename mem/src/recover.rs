@@ -84,7 +84,12 @@ pub fn copies_with_crc() -> bool {
 /// # Safety
 /// The requirements of [`load`] apply.
 #[inline]
-pub(crate) unsafe fn load_crc(dst: *mut u8, src: *const u8, len: usize, crc: &mut Crc32c) -> Option<bool> {
+pub(crate) unsafe fn load_crc(
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+    crc: &mut Crc32c,
+) -> Option<bool> {
     let routine = fastest_load_crc()?;
     let mut register = crc.register();
     // SAFETY: the caller guarantees `dst`; a fault on `src` makes the routine return. `register` is
@@ -186,8 +191,18 @@ mod arch {
         pub(super) fn uiw_recover_load(dst: *mut u8, src: *const u8, len: usize) -> u32;
         pub(super) fn uiw_recover_copy(dst: *mut u8, src: *const u8, len: usize) -> u32;
         pub(super) fn uiw_recover_exchange(cell: *mut u64, old: *mut u64, new: u64) -> u32;
-        fn uiw_recover_load_crc_64(dst: *mut u8, src: *const u8, len: usize, register: *mut u32) -> u32;
-        fn uiw_recover_load_crc_32(dst: *mut u8, src: *const u8, len: usize, register: *mut u32) -> u32;
+        fn uiw_recover_load_crc_64(
+            dst: *mut u8,
+            src: *const u8,
+            len: usize,
+            register: *mut u32,
+        ) -> u32;
+        fn uiw_recover_load_crc_32(
+            dst: *mut u8,
+            src: *const u8,
+            len: usize,
+            register: *mut u32,
+        ) -> u32;
         fn uiw_recover_begin();
         fn uiw_recover_end();
         fn uiw_recover_gone();
@@ -218,8 +233,9 @@ mod arch {
         // it while the handler runs.
         let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
         let at = registers[libc::REG_RIP as usize] as usize;
-        let is_ours =
-            (uiw_recover_begin as *const () as usize..uiw_recover_end as *const () as usize).contains(&at);
+        let is_ours = (uiw_recover_begin as *const () as usize
+            ..uiw_recover_end as *const () as usize)
+            .contains(&at);
         if is_ours {
             // No routine moves the stack pointer, so it points to the return address.
             registers[libc::REG_RIP as usize] = uiw_recover_gone as *const () as usize as i64;
@@ -466,7 +482,8 @@ pub(crate) mod tests {
             if string {
                 prepare();
             }
-            let lens = (0..140).chain([511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041, 4097]);
+            let lens = (0..140)
+                .chain([511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041, 4097]);
             let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
             for len in lens {
                 for from in 0..9 {
@@ -474,7 +491,9 @@ pub(crate) mod tests {
                         for how in [store, load, copy] {
                             let mut got = vec![0xAAu8; len + 24];
                             // SAFETY: both ranges lie in their vectors.
-                            assert!(unsafe { how(got.as_mut_ptr().add(to), source.as_ptr().add(from), len) });
+                            assert!(unsafe {
+                                how(got.as_mut_ptr().add(to), source.as_ptr().add(from), len)
+                            });
                             assert_eq!(
                                 &got[to..to + len],
                                 &source[from..from + len],
@@ -503,7 +522,12 @@ pub(crate) mod tests {
                         let mut register = start.register();
                         // SAFETY: both ranges lie in their vectors.
                         let code = unsafe {
-                            routine(got.as_mut_ptr().add(to), bytes.as_ptr(), len, &raw mut register)
+                            routine(
+                                got.as_mut_ptr().add(to),
+                                bytes.as_ptr(),
+                                len,
+                                &raw mut register,
+                            )
                         };
                         assert_eq!(code, 0);
                         let crc = Crc32c::from_register(register);
@@ -555,7 +579,10 @@ pub(crate) mod tests {
                     action.sa_sigaction = handler as *const () as usize;
                     action.sa_flags = libc::SA_SIGINFO;
                     for signal in [libc::SIGSEGV, libc::SIGBUS] {
-                        assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
+                        assert_eq!(
+                            libc::sigaction(signal, &raw const action, std::ptr::null_mut()),
+                            0
+                        );
                     }
                 }
                 prepare();
@@ -589,7 +616,10 @@ pub(crate) mod tests {
                         assert!(!store(start, private.as_ptr(), len), "{len} {beyond}");
                         assert!(!load(private.as_mut_ptr(), start, len));
                         for routine in arch::load_crc_routines() {
-                            assert_eq!(routine(private.as_mut_ptr(), start, len, &raw mut register), 1);
+                            assert_eq!(
+                                routine(private.as_mut_ptr(), start, len, &raw mut register),
+                                1
+                            );
                         }
                         assert!(!copy(start, private.as_ptr(), len));
                         assert!(!copy(private.as_mut_ptr(), start, len));
@@ -610,7 +640,9 @@ pub(crate) mod tests {
             // SAFETY: as above.
             unsafe {
                 assert!(load(private.as_mut_ptr(), second, 64));
-                assert!(!store(second, private.as_ptr(), 64) && !copy(second, private.as_ptr(), 64));
+                assert!(
+                    !store(second, private.as_ptr(), 64) && !copy(second, private.as_ptr(), 64)
+                );
                 assert!(update(second.cast(), STag(1), |old| old).is_err());
             }
             assert!(is_accessible(second.addr(), false) && !is_accessible(second.addr(), true));

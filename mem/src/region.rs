@@ -156,13 +156,17 @@ impl Region {
     /// [`crate::Table::discard`] waits for pins that were taken before.
     #[inline]
     pub(crate) fn has(&self, offset: usize, len: usize) -> bool {
-        self.page_state.as_ref().is_none_or(|state| state.is_present(self.at.addr().get() + offset, len))
+        self.page_state
+            .as_ref()
+            .is_none_or(|state| state.is_present(self.at.addr().get() + offset, len))
     }
 
     /// Returns the page state if one of the bytes is on a page that the program has ever protected.
     #[inline]
     pub(crate) fn protected(&self, offset: usize, len: usize) -> Option<&PageState> {
-        self.page_state.as_deref().filter(|state| state.is_protected(self.at.addr().get() + offset, len))
+        self.page_state
+            .as_deref()
+            .filter(|state| state.is_protected(self.at.addr().get() + offset, len))
     }
 
     /// Discards the bytes at addresses of `range` for good. Returns whether the region contains
@@ -213,7 +217,10 @@ impl Region {
         len: usize,
         access: Access,
     ) -> Arc<Self> {
-        assert!(offset <= self.len && len <= self.len - offset, "the range was checked by `locate`");
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "the range was checked by `locate`"
+        );
         let origin = self.base + offset as u64;
         // SAFETY: `offset` is within the region, or at its end.
         let at = unsafe { self.at.add(offset) };

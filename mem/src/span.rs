@@ -12,8 +12,8 @@ use uiw_crc32c::Crc32c;
 use uiw_ddp::STag;
 
 use crate::{
-    IoVec, IoVecMut, LocalError, MemoryGone, PageState, Region, Unaligned, UpdateError, copy, iovec::check,
-    protected, recover,
+    IoVec, IoVecMut, LocalError, MemoryGone, PageState, Region, Unaligned, UpdateError, copy,
+    iovec::check, protected, recover,
 };
 
 /// Block size in which shared bytes are copied for a CRC: large enough that starting the CRC does
@@ -90,7 +90,11 @@ impl Region {
     pub fn span(self: &Arc<Self>, offset: usize, len: usize) -> Result<Span, LocalError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len() => Ok(Span::new(self.clone(), offset, len)),
-            _ => Err(LocalError::OutOfRange { lkey: self.stag(), addr: offset as u64, len: len as u64 }),
+            _ => Err(LocalError::OutOfRange {
+                lkey: self.stag(),
+                addr: offset as u64,
+                len: len as u64,
+            }),
         }
     }
 }
@@ -130,7 +134,11 @@ impl<'a> PinnedSpan<'a> {
     pub(crate) fn lent(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
         debug_assert!(region.pins() > 0, "the lender has a pin");
-        if region.has(offset, len) { Some(Self { region, offset, len, counted: false }) } else { None }
+        if region.has(offset, len) {
+            Some(Self { region, offset, len, counted: false })
+        } else {
+            None
+        }
     }
 
     /// Returns the number of bytes.
@@ -241,7 +249,11 @@ impl<'a> PinnedSpan<'a> {
         unsafe {
             if self.region.may_be_gone() {
                 let plain = |dst, src, len| {
-                    if self.is_shared() { recover::load(dst, src, len) } else { recover::copy(dst, src, len) }
+                    if self.is_shared() {
+                        recover::load(dst, src, len)
+                    } else {
+                        recover::copy(dst, src, len)
+                    }
                 };
                 return plain(dst, src, len)
                     || self
@@ -262,7 +274,13 @@ impl<'a> PinnedSpan<'a> {
     /// # Safety
     /// The requirements of [`PinnedSpan::load`] apply.
     #[inline]
-    unsafe fn load_with_crc(&self, dst: *mut u8, src: *const u8, len: usize, crc: &mut Crc32c) -> bool {
+    unsafe fn load_with_crc(
+        &self,
+        dst: *mut u8,
+        src: *const u8,
+        len: usize,
+        crc: &mut Crc32c,
+    ) -> bool {
         // SAFETY: the caller guarantees both ranges, and the pin keeps `src` valid. `load` has
         // filled `dst`.
         unsafe {
@@ -321,7 +339,12 @@ impl<'a> PinnedSpan<'a> {
         // SAFETY: `at` has checked the range. `reserve` has made room, which becomes a part of the
         // vector only after it was filled.
         unsafe {
-            let found = self.load_with_crc(dst.spare_capacity_mut().as_mut_ptr().cast(), src, len, &mut crc);
+            let found = self.load_with_crc(
+                dst.spare_capacity_mut().as_mut_ptr().cast(),
+                src,
+                len,
+                &mut crc,
+            );
             self.found(found)?;
             dst.set_len(dst.len() + len);
         }
@@ -387,8 +410,9 @@ impl<'a> PinnedSpan<'a> {
         while done < range.len() {
             let len = CRC_BLOCK.min(range.len() - done);
             // SAFETY: `done + len` is within the range, and the block has room for `len` bytes.
-            let found =
-                unsafe { self.load_with_crc(block.as_mut_ptr().cast(), src.add(done), len, &mut crc) };
+            let found = unsafe {
+                self.load_with_crc(block.as_mut_ptr().cast(), src.add(done), len, &mut crc)
+            };
             self.found(found)?;
             done += len;
         }
@@ -404,7 +428,11 @@ impl<'a> PinnedSpan<'a> {
     ///
     /// # Panics
     /// If the eight bytes are out of bounds.
-    pub fn atomic_u64(&self, offset: usize, mut f: impl FnMut(u64) -> u64) -> Result<u64, UpdateError> {
+    pub fn atomic_u64(
+        &self,
+        offset: usize,
+        mut f: impl FnMut(u64) -> u64,
+    ) -> Result<u64, UpdateError> {
         let at = self.aligned(offset)?;
         if self.region.may_be_gone() {
             // SAFETY: the address is aligned. Other accesses are atomic, or excluded if the memory

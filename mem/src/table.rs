@@ -25,8 +25,8 @@ use parking_lot::{Mutex, RwLock};
 use uiw_ddp::STag;
 
 use crate::{
-    Access, DeregisterError, LocalError, Memory, PdId, Region, RegisterError, RemoteError, ReregError, Right,
-    Span, StreamId,
+    Access, DeregisterError, LocalError, Memory, PdId, Region, RegisterError, RemoteError,
+    ReregError, Right, Span, StreamId,
     pin_count::CloseError,
     region::{Plan, RangeError},
 };
@@ -134,7 +134,9 @@ impl TableSlot {
     fn named_by_us(&self, stag: STag) -> Option<&Arc<Region>> {
         match self {
             Self::Region(region) if region.stag() == stag && region.is_live() => Some(region),
-            Self::Entry(entry, Some(region)) if entry.is_fast() && region.stag() == stag => Some(region),
+            Self::Entry(entry, Some(region)) if entry.is_fast() && region.stag() == stag => {
+                Some(region)
+            }
             _ => None,
         }
     }
@@ -394,7 +396,14 @@ impl Table {
     ///
     /// # Errors
     /// The [`LocalError`] for which the element is invalid.
-    pub fn local(&self, lkey: STag, pd: PdId, addr: u64, len: u32, write: bool) -> Result<Span, LocalError> {
+    pub fn local(
+        &self,
+        lkey: STag,
+        pd: PdId,
+        addr: u64,
+        len: u32,
+        write: bool,
+    ) -> Result<Span, LocalError> {
         let stag = lkey;
         let slots = self.shard(stag).0.read();
         let region = slots.get(&stag.index()).and_then(|slot| slot.named_by_us(stag));
@@ -407,15 +416,22 @@ impl Table {
         &self.shards[stag.index() as usize % SHARDS]
     }
 
-    fn plan(&self, pd: PdId, memory: Memory, base: u64, access: Access, stream: Option<StreamId>) -> Plan {
+    fn plan(
+        &self,
+        pd: PdId,
+        memory: Memory,
+        base: u64,
+        access: Access,
+        stream: Option<StreamId>,
+    ) -> Plan {
         Plan { pd, access, stream, origin: base, memory: Arc::new(memory) }
     }
 
     /// Inserts the object that `make` creates, at a new random index.
     fn insert<T>(&self, make: impl FnOnce(u32) -> (TableSlot, T)) -> Result<T, RegisterError> {
         let mut indexes = self.indexes.lock();
-        let index =
-            indexes.take(|index| self.shard(STag::from_parts(index, 0)).0.read().contains_key(&index))?;
+        let index = indexes
+            .take(|index| self.shard(STag::from_parts(index, 0)).0.read().contains_key(&index))?;
         let (slot, made) = make(index);
         self.shard(STag::from_parts(index, 0)).0.write().insert(index, slot);
         Ok(made)

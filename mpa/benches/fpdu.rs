@@ -33,7 +33,9 @@ fn build<const MODE: usize>(bencher: Bencher<'_, '_>, size: usize) {
     let (crc, markers) = MODES[MODE];
     let mut tx = FpduTx::new(crc, markers);
     let mut buffer = Vec::with_capacity(2 * size);
-    bencher.counter(BytesCount::new(size)).bench_local(|| built(&mut tx, black_box(&mut buffer), size));
+    bencher
+        .counter(BytesCount::new(size))
+        .bench_local(|| built(&mut tx, black_box(&mut buffer), size));
 }
 
 #[divan::bench(args = SIZES, consts = [0, 1, 2])]
@@ -43,8 +45,10 @@ fn parse<const MODE: usize>(bencher: Bencher<'_, '_>, size: usize) {
     built(&mut FpduTx::new(crc, markers), &mut whole, size);
     // The receiver removes Markers in place, so each round needs a copy of the original bytes, at
     // the start of a stream.
-    bencher.counter(BytesCount::new(size)).with_inputs(|| whole.clone()).bench_local_refs(|bytes| {
-        let step = FpduRx::new(crc, markers).next(black_box(bytes));
-        assert!(matches!(step, Ok(Step::Fpdu(_))));
-    });
+    bencher.counter(BytesCount::new(size)).with_inputs(|| whole.clone()).bench_local_refs(
+        |bytes| {
+            let step = FpduRx::new(crc, markers).next(black_box(bytes));
+            assert!(matches!(step, Ok(Step::Fpdu(_))));
+        },
+    );
 }

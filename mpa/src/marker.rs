@@ -130,7 +130,11 @@ mod tests {
                 let (lead_len, pointers) = by_walking(position, fpdu_len);
                 let layout = MarkerLayout::new(position, fpdu_len);
                 let found: Vec<_> = (0..layout.inner_count()).map(|n| layout.pointer(n)).collect();
-                assert_eq!((layout.lead_len, found), (lead_len, pointers), "at {position}, {fpdu_len} bytes");
+                assert_eq!(
+                    (layout.lead_len, found),
+                    (lead_len, pointers),
+                    "at {position}, {fpdu_len} bytes"
+                );
                 assert_eq!(layout.wire_len(), lead_len + fpdu_len + 4 * layout.inner_count());
             }
         }

@@ -134,7 +134,9 @@ pub enum FpduError {
     },
     /// Code 3: the CRC is correct, but a Marker and the ULPDU_Lengths disagree on where the FPDU
     /// starts.
-    #[error("Marker at byte {position}: FPDUPTR is {found}, the FPDU starts {expected} bytes before")]
+    #[error(
+        "Marker at byte {position}: FPDUPTR is {found}, the FPDU starts {expected} bytes before"
+    )]
     Marker {
         /// Position of the Marker: number of bytes of Full Operation before it.
         position: u64,
@@ -176,7 +178,8 @@ impl FpduRx {
         if let Some(error) = self.failed {
             return Err(error);
         }
-        let step = if self.markers { self.next_with_markers(input) } else { self.next_plain(input) };
+        let step =
+            if self.markers { self.next_with_markers(input) } else { self.next_plain(input) };
         match &step {
             Ok(Step::Fpdu(fpdu)) => self.position += fpdu.consumed as u64,
             Ok(Step::NeedMore { .. }) => {}
@@ -210,20 +213,26 @@ impl FpduRx {
         };
         let ulpdu_len = usize::from(u16::from_be_bytes(*length));
         let consumed = fpdu_len(ulpdu_len);
-        let Some(fpdu) = input.get(..consumed) else { return Ok(Step::NeedMore { at_least: consumed }) };
+        let Some(fpdu) = input.get(..consumed) else {
+            return Ok(Step::NeedMore { at_least: consumed });
+        };
         self.check_crc(fpdu)?;
         Ok(Step::Fpdu(Self::verified_fpdu(fpdu, LENGTH_LEN..LENGTH_LEN + ulpdu_len)))
     }
 
     fn next_with_markers<'a>(&self, input: &'a mut [u8]) -> Result<Step<'a>, FpduError> {
         let lead_len = MarkerLayout::new(self.position, MIN_FPDU).lead_len;
-        let Some(length) = input.get(lead_len..).and_then(|input| input.first_chunk::<LENGTH_LEN>()) else {
+        let Some(length) =
+            input.get(lead_len..).and_then(|input| input.first_chunk::<LENGTH_LEN>())
+        else {
             return Ok(Step::NeedMore { at_least: lead_len + MIN_FPDU });
         };
         let ulpdu_len = usize::from(u16::from_be_bytes(*length));
         let layout = MarkerLayout::new(self.position, fpdu_len(ulpdu_len));
         let consumed = layout.wire_len();
-        let Some(fpdu) = input.get_mut(..consumed) else { return Ok(Step::NeedMore { at_least: consumed }) };
+        let Some(fpdu) = input.get_mut(..consumed) else {
+            return Ok(Step::NeedMore { at_least: consumed });
+        };
         // The CRC is checked first, because error code 3 is for FPDUs whose CRC is valid.
         self.check_crc(fpdu)?;
         self.check_markers(fpdu, &layout)?;

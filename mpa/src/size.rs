@@ -82,9 +82,13 @@ mod tests {
     // [test:RFC5044-4.5-01] [test:RFC5044-4.5-02] [test:RFC5044-3-02]
     #[test]
     fn mulpdu_by_the_formula() {
-        for (emss, plain, with_markers) in
-            [(1460, 1454, 1442), (1448, 1442, 1430), (8948, 8942, 8870), (536, 530, 522), (1461, 1454, 1442)]
-        {
+        for (emss, plain, with_markers) in [
+            (1460, 1454, 1442),
+            (1448, 1442, 1430),
+            (8948, 8942, 8870),
+            (536, 530, 522),
+            (1461, 1454, 1442),
+        ] {
             assert_eq!(mulpdu(emss, false), plain, "EMSS {emss}");
             assert_eq!(mulpdu(emss, true), with_markers, "EMSS {emss} with Markers");
         }
@@ -118,7 +122,8 @@ mod tests {
 
     #[test]
     fn largest_fpdu_is_an_upper_bound() {
-        let longest = (0..512).step_by(4).map(|at| MarkerLayout::new(at, fpdu_len(65_535)).wire_len()).max();
+        let longest =
+            (0..512).step_by(4).map(|at| MarkerLayout::new(at, fpdu_len(65_535)).wire_len()).max();
         assert!(longest.unwrap() <= MAX_FPDU_ON_WIRE);
         assert!(MAX_FPDU_ON_WIRE - longest.unwrap() <= MARKER_LEN);
     }

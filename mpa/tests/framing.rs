@@ -132,7 +132,10 @@ fn any_length_at_any_position() {
                 let ulpdu = pattern(len);
                 let expected = by_walking(tx.position(), &ulpdu, crc, markers);
                 let mut bytes = seal(&mut tx, &ulpdu);
-                assert_eq!(bytes, expected, "{len} bytes behind {first}, CRC {crc}, Markers {markers}");
+                assert_eq!(
+                    bytes, expected,
+                    "{len} bytes behind {first}, CRC {crc}, Markers {markers}"
+                );
                 let fpdu = receive(&mut rx, &mut bytes);
                 assert_eq!(fpdu.consumed, expected.len());
                 assert_eq!(*fpdu.ulpdu, ulpdu);
@@ -217,7 +220,8 @@ fn seal_keeps_preceding_bytes() {
 #[test]
 fn byte_by_byte() {
     for (crc, markers) in [(true, true), (false, true), (true, false), (false, false)] {
-        let ulpdus: Vec<_> = [0, 1, 18, 480, 3, 42, 1442, 2, 900, 0].into_iter().map(pattern).collect();
+        let ulpdus: Vec<_> =
+            [0, 1, 18, 480, 3, 42, 1442, 2, 900, 0].into_iter().map(pattern).collect();
         let mut tx = FpduTx::new(crc, markers);
         let stream: Vec<_> = ulpdus.iter().flat_map(|ulpdu| seal(&mut tx, ulpdu)).collect();
 
@@ -285,7 +289,9 @@ fn flipped_bits_rejected() {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
         match FpduRx::new(true, true).next(&mut bytes) {
-            Err(FpduError::Crc { position: 0, computed, received }) => assert_ne!(computed, received),
+            Err(FpduError::Crc { position: 0, computed, received }) => {
+                assert_ne!(computed, received);
+            }
             Ok(Step::NeedMore { at_least }) => {
                 assert!((32..48).contains(&bit), "only a length can ask for more");
                 assert!(at_least > good.len());
@@ -341,7 +347,10 @@ fn wrong_marker_pointer_rejected() {
             if found == expected {
                 assert!(matches!(outcome, Ok(Step::Fpdu(_))));
             } else {
-                assert_eq!(outcome, Err(FpduError::Marker { position: at as u64, expected, found }));
+                assert_eq!(
+                    outcome,
+                    Err(FpduError::Marker { position: at as u64, expected, found })
+                );
             }
         }
     }

@@ -30,7 +30,8 @@ fn dialogue(initiator: &StartupConfig, responder: &StartupConfig) -> StartupDial
     let (consumed, outcome) = active.reply(&bytes).unwrap().unwrap();
     assert_eq!(consumed, bytes.len());
     let (reply, _) = Frame::parse(&bytes).unwrap().unwrap();
-    let Outcome::Accepted { negotiated: initiator, enhanced, private_data, terminate } = outcome else {
+    let Outcome::Accepted { negotiated: initiator, enhanced, private_data, terminate } = outcome
+    else {
         panic!("{outcome:?}")
     };
     assert_eq!((enhanced, &private_data[..]), (reply.enhanced, &b"pong"[..]));
@@ -64,7 +65,8 @@ fn bare_reply(revision: u8, enhanced: Option<Enhanced>) -> Frame {
 // [test:RFC5044-4.4-04]
 #[test]
 fn default_request() {
-    let expected = [&b"MPA ID Req Frame"[..], &[0x50, 2, 0, 7], &[0xC0, 0x80, 0xC0, 0x80], b"abc"].concat();
+    let expected =
+        [&b"MPA ID Req Frame"[..], &[0x50, 2, 0, 7], &[0xC0, 0x80, 0xC0, 0x80], b"abc"].concat();
     assert_eq!(Initiator::new(StartupConfig::default(), b"abc").unwrap().request(), expected);
 }
 
@@ -84,7 +86,8 @@ fn default_reply() {
     let mut responder = Responder::new(StartupConfig::default());
     let (_, request) = responder.request(&request).unwrap().unwrap();
     let (reply, _) = responder.accept(&request, &StartupConfig::default(), b"abc").unwrap();
-    let expected = [&b"MPA ID Rep Frame"[..], &[0x50, 2, 0, 7], &[0xC0, 0x80, 0xC0, 0x80], b"abc"].concat();
+    let expected =
+        [&b"MPA ID Rep Frame"[..], &[0x50, 2, 0, 7], &[0xC0, 0x80, 0xC0, 0x80], b"abc"].concat();
     assert_eq!(reply, expected);
 }
 
@@ -110,7 +113,11 @@ fn frame_parsed_from_pieces() {
         assert_eq!(initiator.reply(&bytes[..cut]), Ok(None), "{cut} bytes");
     }
     bytes.extend_from_slice(&[0xFF; 99]);
-    assert_eq!(initiator.reply(&bytes).unwrap().unwrap().0, len, "FPDUs behind the Reply are left alone");
+    assert_eq!(
+        initiator.reply(&bytes).unwrap().unwrap().0,
+        len,
+        "FPDUs behind the Reply are left alone"
+    );
 }
 
 // [test:RFC5044-7.1.1-02] [test:RFC5044-7.1.1-04] [test:RFC5044-7.1.2-12] [test:RFC5044-8-08]
@@ -152,7 +159,9 @@ fn private_data_of_every_size() {
     for (revision, max) in [(Revision::One, 512), (Revision::Two, 508)] {
         let config = StartupConfig { revision, ..StartupConfig::default() };
         let mut responder = Responder::new(config.clone());
-        for len in [0, 1, 3, 4, 5, 252, 253, 254, 255, 256, 257, 507, 508, 509, 510, 511, 512, 513, 65_536] {
+        for len in
+            [0, 1, 3, 4, 5, 252, 253, 254, 255, 256, 257, 507, 508, 509, 510, 511, 512, 513, 65_536]
+        {
             let data = vec![0xA5; len];
             let too_long = ConfigError::PrivateDataTooLong { len, max };
             let Ok(initiator) = Initiator::new(config.clone(), &data) else {
@@ -170,7 +179,9 @@ fn private_data_of_every_size() {
             assert_eq!(request.max_reply_private_data(), max);
             let (reply, _) = responder.accept(&request, &config, &data).unwrap();
             let (_, outcome) = initiator.reply(&reply).unwrap().unwrap();
-            assert!(matches!(outcome, Outcome::Accepted { private_data, .. } if private_data == data));
+            assert!(
+                matches!(outcome, Outcome::Accepted { private_data, .. } if private_data == data)
+            );
         }
     }
 }
@@ -184,7 +195,10 @@ fn long_private_data_rejected_with_header() {
             let tail = [0x40, revision, high, low];
             let error = Err(FrameError::PrivateDataTooLong { announced }.into());
             let request = [&KEY_REQUEST[..], &tail].concat();
-            assert_eq!(Responder::new(StartupConfig::default()).request(&request).map(|_| None), error);
+            assert_eq!(
+                Responder::new(StartupConfig::default()).request(&request).map(|_| None),
+                error
+            );
             let reply = [&KEY_REPLY[..], &tail].concat();
             assert_eq!(Initiator::new(StartupConfig::default(), b"").unwrap().reply(&reply), error);
         }
@@ -220,8 +234,10 @@ fn reserved_bits_not_repeated() {
         let (reply, _) = responder.accept(&request, &StartupConfig::default(), b"").unwrap();
         assert_eq!(reply[16..18], [0x40, revision]);
     }
-    let reply =
-        Frame { reserved: 0x0F, ..bare_reply(2, Some(Enhanced { ird: 9, ord: 9, ..Enhanced::default() })) };
+    let reply = Frame {
+        reserved: 0x0F,
+        ..bare_reply(2, Some(Enhanced { ird: 9, ord: 9, ..Enhanced::default() }))
+    };
     let config = StartupConfig { peer_to_peer: false, ..StartupConfig::default() };
     assert!(matches!(answered(&config, &reply), Ok(Outcome::Accepted { terminate: None, .. })));
 }
@@ -279,7 +295,11 @@ fn requests_of_every_revision() {
             let (reply, negotiated) = responder.accept(&request, &config, b"").unwrap();
             assert_eq!(reply, [&KEY_REPLY[..], &[0x40, revision, 0, 0]].concat());
             assert_eq!((negotiated.revision, negotiated.enhanced), (revision, false));
-            assert_eq!((negotiated.ird, negotiated.ord), (128, 128), "our own, as nothing was said");
+            assert_eq!(
+                (negotiated.ird, negotiated.ord),
+                (128, 128),
+                "our own, as nothing was said"
+            );
             assert_eq!((negotiated.peer_to_peer, negotiated.rtr), (false, None));
         }
     }
@@ -299,7 +319,8 @@ fn unknown_revision_rejected_early() {
 fn replies_of_another_revision() {
     let enhanced = Some(Enhanced { ird: 8, ord: 8, ..Enhanced::default() });
     for sent in [Revision::One, Revision::Two] {
-        let config = StartupConfig { revision: sent, peer_to_peer: false, ..StartupConfig::default() };
+        let config =
+            StartupConfig { revision: sent, peer_to_peer: false, ..StartupConfig::default() };
         for got in (0..=255).filter(|got| *got != sent as u8) {
             let error = StartupError::ReplyRevision { sent: sent as u8, got };
             assert_eq!(answered(&config, &bare_reply(got, None)), Err(error));
@@ -322,7 +343,8 @@ const DEPTHS: [u16; 3] = [0, 300, 0x3FFF];
 // [test:RFC6581-9.1-12] [test:RFC6581-9.1-13] [test:RFC6581-9.1-14]
 #[test]
 fn ird_and_ord_of_both_ends() {
-    let config = |ird, ord| StartupConfig { ird, ord, peer_to_peer: false, ..StartupConfig::default() };
+    let config =
+        |ird, ord| StartupConfig { ird, ord, peer_to_peer: false, ..StartupConfig::default() };
     for active_ird in DEPTHS {
         for active_ord in DEPTHS {
             for passive_ird in DEPTHS {
@@ -344,8 +366,9 @@ fn ird_and_ord_of_both_ends() {
 
                     // The ORD of each end is at most the other end's IRD, and unchanged if that is
                     // not negotiated.
-                    let limited =
-                        |ord: u16, ird| if (ord, ird) == (0x3FFF, 0x3FFF) { 128 } else { ord.min(ird) };
+                    let limited = |ord: u16, ird| {
+                        if (ord, ird) == (0x3FFF, 0x3FFF) { 128 } else { ord.min(ird) }
+                    };
                     assert_eq!(responder.ord, limited(passive_ord, active_ird));
                     assert_eq!(initiator.ord, limited(active_ord, reply.ird));
                 }
@@ -359,16 +382,24 @@ fn ird_and_ord_of_both_ends() {
 fn responder_ord_above_our_ird() {
     for (ours, needed) in [(0, 1), (8, 9), (128, 0x3FFE)] {
         let config = StartupConfig { ird: ours, ..StartupConfig::default() };
-        let enhanced =
-            Enhanced { peer_to_peer: true, rtr_write: true, ird: 8, ord: needed, ..Enhanced::default() };
-        let Ok(Outcome::Accepted { terminate, .. }) = answered(&config, &bare_reply(2, Some(enhanced)))
+        let enhanced = Enhanced {
+            peer_to_peer: true,
+            rtr_write: true,
+            ird: 8,
+            ord: needed,
+            ..Enhanced::default()
+        };
+        let Ok(Outcome::Accepted { terminate, .. }) =
+            answered(&config, &bare_reply(2, Some(enhanced)))
         else {
             panic!()
         };
         assert_eq!(terminate, Some(StartupRefusal::InsufficientIrd { ours, needed }));
         for fine in [0, ours, 0x3FFF] {
             let reply = bare_reply(2, Some(Enhanced { ord: fine, ..enhanced }));
-            let Ok(Outcome::Accepted { terminate, .. }) = answered(&config, &reply) else { panic!() };
+            let Ok(Outcome::Accepted { terminate, .. }) = answered(&config, &reply) else {
+                panic!()
+            };
             assert_eq!(terminate, None, "IRD {ours}, ORD {fine}");
         }
     }
@@ -381,8 +412,14 @@ fn ird_ord_limited_to_14_bits() {
             StartupConfig { ird: depth, ..StartupConfig::default() },
             StartupConfig { ord: depth, ..StartupConfig::default() },
         );
-        assert_eq!(Initiator::new(ird.clone(), b"").unwrap_err(), ConfigError::IrdOutOfRange { ird: depth });
-        assert_eq!(Initiator::new(ord.clone(), b"").unwrap_err(), ConfigError::OrdOutOfRange { ord: depth });
+        assert_eq!(
+            Initiator::new(ird.clone(), b"").unwrap_err(),
+            ConfigError::IrdOutOfRange { ird: depth }
+        );
+        assert_eq!(
+            Initiator::new(ord.clone(), b"").unwrap_err(),
+            ConfigError::OrdOutOfRange { ord: depth }
+        );
         let mut responder = Responder::new(StartupConfig::default());
         let request = Initiator::new(StartupConfig::default(), b"").unwrap().request();
         let (_, request) = responder.request(&request).unwrap().unwrap();
@@ -453,13 +490,18 @@ fn read_rtr_needs_credit() {
     // With an IRD of 0, the responder offers another kind, or allows the one Read.
     let StartupDialogue { reply, initiator, .. } =
         dialogue(&with(read_or_send, 8, 8), &with(read_or_send, 0, 8));
-    assert_eq!((RtrKinds::from(reply.enhanced.unwrap()), initiator.rtr), (kinds(4), Some(Rtr::Send)));
-    let StartupDialogue { reply, initiator, responder, .. } = dialogue(&with(read, 8, 8), &with(read, 0, 8));
+    assert_eq!(
+        (RtrKinds::from(reply.enhanced.unwrap()), initiator.rtr),
+        (kinds(4), Some(Rtr::Send))
+    );
+    let StartupDialogue { reply, initiator, responder, .. } =
+        dialogue(&with(read, 8, 8), &with(read, 0, 8));
     assert_eq!((reply.enhanced.unwrap().ird, responder.ird, initiator.ord), (1, 1, 1));
     assert_eq!((initiator.rtr, responder.rtr), (Some(Rtr::Read), Some(Rtr::Read)));
 
     // The responder offers a Read although its IRD is 0.
-    let enhanced = Enhanced { peer_to_peer: true, rtr_read: true, ird: 0, ord: 0, ..Enhanced::default() };
+    let enhanced =
+        Enhanced { peer_to_peer: true, rtr_read: true, ird: 0, ord: 0, ..Enhanced::default() };
     let Ok(Outcome::Accepted { terminate, .. }) =
         answered(&StartupConfig::default(), &bare_reply(2, Some(enhanced)))
     else {
@@ -472,20 +514,30 @@ fn read_rtr_needs_credit() {
 #[test]
 fn client_server_model() {
     let config = StartupConfig { peer_to_peer: false, ..StartupConfig::default() };
-    for passive in
-        [StartupConfig::default(), config.clone(), StartupConfig { rtr: RtrKinds::NONE, ..config.clone() }]
-    {
-        let StartupDialogue { request, reply, initiator, responder, terminate } = dialogue(&config, &passive);
+    for passive in [
+        StartupConfig::default(),
+        config.clone(),
+        StartupConfig { rtr: RtrKinds::NONE, ..config.clone() },
+    ] {
+        let StartupDialogue { request, reply, initiator, responder, terminate } =
+            dialogue(&config, &passive);
         for frame in [request, reply] {
-            let Enhanced { peer_to_peer, rtr_send, rtr_write, rtr_read, .. } = frame.enhanced.unwrap();
+            let Enhanced { peer_to_peer, rtr_send, rtr_write, rtr_read, .. } =
+                frame.enhanced.unwrap();
             assert_eq!([peer_to_peer, rtr_send, rtr_write, rtr_read], [false; 4]);
         }
         assert_eq!((initiator.rtr, responder.rtr, terminate), (None, None, None));
         assert!(!initiator.peer_to_peer && !responder.peer_to_peer);
     }
     // B, C and D have no meaning if A is 0, in a Request and in a Reply.
-    let stray =
-        Enhanced { rtr_send: true, rtr_write: true, rtr_read: true, ird: 8, ord: 8, peer_to_peer: false };
+    let stray = Enhanced {
+        rtr_send: true,
+        rtr_write: true,
+        rtr_read: true,
+        ird: 8,
+        ord: 8,
+        peer_to_peer: false,
+    };
     let mut responder = Responder::new(StartupConfig::default());
     let request = Frame { kind: FrameKind::Request, ..bare_reply(2, Some(stray)) }.emit();
     let (_, request) = responder.request(&request).unwrap().unwrap();
@@ -518,15 +570,24 @@ fn responder_supports_some_rtr() {
 fn rejection_has_private_data_and_depths() {
     for revision in [Revision::One, Revision::Two] {
         for want_markers in [false, true] {
-            let config = StartupConfig { revision, want_markers, ird: 4, ord: 4, ..StartupConfig::default() };
+            let config = StartupConfig {
+                revision,
+                want_markers,
+                ird: 4,
+                ord: 4,
+                ..StartupConfig::default()
+            };
             let initiator = Initiator::new(config, b"let me in").unwrap();
-            let mut responder = Responder::new(StartupConfig { ird: 2, ord: 64, ..StartupConfig::default() });
+            let mut responder =
+                Responder::new(StartupConfig { ird: 2, ord: 64, ..StartupConfig::default() });
             let (_, request) = responder.request(&initiator.request()).unwrap().unwrap();
             let reply = responder.reject(&request, b"go away").unwrap();
             let (consumed, outcome) = initiator.reply(&reply).unwrap().unwrap();
             assert_eq!(consumed, reply.len());
             assert_eq!(reply[16] & 0xA0, 0x20, "R, and no Markers");
-            let Outcome::Rejected { enhanced, private_data, revision: got, markers_asked } = outcome else {
+            let Outcome::Rejected { enhanced, private_data, revision: got, markers_asked } =
+                outcome
+            else {
                 panic!("{outcome:?}")
             };
             assert_eq!(
@@ -578,9 +639,10 @@ fn reserved_bits_by_revision() {
 // [test:RFC6581-9.1-03]
 #[test]
 fn zero_ird_kept_without_read_rtr() {
-    for (asked, expected) in
-        [(RtrKinds { write: true, ..RtrKinds::NONE }, 0), (RtrKinds { read: true, ..RtrKinds::NONE }, 1)]
-    {
+    for (asked, expected) in [
+        (RtrKinds { write: true, ..RtrKinds::NONE }, 0),
+        (RtrKinds { read: true, ..RtrKinds::NONE }, 1),
+    ] {
         let initiator = StartupConfig { rtr: asked, ..StartupConfig::default() };
         let responder = StartupConfig { ird: 0, ..StartupConfig::default() };
         assert_eq!(dialogue(&initiator, &responder).responder.ird, expected, "{asked:?}");
@@ -600,7 +662,8 @@ fn descriptions_of_frames() {
         reserved: 8,
         ..bare_reply(2, None)
     };
-    let words = "MPA Reply rev 2 M=0 C=1 R=0 S=1 A=1 B=0 C=0 D=1 IRD=3 ORD=4 Res=0x08 private data 0 bytes";
+    let words =
+        "MPA Reply rev 2 M=0 C=1 R=0 S=1 A=1 B=0 C=0 D=1 IRD=3 ORD=4 Res=0x08 private data 0 bytes";
     assert_eq!(frame.to_string(), words);
     let plain = Frame { private_data: b"abc".to_vec(), ..bare_reply(1, None) };
     assert_eq!(plain.to_string(), "MPA Reply rev 1 M=0 C=1 R=0 private data 3 bytes");
@@ -614,8 +677,9 @@ fn consortium_peer_gets_crcs() {
     let mut responder = Responder::new(StartupConfig { crc: false, ..StartupConfig::default() });
     let frame = Frame { kind: FrameKind::Request, ..bare_reply(0, None) };
     let (_, request) = responder.request(&frame.emit()).unwrap().unwrap();
-    let (reply, negotiated) =
-        responder.accept(&request, &StartupConfig { crc: false, ..StartupConfig::default() }, b"").unwrap();
+    let (reply, negotiated) = responder
+        .accept(&request, &StartupConfig { crc: false, ..StartupConfig::default() }, b"")
+        .unwrap();
     assert!(negotiated.crc && reply[16] & 0x40 != 0);
     assert_eq!(reply[17], 0);
 }
@@ -624,7 +688,8 @@ fn consortium_peer_gets_crcs() {
 #[test]
 fn crcs_preferred_by_default() {
     for revision in [Revision::One, Revision::Two] {
-        let request = |config: StartupConfig| Initiator::new(config, b"").unwrap().request()[16] & 0x40 != 0;
+        let request =
+            |config: StartupConfig| Initiator::new(config, b"").unwrap().request()[16] & 0x40 != 0;
         assert!(request(StartupConfig { revision, ..StartupConfig::default() }));
         assert!(!request(StartupConfig { revision, crc: false, ..StartupConfig::default() }));
     }
@@ -671,7 +736,8 @@ fn flags(frame: &[u8]) -> u8 {
 
 #[test]
 fn siw_flag_returned_on_request() {
-    for (initiator_on, responder_on) in [(false, false), (true, false), (false, true), (true, true)] {
+    for (initiator_on, responder_on) in [(false, false), (true, false), (false, true), (true, true)]
+    {
         let with = |siw_gso| StartupConfig { siw_gso, ..StartupConfig::default() };
         let request = Initiator::new(with(initiator_on), &[]).unwrap().request();
         assert_eq!(flags(&request) & 0x0F, if initiator_on { 0x08 } else { 0 });

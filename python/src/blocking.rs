@@ -41,12 +41,12 @@ where
 {
     let mut future = pin!(future);
     let limit = timeout.map(Duration::try_from_secs_f64).transpose();
-    let limit =
-        limit.map_err(|error| pyo3::exceptions::PyValueError::new_err(format!("timeout: {error}")))?;
+    let limit = limit
+        .map_err(|error| pyo3::exceptions::PyValueError::new_err(format!("timeout: {error}")))?;
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     loop {
-        let left =
-            until.map_or(SIGNALS, |until| until.saturating_duration_since(Instant::now()).min(SIGNALS));
+        let left = until
+            .map_or(SIGNALS, |until| until.saturating_duration_since(Instant::now()).min(SIGNALS));
         if let Some(output) = py.detach(|| domain.device.block_on_for(left, future.as_mut())) {
             return Ok(output);
         }
@@ -95,7 +95,8 @@ impl Device {
     ) -> PyResult<Connection> {
         let settings = settings(private_data, max_message)?;
         let peer = resolve(py, address)?;
-        let connected = wait(py, &self.0, timeout, uiw::Connection::connect(&self.0.pd, peer, &settings))?;
+        let connected =
+            wait(py, &self.0, timeout, uiw::Connection::connect(&self.0.pd, peer, &settings))?;
         Ok(Connection::new(&self.0, connected.map_err(raise)?))
     }
 
@@ -112,7 +113,8 @@ impl Device {
     ) -> PyResult<Listener> {
         let settings = settings(private_data, max_message)?;
         let local = resolve(py, address)?;
-        let inner = py.detach(|| uiw::Listener::bind(&self.0.pd, local, &settings)).map_err(raise)?;
+        let inner =
+            py.detach(|| uiw::Listener::bind(&self.0.pd, local, &settings)).map_err(raise)?;
         Ok(Listener { domain: self.0.clone(), port: Port::new(inner) })
     }
 
@@ -183,7 +185,12 @@ impl Connection {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<F: Future + Send>(&self, py: Python<'_>, timeout: Option<f64>, future: F) -> PyResult<F::Output>
+    fn wait<F: Future + Send>(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        future: F,
+    ) -> PyResult<F::Output>
     where
         F::Output: Send,
     {
@@ -229,7 +236,11 @@ impl Connection {
     /// Raises TimeoutError after `timeout` seconds, ConnectionResetError if the connection was
     /// lost, ConnectionAbortedError if one end violated a rule or aborted, otherwise OSError.
     #[pyo3(signature = (*, timeout=None))]
-    fn recv<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    fn recv<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         Ok(self.next(py, timeout)?.map(|message| PyBytes::new(py, &message)))
     }
 
@@ -305,7 +316,13 @@ impl Connection {
     ///
     /// Raises the exceptions of `read`.
     #[pyo3(signature = (remote, add, *, timeout=None))]
-    fn fetch_add(&self, py: Python<'_>, remote: &Remote, add: u64, timeout: Option<f64>) -> PyResult<u64> {
+    fn fetch_add(
+        &self,
+        py: Python<'_>,
+        remote: &Remote,
+        add: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
         self.wait(py, timeout, self.inner.fetch_add(remote.0, add))?.map_err(raise)
     }
 
@@ -353,7 +370,12 @@ impl Connection {
 }
 
 impl Connection {
-    fn fetch(&self, py: Python<'_>, remote: uiw::RemoteMr, timeout: Option<f64>) -> PyResult<Vec<u8>> {
+    fn fetch(
+        &self,
+        py: Python<'_>,
+        remote: uiw::RemoteMr,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<u8>> {
         let memory = self.domain.pd.register(buffer::for_read(remote.len)?).map_err(raise)?;
         let memory = self.wait(py, timeout, self.inner.read(memory, remote))?.map_err(raise)?;
         Ok(memory.into_inner())

@@ -33,7 +33,8 @@ pub(crate) fn for_read(length: usize) -> PyResult<Vec<u8>> {
         let why = format!("a read of {length} bytes; at most {LONGEST_READ}: read a slice of it");
         return Err(pyo3::exceptions::PyValueError::new_err(why));
     }
-    let no_room = || pyo3::exceptions::PyMemoryError::new_err(format!("no memory for {length} bytes"));
+    let no_room =
+        || pyo3::exceptions::PyMemoryError::new_err(format!("no memory for {length} bytes"));
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length).map_err(|_| no_room())?;
     bytes.resize(length, 0);
@@ -62,8 +63,11 @@ pub(crate) fn fill(object: &Bound<'_, PyAny>, bytes: &[u8]) -> PyResult<()> {
         return buffer.copy_from_slice(object.py(), bytes);
     }
     if buffer.len_bytes() < bytes.len() {
-        let why =
-            format!("the object has {} bytes, and {} are to be written", buffer.len_bytes(), bytes.len());
+        let why = format!(
+            "the object has {} bytes, and {} are to be written",
+            buffer.len_bytes(),
+            bytes.len()
+        );
         return Err(pyo3::exceptions::PyBufferError::new_err(why));
     }
     let all = PyMemoryView::from(object)?.call_method1("cast", ("B",))?;

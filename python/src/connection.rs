@@ -75,7 +75,8 @@ impl Drop for AcceptCall<'_> {
 impl Port {
     pub(crate) fn new(listener: uiw::Listener) -> Self {
         let local = listener.local_addr();
-        let state = PortState { listener: Some(listener), accepting: BTreeMap::new(), next_call: 0 };
+        let state =
+            PortState { listener: Some(listener), accepting: BTreeMap::new(), next_call: 0 };
         Self { local, state: Mutex::new(state) }
     }
 

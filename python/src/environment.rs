@@ -24,7 +24,9 @@ static TLS: Mutex<Option<Tls>> = Mutex::new(None);
 /// `ValueError` if a variable has an invalid value.
 fn settings() -> PyResult<&'static Settings> {
     Settings::get().map_err(|_| {
-        PyValueError::new_err("an environment variable of uiw has a bad value; standard error names it")
+        PyValueError::new_err(
+            "an environment variable of uiw has a bad value; standard error names it",
+        )
     })
 }
 
@@ -39,7 +41,9 @@ pub(crate) fn open(config: DeviceConfig) -> PyResult<uiw::Device> {
     // Programs publish their counters by default, but a library creates files only if the user asks
     // for it.
     let counters = match &settings.counters {
-        counters @ CounterDestination::In(_) => counters.publish_config("the Python module uiw".to_owned()),
+        counters @ CounterDestination::In(_) => {
+            counters.publish_config("the Python module uiw".to_owned())
+        }
         CounterDestination::User | CounterDestination::Off => None,
     };
     let config = config
@@ -86,10 +90,9 @@ fn sink(settings: &Settings) -> PyResult<Option<Arc<PcapSink>>> {
     let mut sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
     if sink.is_none() {
         let created = PcapSink::create(file.clone());
-        *sink =
-            Some(created.map_err(|error| {
-                PyOSError::new_err(shown(&format!("UIW_PCAP={file}: {error}"), MAX_LINE))
-            })?);
+        *sink = Some(created.map_err(|error| {
+            PyOSError::new_err(shown(&format!("UIW_PCAP={file}: {error}"), MAX_LINE))
+        })?);
     }
     Ok(sink.clone())
 }

@@ -12,9 +12,18 @@ use uiw::{Access, Pd, RemoteMr, SharedMr};
 pub(crate) struct Memory(SharedMr);
 
 impl Memory {
-    pub(crate) fn new(pd: &Pd, size: usize, read: bool, write: bool, atomic: bool) -> PyResult<Self> {
-        let rights =
-            [(read, Access::REMOTE_READ), (write, Access::REMOTE_WRITE), (atomic, Access::REMOTE_ATOMIC)];
+    pub(crate) fn new(
+        pd: &Pd,
+        size: usize,
+        read: bool,
+        write: bool,
+        atomic: bool,
+    ) -> PyResult<Self> {
+        let rights = [
+            (read, Access::REMOTE_READ),
+            (write, Access::REMOTE_WRITE),
+            (atomic, Access::REMOTE_ATOMIC),
+        ];
         let granted = rights.into_iter().filter(|(is_granted, _)| *is_granted);
         let access = granted.fold(Access::empty(), |all, (_, right)| all | right);
         pd.share(size, access).map(Self).map_err(raise)
@@ -85,7 +94,8 @@ impl Memory {
             Some(length) => offset.checked_add(length),
             None => Some(self.0.len().max(offset)),
         };
-        end.map(|end| offset..end).ok_or_else(|| PyValueError::new_err("offset and length exceed 64 bits"))
+        end.map(|end| offset..end)
+            .ok_or_else(|| PyValueError::new_err("offset and length exceed 64 bits"))
     }
 }
 

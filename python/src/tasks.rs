@@ -142,7 +142,9 @@ impl AsyncDevice {
                 break;
             }
         }
-        let of = |(number, outcome): (u64, Outcome)| match outcome.and_then(|value| self.object(py, value)) {
+        let of = |(number, outcome): (u64, Outcome)| match outcome
+            .and_then(|value| self.object(py, value))
+        {
             Ok(object) => (number, object, None),
             Err(error) => (number, None, Some(error)),
         };
@@ -198,7 +200,11 @@ impl AsyncDevice {
 }
 
 impl AsyncDevice {
-    fn object<'py>(&self, py: Python<'py>, value: TaskValue) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn object<'py>(
+        &self,
+        py: Python<'py>,
+        value: TaskValue,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         Ok(Some(match value {
             TaskValue::None => return Ok(None),
             TaskValue::Number(number) => number.into_pyobject(py)?.into_any(),
@@ -206,7 +212,8 @@ impl AsyncDevice {
             TaskValue::Message(message) => PyBytes::new(py, &message).into_any(),
             TaskValue::Connection(connection) => {
                 let connection = Arc::new(connection);
-                Bound::new(py, AsyncConnection { connection, tasks: Arc::clone(&self.tasks) })?.into_any()
+                Bound::new(py, AsyncConnection { connection, tasks: Arc::clone(&self.tasks) })?
+                    .into_any()
             }
         }))
     }
@@ -285,7 +292,8 @@ impl AsyncConnection {
     }
 
     fn read(&self, remote: &Remote) -> PyResult<u64> {
-        let memory = self.connection.pd().register(buffer::for_read(remote.0.len)?).map_err(raise)?;
+        let memory =
+            self.connection.pd().register(buffer::for_read(remote.0.len)?).map_err(raise)?;
         let read = self.connection.read(memory, remote.0);
         let bytes = async move { Ok(TaskValue::Bytes(read.await.map_err(raise)?.into_inner())) };
         Ok(self.tasks.start(bytes))

@@ -173,7 +173,9 @@ impl Fault {
                 ProtectionError::ToWrap { .. } => TerminateReason::ProtectionToWrap,
                 // RFC 5040 lists this code under two types. According to Figure 10, a Send with
                 // Invalidate causes this one.
-                ProtectionError::CannotInvalidate { .. } => TerminateReason::ProtectionCannotInvalidate,
+                ProtectionError::CannotInvalidate { .. } => {
+                    TerminateReason::ProtectionCannotInvalidate
+                }
             },
             Self::LocalCatastrophic => TerminateReason::LocalCatastrophic,
             Self::InsufficientIrd => TerminateReason::LlpInsufficientIrd,
@@ -202,7 +204,8 @@ impl Fault {
         terminate.segment_len = Some(quoted.segment_len);
         terminate.ddp_header = Some(header);
         if quotes_rdma {
-            terminate.read_request = quoted.read_request.and_then(|bytes| ReadRequest::parse(bytes).ok());
+            terminate.read_request =
+                quoted.read_request.and_then(|bytes| ReadRequest::parse(bytes).ok());
         }
         terminate
     }
@@ -212,8 +215,12 @@ const fn ddp_reason(fault: &DdpFault) -> TerminateReason {
     match fault {
         // DDP has no code for a segment shorter than its header.
         DdpFault::Header(HeaderError::TooShort { .. }) => TerminateReason::DdpLocalCatastrophic,
-        DdpFault::Header(HeaderError::Version { tagged: true, .. }) => TerminateReason::TaggedVersion,
-        DdpFault::Header(HeaderError::Version { tagged: false, .. }) => TerminateReason::UntaggedVersion,
+        DdpFault::Header(HeaderError::Version { tagged: true, .. }) => {
+            TerminateReason::TaggedVersion
+        }
+        DdpFault::Header(HeaderError::Version { tagged: false, .. }) => {
+            TerminateReason::UntaggedVersion
+        }
         DdpFault::Tagged(error) => match error {
             // DDP has no code for missing access rights.
             TaggedError::InvalidStag { .. } | TaggedError::AccessRights { .. } => {

@@ -32,9 +32,10 @@ pub use fault::{DdpFault, Fault, MpaFault, ProtectionError, QuotedHeaders};
 pub use opcode::{Opcode, QN_ATOMIC_RESPONSE, QN_READ, QN_SEND, QN_TERMINATE};
 pub use reason::TerminateReason;
 pub use stream::{
-    DeliveryEffects, Extensions, RdmapError, StreamRx, send_imm_header, tagged_header, untagged_header,
+    DeliveryEffects, Extensions, RdmapError, StreamRx, send_imm_header, tagged_header,
+    untagged_header,
 };
 pub use wire::{
-    AtomicOp, AtomicRequest, AtomicResponse, Control, FormatError, HeaderCopy, ImmediateData, ReadRequest,
-    Terminate, TerminateEncoding, TerminateTooShort,
+    AtomicOp, AtomicRequest, AtomicResponse, Control, FormatError, HeaderCopy, ImmediateData,
+    ReadRequest, Terminate, TerminateEncoding, TerminateTooShort,
 };

@@ -166,7 +166,10 @@ mod tests {
             (0b1111, Opcode::SendImm, Some(0)),
         ];
         for (raw, opcode, queue) in table {
-            assert_eq!((Opcode::from_raw(raw), opcode.raw(), opcode.queue()), (Some(opcode), raw, queue));
+            assert_eq!(
+                (Opcode::from_raw(raw), opcode.raw(), opcode.queue()),
+                (Some(opcode), raw, queue)
+            );
             assert_eq!(opcode.tagged(), queue.is_none());
         }
         let names: Vec<String> = table.iter().map(|row| row.1.to_string()).collect();

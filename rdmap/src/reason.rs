@@ -123,7 +123,9 @@ mod tests {
             assert_eq!(TerminateReason::from_codes(layer, etype, code), *reason);
         }
         let known = (0..=0xFFF)
-            .filter(|n| TerminateReason::from_codes((n >> 12) as u8, (n >> 8) as u8, *n as u8).is_known())
+            .filter(|n| {
+                TerminateReason::from_codes((n >> 12) as u8, (n >> 8) as u8, *n as u8).is_known()
+            })
             .count();
         assert_eq!(known, 256 + 7 + 6, "0/0 with any code, seven codes of 0/1, six of 0/2");
     }

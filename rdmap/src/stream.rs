@@ -39,7 +39,9 @@ impl DeliveryEffects {
         match opcode {
             Opcode::SendSe | Opcode::ImmediateSe => Self { solicited: true, ..plain },
             Opcode::SendInvalidate => Self { invalidate: Some(STag(word)), ..plain },
-            Opcode::SendSeInvalidate => Self { solicited: true, invalidate: Some(STag(word)), ..plain },
+            Opcode::SendSeInvalidate => {
+                Self { solicited: true, invalidate: Some(STag(word)), ..plain }
+            }
             Opcode::SendImm => {
                 let solicited = Control::parse(header.rsvd_ulp).rsv & Control::SOLICITED != 0;
                 Self { solicited, imm: Some(word), ..plain }
@@ -97,7 +99,11 @@ impl StreamRx {
         }
         let opcode = self.check_opcode(control.opcode)?;
         if opcode.queue() != queue {
-            return Err(RdmapError::WrongBuffer { opcode, tagged: queue.is_none(), qn: queue.unwrap_or(0) });
+            return Err(RdmapError::WrongBuffer {
+                opcode,
+                tagged: queue.is_none(),
+                qn: queue.unwrap_or(0),
+            });
         }
         // A Terminate in several segments is accepted, although it is never necessary.
         self.terminated = opcode == Opcode::Terminate && header.last();

@@ -27,7 +27,8 @@ fn fetch_add(old: u64, add: u64, mask: u64) -> u64 {
 /// CmpSwap, bit for bit as in RFC 7306 section 5.1.2.
 fn cmp_swap(old: u64, request: &AtomicRequest) -> u64 {
     let bit = |word: u64, n: u32| word >> n & 1;
-    if (0..64).any(|n| bit(request.compare_mask, n) == 1 && bit(request.compare, n) != bit(old, n)) {
+    if (0..64).any(|n| bit(request.compare_mask, n) == 1 && bit(request.compare, n) != bit(old, n))
+    {
         return old;
     }
     (0..64).map(|n| bit(if bit(request.mask, n) == 1 { request.data } else { old }, n) << n).sum()
@@ -41,7 +42,10 @@ fn add(data: u64, mask: u64) -> AtomicRequest {
 fn fields_do_not_carry() {
     // Four fields of 16 bits.
     let mask = 0x8000_8000_8000_8000;
-    assert_eq!(add(0x0001_0001_0001_0001, mask).apply(0xFFFF_0000_FFFF_7FFF), 0x0000_0001_0000_8000);
+    assert_eq!(
+        add(0x0001_0001_0001_0001, mask).apply(0xFFFF_0000_FFFF_7FFF),
+        0x0000_0001_0000_8000
+    );
     // One field of 64 bits.
     assert_eq!(add(1, 0).apply(u64::MAX), 0);
     assert_eq!(add(1, 1 << 63).apply(u64::MAX), 0);
@@ -52,10 +56,20 @@ fn fields_do_not_carry() {
 
 #[test]
 fn swap_requires_masked_equality() {
-    let request =
-        AtomicRequest { op: AtomicOp::CmpSwap, compare: 42, compare_mask: u64::MAX, ..add(99, u64::MAX) };
+    let request = AtomicRequest {
+        op: AtomicOp::CmpSwap,
+        compare: 42,
+        compare_mask: u64::MAX,
+        ..add(99, u64::MAX)
+    };
     assert_eq!((request.apply(42), request.apply(43)), (99, 43));
-    let masked = AtomicRequest { mask: 0xFF00, compare_mask: 0x00FF, compare: 0x12, data: 0xABCD, ..request };
+    let masked = AtomicRequest {
+        mask: 0xFF00,
+        compare_mask: 0x00FF,
+        compare: 0x12,
+        data: 0xABCD,
+        ..request
+    };
     assert_eq!((masked.apply(0x3412), masked.apply(0x3413)), (0xAB12, 0x3413));
     let blind = AtomicRequest { compare_mask: 0, ..request };
     assert_eq!(blind.apply(7), 99, "nothing is compared: a plain swap");

@@ -45,7 +45,9 @@ fn table() -> [(u8, Option<u32>, Option<DeliveryEffects>); 13] {
 /// Returns the effects of a segment of queue 0.
 fn delivery_of(opcode: Opcode, header: &Header) -> Option<DeliveryEffects> {
     match header {
-        Header::Untagged(header) if header.qn == QN_SEND => Some(DeliveryEffects::new(opcode, header)),
+        Header::Untagged(header) if header.qn == QN_SEND => {
+            Some(DeliveryEffects::new(opcode, header))
+        }
         _ => None,
     }
 }
@@ -64,8 +66,11 @@ fn messages_follow_figure_4() {
                 assert_eq!(outcome, Ok(opcode));
                 assert_eq!(delivery_of(opcode, &header), effects);
             } else {
-                let error =
-                    RdmapError::WrongBuffer { opcode, tagged: place.is_none(), qn: place.unwrap_or(0) };
+                let error = RdmapError::WrongBuffer {
+                    opcode,
+                    tagged: place.is_none(),
+                    qn: place.unwrap_or(0),
+                };
                 assert_eq!(outcome, Err(error));
             }
         }
@@ -76,7 +81,10 @@ fn messages_follow_figure_4() {
 #[test]
 fn unknown_or_disabled_opcodes_rejected() {
     for raw in [12, 13, 14] {
-        assert_eq!(admit(ALL, &tagged(0x40 | raw)), Err(RdmapError::UnexpectedOpcode { opcode: raw }));
+        assert_eq!(
+            admit(ALL, &tagged(0x40 | raw)),
+            Err(RdmapError::UnexpectedOpcode { opcode: raw })
+        );
         assert_eq!(
             admit(ALL, &untagged(0x40 | raw, 0, 0)),
             Err(RdmapError::UnexpectedOpcode { opcode: raw })
@@ -95,7 +103,11 @@ fn unknown_or_disabled_opcodes_rejected() {
         assert!(admit(enough, &header).is_ok());
         let without = [
             NONE,
-            Extensions { immediate: !enough.immediate, atomic: !enough.atomic, send_imm: !enough.send_imm },
+            Extensions {
+                immediate: !enough.immediate,
+                atomic: !enough.atomic,
+                send_imm: !enough.send_imm,
+            },
         ];
         for extensions in without {
             let refused = match admit(extensions, &header) {

@@ -57,7 +57,10 @@ fn faults() -> Vec<(Fault, (u8, u8, u8))> {
         rdmap(RdmapError::UnexpectedAtomicResponse { request_id: 1 }, 6),
         rdmap(FormatError::AtomicCode { code: 1 }.into(), 6),
         rdmap(RdmapError::AtomicUnaligned { stag, to }, 7),
-        rdmap(FormatError::Length { message: Opcode::ReadRequest, len: 27, needed: 28 }.into(), 0xFF),
+        rdmap(
+            FormatError::Length { message: Opcode::ReadRequest, len: 27, needed: 28 }.into(),
+            0xFF,
+        ),
         protection(ProtectionError::InvalidStag { stag }, 0),
         protection(ProtectionError::BaseOrBounds { stag, to, len }, 1),
         protection(ProtectionError::AccessRights { stag }, 2),
@@ -124,7 +127,8 @@ fn quoted_headers_follow_figure_10() {
 fn partial_headers_not_quoted() {
     let fault = Fault::from(RdmapError::InvalidQn { qn: 9 });
     for len in 0..18 {
-        let quoted = QuotedHeaders { segment_len: len as u16, header: &SEND[..len], read_request: None };
+        let quoted =
+            QuotedHeaders { segment_len: len as u16, header: &SEND[..len], read_request: None };
         assert_eq!(fault.terminate(Some(quoted)).emit(), [0x12, 1, 0, 0]);
     }
     let fault = Fault::from(ProtectionError::InvalidStag { stag: STag(5) });
@@ -140,8 +144,14 @@ fn bytes_and_back() {
     for segment_len in [None, Some(0x1234)] {
         for ddp_header in headers {
             for read_request in [None, Some(READ.1)] {
-                let terminate =
-                    Terminate { layer: 1, etype: 2, code: 3, segment_len, ddp_header, read_request };
+                let terminate = Terminate {
+                    layer: 1,
+                    etype: 2,
+                    code: 3,
+                    segment_len,
+                    ddp_header,
+                    read_request,
+                };
                 let bytes = terminate.emit();
                 assert_eq!(Terminate::parse(&bytes), Ok(terminate));
                 assert_eq!(Terminate::parse_any(&bytes), Ok((terminate, TerminateEncoding::Rfc)));
@@ -256,16 +266,21 @@ fn terminates_of_siw() {
         ("11010000", TerminateReason::TaggedBaseOrBounds, TerminateEncoding::Rfc),
     ];
     for (hex, reason, encoding) in seen {
-        let bytes: Vec<_> =
-            (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+        let bytes: Vec<_> = (0..hex.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+            .collect();
         let siw = Terminate::parse_siw(&bytes).unwrap();
         assert_eq!(siw.reason(), reason, "{hex}");
         assert_eq!(siw.ddp_header.is_some(), bytes.len() > 4, "{hex}");
         assert_eq!(siw.read_request.is_some(), bytes.len() == 52, "{hex}");
         let (best, found) = Terminate::parse_any(&bytes).unwrap();
         assert_eq!(found, encoding, "{hex}");
-        let expected =
-            if encoding == TerminateEncoding::Siw { siw } else { Terminate::parse(&bytes).unwrap() };
+        let expected = if encoding == TerminateEncoding::Siw {
+            siw
+        } else {
+            Terminate::parse(&bytes).unwrap()
+        };
         assert_eq!(best, expected);
     }
 }
@@ -275,7 +290,8 @@ fn terminates_of_siw() {
 fn own_terminates_not_taken_for_siw() {
     let read_bytes = READ.1.emit();
     for (fault, _) in faults() {
-        let quoted = QuotedHeaders { segment_len: 46, header: READ.0, read_request: Some(&read_bytes) };
+        let quoted =
+            QuotedHeaders { segment_len: 46, header: READ.0, read_request: Some(&read_bytes) };
         for quoted in [None, Some(quoted)] {
             let (_, encoding) = Terminate::parse_any(&fault.terminate(quoted).emit()).unwrap();
             assert_ne!(encoding, TerminateEncoding::Siw, "{fault}");
@@ -313,10 +329,25 @@ const FROM_SIW: &[FromSiw] = &[
     ("DDP version 0", "21060000 0000 0000", (1, 2, 6), false),
     ("RDMAP version 2", "20050000 0000 0000", (0, 2, 5), true),
     ("an atomic", "20060000 0000 0000", (0, 2, 6), true),
-    ("MSN 5 where 1 is due", "21030300 0010 41430000000000000000000000050000000000000000", (1, 2, 3), false),
-    ("MO 8 where 0 is due", "21040300 0010 41430000000000000000000000010000000800000000", (1, 2, 4), false),
+    (
+        "MSN 5 where 1 is due",
+        "21030300 0010 41430000000000000000000000050000000000000000",
+        (1, 2, 3),
+        false,
+    ),
+    (
+        "MO 8 where 0 is due",
+        "21040300 0010 41430000000000000000000000010000000800000000",
+        (1, 2, 4),
+        false,
+    ),
     ("queue 3", "21010300 0010 41430000000000000003000000010000000000000000", (1, 2, 1), false),
-    ("a Send too long", "21020300 0040 41430000000000000000000000010000000000000000", (1, 2, 2), false),
+    (
+        "a Send too long",
+        "21020300 0040 41430000000000000000000000010000000000000000",
+        (1, 2, 2),
+        false,
+    ),
     (
         "a Send without a receive",
         "21020300 0010 41430000000000000000000000020000000000000000",
@@ -330,9 +361,24 @@ const FROM_SIW: &[FromSiw] = &[
         (0, 1, 0),
         false,
     ),
-    ("a Read beyond the IRD", "20070300 0000 41410000000000000001000000030000000000000000", (0, 2, 7), false),
-    ("an answer to no Read", "01000300 0020 c14200000001000000000000100000000000", (1, 0, 0), false),
-    ("an invalidate of no STag", "20090300 0010 4144deadbe000000000000000001000000000000", (0, 2, 9), false),
+    (
+        "a Read beyond the IRD",
+        "20070300 0000 41410000000000000001000000030000000000000000",
+        (0, 2, 7),
+        false,
+    ),
+    (
+        "an answer to no Read",
+        "01000300 0020 c14200000001000000000000100000000000",
+        (1, 0, 0),
+        false,
+    ),
+    (
+        "an invalidate of no STag",
+        "20090300 0010 4144deadbe000000000000000001000000000000",
+        (0, 2, 9),
+        false,
+    ),
     ("an FPDU too short", "02030000 0000 0000", (2, 0, 3), false),
     ("a wrong CRC", "02020000 0000 0000", (2, 0, 2), false),
 ];
@@ -350,7 +396,11 @@ fn siw_terminates_understood() {
         // As the initiator's first FPDU it might refuse a Reply instead (RFC 6581 section 8).
         let (first, encoding) = Terminate::parse_at(&bytes, true).unwrap();
         if *undecidable {
-            assert_eq!((first.layer, first.etype, first.code), (codes.1, codes.0, codes.2), "{what}");
+            assert_eq!(
+                (first.layer, first.etype, first.code),
+                (codes.1, codes.0, codes.2),
+                "{what}"
+            );
             assert_eq!(encoding, TerminateEncoding::Ambiguous, "{what}");
         } else {
             assert_eq!((first, encoding), (terminate, TerminateEncoding::Siw), "{what}");
@@ -380,7 +430,11 @@ fn origin_determined_by_each_bit() {
     for bit in [0x01, 0x02, 0x04] {
         let siw = [0x02, 5, bit, 0, 0, 20];
         let (terminate, encoding) = Terminate::parse_any(&siw).unwrap();
-        assert_eq!((terminate.layer, terminate.etype, encoding), (2, 0, TerminateEncoding::Siw), "{bit:#x}");
+        assert_eq!(
+            (terminate.layer, terminate.etype, encoding),
+            (2, 0, TerminateEncoding::Siw),
+            "{bit:#x}"
+        );
     }
     assert_eq!(Terminate::parse_any(&[0x02, 5, 0, 0]).unwrap().1, TerminateEncoding::Ambiguous);
 }

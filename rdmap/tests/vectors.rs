@@ -65,16 +65,20 @@ struct NegativeCase {
 impl NegativeCase {
     fn of(case: &Case) -> Self {
         let actions = || case.steps.iter().map(|step| &step.action);
-        let is_bytes = |action: &&Action| matches!(action, Action::Send(sent) if sent.kind == Kind::Bytes);
+        let is_bytes =
+            |action: &&Action| matches!(action, Action::Send(sent) if sent.kind == Kind::Bytes);
         let frame = actions().rfind(is_bytes).expect("bytes");
         let Action::Send(SentFrame { fields, .. }) = frame else { unreachable!() };
         let Test::OneOf(values) = &fields[0].test else { panic!("{}", case.name) };
         let [(_, Atom::Bytes(bytes))] = values.as_slice() else { panic!("{}", case.name) };
-        let Some(Action::Expect { one_of, .. }) = actions().next_back() else { panic!("{}", case.name) };
-        let codes = one_of.iter().flat_map(|frame| &frame.fields).flat_map(|field| match &field.test {
-            Test::OneOf(values) => values.as_slice(),
-            other => panic!("{}: {other:?}", case.name),
-        });
+        let Some(Action::Expect { one_of, .. }) = actions().next_back() else {
+            panic!("{}", case.name)
+        };
+        let codes =
+            one_of.iter().flat_map(|frame| &frame.fields).flat_map(|field| match &field.test {
+                Test::OneOf(values) => values.as_slice(),
+                other => panic!("{}: {other:?}", case.name),
+            });
         let terminates = codes.map(|code| match code {
             (Relation::Equal, Atom::Codes(codes)) => *codes,
             other => panic!("{}: {other:?}", case.name),
@@ -111,8 +115,9 @@ fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
 }
 
 fn conversations() -> Vec<(String, VectorConversation)> {
-    let names =
-        std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names
         .filter(|name| name.starts_with(|c: char| c.is_ascii_digit()) && name.ends_with(".json"))
         .collect();
@@ -178,7 +183,11 @@ fn startup_frames() {
             let (fields, bytes) = (FrameFields::of(frame), unhex(&frame.hex));
             let flags = fields.word("mpa.flags");
             let expected = Frame {
-                kind: if frame.kind == "mpa_request" { FrameKind::Request } else { FrameKind::Reply },
+                kind: if frame.kind == "mpa_request" {
+                    FrameKind::Request
+                } else {
+                    FrameKind::Reply
+                },
                 markers: flags & 0x80 != 0,
                 crc: flags & 0x40 != 0,
                 reject: flags & 0x20 != 0,
@@ -293,7 +302,8 @@ fn body_of(fields: &FrameFields<'_>, opcode: Opcode) -> Vec<u8> {
         }
         Opcode::AtomicResponse => {
             let request_id = fields.word("atomic.original_request_id");
-            let response = AtomicResponse { request_id, original: fields.number("atomic.original_value") };
+            let response =
+                AtomicResponse { request_id, original: fields.number("atomic.original_value") };
             assert_eq!(AtomicResponse::parse(&response.emit()), Ok(response));
             response.emit().to_vec()
         }
@@ -342,13 +352,17 @@ fn fpdus() {
     for (name, conversation) in conversations() {
         let agreed = conversation.negotiated.unwrap_or_default();
         let crc = agreed.crc.unwrap_or(true);
-        for (direction, markers) in
-            [("I>R", agreed.markers_initiator_to_responder), ("R>I", agreed.markers_responder_to_initiator)]
-        {
+        for (direction, markers) in [
+            ("I>R", agreed.markers_initiator_to_responder),
+            ("R>I", agreed.markers_responder_to_initiator),
+        ] {
             let (mut tx, mut rx) = (FpduTx::new(crc, markers), FpduRx::new(crc, markers));
-            let mut stream = StreamRx::new(Extensions { immediate: true, atomic: true, send_imm: false });
-            for frame in
-                conversation.frames.iter().filter(|frame| frame.kind == "fpdu" && frame.dir == direction)
+            let mut stream =
+                StreamRx::new(Extensions { immediate: true, atomic: true, send_imm: false });
+            for frame in conversation
+                .frames
+                .iter()
+                .filter(|frame| frame.kind == "fpdu" && frame.dir == direction)
             {
                 let what = format!("{name}: {}", frame.note);
                 let mut bytes = unhex(&frame.hex);
@@ -414,8 +428,8 @@ fn verdict(vector: &NegativeCase) -> Result<(), Option<Fault>> {
 fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {
     let (header, len) = Header::parse(ulpdu)?;
     let payload = &ulpdu[len..];
-    let opcode =
-        StreamRx::new(Extensions { immediate: true, atomic: true, send_imm: false }).admit(&header)?;
+    let opcode = StreamRx::new(Extensions { immediate: true, atomic: true, send_imm: false })
+        .admit(&header)?;
     match header {
         Header::Tagged(Tagged { stag, to, .. }) => {
             let len = payload.len() as u32;
@@ -437,8 +451,10 @@ fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {
     }
     match opcode {
         Opcode::ReadRequest => {
-            let ReadRequest { source_stag: stag, source_to: to, len, .. } = ReadRequest::parse(payload)?;
-            let end = to.checked_add(len.into()).ok_or(ProtectionError::ToWrap { stag, to, len })?;
+            let ReadRequest { source_stag: stag, source_to: to, len, .. } =
+                ReadRequest::parse(payload)?;
+            let end =
+                to.checked_add(len.into()).ok_or(ProtectionError::ToWrap { stag, to, len })?;
             if end > BUFFER.into() {
                 return Err(ProtectionError::BaseOrBounds { stag, to, len }.into());
             }
@@ -471,7 +487,11 @@ fn negatives() {
             Err(None) => assert!(vector.startup, "{}", vector.name),
             Err(Some(fault)) => {
                 let (layer, etype, code) = fault.reason().codes();
-                assert!(vector.terminates.contains(&[layer, etype, code]), "{}: {fault:?}", vector.name);
+                assert!(
+                    vector.terminates.contains(&[layer, etype, code]),
+                    "{}: {fault:?}",
+                    vector.name
+                );
             }
         }
     }

@@ -51,8 +51,9 @@ impl Capabilities {
     /// placement acknowledgements.
     const WANTS_ACKS: u16 = 32;
     /// All capabilities of this implementation.
-    pub(crate) const OURS: Self =
-        Self(Self::IMMEDIATE | Self::ATOMIC | Self::SEND_IMM | Self::LARGE_FPDU | Self::PLACEMENT_ACKS);
+    pub(crate) const OURS: Self = Self(
+        Self::IMMEDIATE | Self::ATOMIC | Self::SEND_IMM | Self::LARGE_FPDU | Self::PLACEMENT_ACKS,
+    );
     const NONE: Self = Self(0);
     const RFC_7306: Self = Self(Self::IMMEDIATE | Self::ATOMIC);
 
@@ -127,7 +128,12 @@ pub(crate) struct PeerCaps {
 }
 
 impl PeerCaps {
-    pub(crate) fn new(initiator: bool, mode: CapabilityExchange, wants_acks: bool, nonce: u64) -> Self {
+    pub(crate) fn new(
+        initiator: bool,
+        mode: CapabilityExchange,
+        wants_acks: bool,
+        nonce: u64,
+    ) -> Self {
         let kind = match mode {
             CapabilityExchange::On => PeerKind::Unknown,
             CapabilityExchange::Off => PeerKind::Foreign,
@@ -261,7 +267,8 @@ mod tests {
 
     #[test]
     fn two_uiw_peers_agree() {
-        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, false, 0xFFFF_1234_5678_9ABC);
+        let mut initiator =
+            PeerCaps::new(true, CapabilityExchange::On, false, 0xFFFF_1234_5678_9ABC);
         let mut responder = PeerCaps::new(false, CapabilityExchange::On, false, 7);
         let request = initiator.request();
         assert!(responder.on_zero_write(request.stag, request.to, true));
@@ -282,7 +289,10 @@ mod tests {
             assert!(initiator.on_zero_write(answer.stag, answer.to, true));
             assert_eq!(initiator.kind, PeerKind::Capable(Capabilities::OURS));
             assert_eq!(responder.kind, initiator.kind);
-            assert_eq!((initiator.receives_placement_acks(), responder.sends_placement_acks()), (ours, ours));
+            assert_eq!(
+                (initiator.receives_placement_acks(), responder.sends_placement_acks()),
+                (ours, ours)
+            );
             let reverse = (responder.receives_placement_acks(), initiator.sends_placement_acks());
             assert_eq!(reverse, (theirs, theirs));
             assert_eq!(initiator.ack_check(), responder.ack_check());

@@ -71,7 +71,12 @@ impl<M> RdmapStream<M> {
     }
 
     /// Like [`RdmapStream::abort`], but with a reason that the host chooses.
-    pub fn fail_locally<H: StreamHost<Memory = M>>(&mut self, host: &mut H, error: LocalError, now: Time) {
+    pub fn fail_locally<H: StreamHost<Memory = M>>(
+        &mut self,
+        host: &mut H,
+        error: LocalError,
+        now: Time,
+    ) {
         self.shared.now = now;
         self.fail(ConnError::Local { request: None, error }, host);
     }
@@ -124,7 +129,8 @@ impl<M> RdmapStream<M> {
     /// is detached, or all its requests have completed and the stream is closing.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.is_open() && (self.shared.detached || self.shared.fin.drain_begun && !self.shared.fin.sent)
+        self.is_open()
+            && (self.shared.detached || self.shared.fin.drain_begun && !self.shared.fin.sent)
     }
 
     fn limit_drain(&mut self) {
@@ -268,7 +274,9 @@ impl<M> RdmapStream<M> {
             ConnError::Local { .. } | ConnError::SourceGone | ConnError::Aborted => {
                 Some(Fault::LocalCatastrophic.terminate(None))
             }
-            ConnError::FinInsideFpdu { .. } => Some(Fault::Mpa(MpaFault::LlpClosed).terminate(None)),
+            ConnError::FinInsideFpdu { .. } => {
+                Some(Fault::Mpa(MpaFault::LlpClosed).terminate(None))
+            }
             ConnError::Refused(refusal) => {
                 let fault = match refusal {
                     StartupRefusal::InsufficientIrd { .. } => Fault::InsufficientIrd,
@@ -276,7 +284,10 @@ impl<M> RdmapStream<M> {
                 };
                 Some(fault.terminate(None))
             }
-            ConnError::Terminated(..) | ConnError::Lost | ConnError::Closed | ConnError::NoFirstFpdu => None,
+            ConnError::Terminated(..)
+            | ConnError::Lost
+            | ConnError::Closed
+            | ConnError::NoFirstFpdu => None,
         }
     }
 
@@ -296,7 +307,9 @@ impl<M> RdmapStream<M> {
             | ConnError::FinInsideFpdu { .. }
             | ConnError::SourceGone
             | ConnError::Fault(_) => AffectedRequest::Oldest,
-            ConnError::Refused(_) | ConnError::Closed | ConnError::Aborted => AffectedRequest::Nothing,
+            ConnError::Refused(_) | ConnError::Closed | ConnError::Aborted => {
+                AffectedRequest::Nothing
+            }
         }
     }
 

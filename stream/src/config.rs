@@ -23,7 +23,8 @@ impl core::str::FromStr for FpduSize {
     type Err = FpduSizeError;
 
     fn from_str(text: &str) -> Result<Self, FpduSizeError> {
-        let bytes = || text.parse::<u16>().ok().filter(|bytes| usize::from(*bytes) >= uiw_mpa::MIN_MULPDU);
+        let bytes =
+            || text.parse::<u16>().ok().filter(|bytes| usize::from(*bytes) >= uiw_mpa::MIN_MULPDU);
         match text {
             "auto" => Ok(Self::Auto),
             "segment" => Ok(Self::Segment),

@@ -79,7 +79,12 @@ pub trait StreamHost {
     /// The [`AccessError`] for which one of the bytes may not be read. The stream is terminated: at
     /// the beginning of a Read, all of whose bytes are asked for, or later at the segment that
     /// contains the byte.
-    fn read_source(&mut self, stag: STag, to: u64, len: u32) -> Result<Self::Payload<'_>, AccessError>;
+    fn read_source(
+        &mut self,
+        stag: STag,
+        to: u64,
+        len: u32,
+    ) -> Result<Self::Payload<'_>, AccessError>;
 
     /// Executes an atomic of the peer ([`AtomicRequest::apply`]), and returns the value before it.
     /// By default, no memory allows atomics.
@@ -151,11 +156,18 @@ pub trait StreamHost {
     ///
     /// # Errors
     /// [`LocalError::Protection`] if the memory is no longer valid.
-    fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError> {
+    fn copy_request(
+        &mut self,
+        id: u32,
+        range: Range<u32>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), LocalError> {
         let mut at = range.start;
         while at < range.end {
             let payload = self.request_payload(id, at, range.end - at)?;
-            payload.append_to(0..payload.len(), out).map_err(|SourceGone| LocalError::Protection)?;
+            payload
+                .append_to(0..payload.len(), out)
+                .map_err(|SourceGone| LocalError::Protection)?;
             at += payload.len() as u32;
         }
         Ok(())
@@ -189,7 +201,12 @@ pub trait StreamHost {
     ///
     /// # Errors
     /// [`LocalError::Protection`] if the memory is no longer valid.
-    fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Self::Payload<'_>, LocalError>;
+    fn request_payload(
+        &mut self,
+        id: u32,
+        offset: u32,
+        len: u32,
+    ) -> Result<Self::Payload<'_>, LocalError>;
 
     /// Executes a request that sends nothing ([`crate::Op::Local`]), and completes it. By default,
     /// there are no such requests.
@@ -217,7 +234,12 @@ pub trait StreamHost {
     ///
     /// # Errors
     /// [`LocalError::Protection`] if the memory is no longer valid.
-    fn place_answer(&mut self, id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError>;
+    fn place_answer(
+        &mut self,
+        id: u32,
+        offset: u32,
+        payload: ResponsePart<'_>,
+    ) -> Result<(), LocalError>;
 
     /// Completes the Read or atomic `id`, whose response has arrived completely. Before that, the
     /// host invalidates the STag `invalidate`, if there is one.
@@ -257,7 +279,12 @@ pub trait StreamHost {
     /// Appends `range` of memory that is in the transmit queue. Returns false if the memory is no
     /// longer valid. By default, returns false, because a host whose payloads are never stable has
     /// no memory there.
-    fn copy_memory(&mut self, memory: &Self::Memory, range: Range<usize>, out: &mut Vec<u8>) -> bool {
+    fn copy_memory(
+        &mut self,
+        memory: &Self::Memory,
+        range: Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> bool {
         let _ = (memory, range, out);
         false
     }

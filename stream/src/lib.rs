@@ -62,7 +62,8 @@ pub use config::{FpduSize, FpduSizeError, RdmapConfig, StableTx};
 pub use error::{AccessError, AtomicError, ConnError, LocalError, StartupFailure};
 pub use event::{AffectedRequest, EstablishedStream, Event, StreamEnd};
 pub use host::{
-    Payload, ReceiveError, ReceivedKind, ReceivedMessage, ResponsePart, SourceGone, StreamHost, Traffic, Wait,
+    Payload, ReceiveError, ReceivedKind, ReceivedMessage, ResponsePart, SourceGone, StreamHost,
+    Traffic, Wait,
 };
 pub use reads::QuotedSegment;
 pub use request::{Op, Remote, Request};

@@ -261,8 +261,13 @@ mod tests {
     fn read_slots_released_after_burst() {
         let mut reads = Reads { ord: 1024, ird: 1024, ..Reads::new(STag(1)) };
         assert_eq!(capacities(&reads), [0, 0]);
-        let request =
-            ReadRequest { sink_stag: STag(1), sink_to: 0, len: 8, source_stag: STag(2), source_to: 0 };
+        let request = ReadRequest {
+            sink_stag: STag(1),
+            sink_to: 0,
+            len: 8,
+            source_stag: STag(2),
+            source_to: 0,
+        };
         for count in [1, KEPT, 1024] {
             for at in 0..count as u32 {
                 let kind = OutstandingKind::Read { sink_to: 0, len: 8, received: 0 };
@@ -272,7 +277,10 @@ mod tests {
                 reads.add_inbound(InboundRead { kind: InboundKind::Read(request), segment });
             }
             // The capacity starts at four entries and doubles when the queue is full.
-            assert!(capacities(&reads).iter().all(|places| *places <= (2 * count).max(4)), "{count}");
+            assert!(
+                capacities(&reads).iter().all(|places| *places <= (2 * count).max(4)),
+                "{count}"
+            );
             for _ in 0..count {
                 assert!(reads.pop_outstanding().is_some());
                 reads.end_inbound();

@@ -11,7 +11,9 @@ use crate::{EstablishedStream, Event, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
-use uiw_mpa::startup::{ConfigError, Initiator, Negotiated, Outcome, Request, Revision, Rtr, RtrKinds};
+use uiw_mpa::startup::{
+    ConfigError, Initiator, Negotiated, Outcome, Request, Revision, Rtr, RtrKinds,
+};
 
 /// Number of repetitions of the capability request to a peer that has sent nothing: siw's responder
 /// can miss the first FPDU.
@@ -88,7 +90,11 @@ impl<M> RdmapStream<M> {
     }
 
     /// Handles start-up frames. Returns the number of bytes used.
-    pub(crate) fn handle_startup<H: StreamHost<Memory = M>>(&mut self, host: &mut H, bytes: &[u8]) -> usize {
+    pub(crate) fn handle_startup<H: StreamHost<Memory = M>>(
+        &mut self,
+        host: &mut H,
+        bytes: &[u8],
+    ) -> usize {
         match core::mem::replace(&mut self.phase, Phase::Over) {
             Phase::AwaitReply(initiator) => match initiator.reply(bytes) {
                 Ok(None) => self.phase = Phase::AwaitReply(initiator),
@@ -117,7 +123,11 @@ impl<M> RdmapStream<M> {
         match outcome {
             Outcome::Rejected { enhanced, private_data, markers_asked, .. } => {
                 let peer_ird_ord = enhanced.map(|said| (said.ird, said.ord));
-                self.fail_startup(StartupFailure::Rejected { private_data, peer_ird_ord, markers_asked });
+                self.fail_startup(StartupFailure::Rejected {
+                    private_data,
+                    peer_ird_ord,
+                    markers_asked,
+                });
             }
             Outcome::Accepted { negotiated, enhanced, private_data, terminate } => {
                 self.open(negotiated);
@@ -172,7 +182,8 @@ impl<M> RdmapStream<M> {
         let Phase::Decision(decision) = &self.phase else { return Ok(None) };
         let (responder, request) = &**decision;
         let (reply, negotiated) = responder.accept(request, &config.startup, private_data)?;
-        let (peer_ird_ord, theirs) = (request.ird().zip(request.ord()), request.private_data().to_vec());
+        let (peer_ird_ord, theirs) =
+            (request.ird().zip(request.ord()), request.private_data().to_vec());
         self.shared.now = now;
         self.shared.caps = PeerCaps::new(false, config.capabilities, config.acknowledged, 0);
         self.shared.config = config;
@@ -295,8 +306,8 @@ impl Shared {
     /// frame.
     pub(crate) fn capability_timeout(&self) -> Duration {
         let round_trip = self.now.as_nanos().saturating_sub(self.startup_sent.as_nanos());
-        let wait =
-            CAPABILITY_TIMEOUT + Duration::from_nanos(round_trip).saturating_mul(CAPABILITY_ROUND_TRIPS);
+        let wait = CAPABILITY_TIMEOUT
+            + Duration::from_nanos(round_trip).saturating_mul(CAPABILITY_ROUND_TRIPS);
         wait.min(CAPABILITY_LONGEST)
     }
 }

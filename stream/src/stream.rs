@@ -131,7 +131,14 @@ impl<M> RdmapStream<M> {
         stream
     }
 
-    fn new(phase: Phase, initiator: bool, config: RdmapConfig, sink: STag, nonce: u64, now: Time) -> Self {
+    fn new(
+        phase: Phase,
+        initiator: bool,
+        config: RdmapConfig,
+        sink: STag,
+        nonce: u64,
+        now: Time,
+    ) -> Self {
         let mut timers = Timers::new();
         timers.set(Timer::Startup, now, config.startup_timeout);
         let caps = PeerCaps::new(initiator, config.capabilities, config.acknowledged, nonce);
@@ -229,13 +236,23 @@ impl<M> RdmapStream<M> {
     ///
     /// While [`RdmapStream::accepts_bytes`] is false because a Send waits for a receive, the host
     /// keeps the unconsumed bytes, and reports the FIN only after they have been consumed.
-    pub fn handle_eof<H: StreamHost<Memory = M>>(&mut self, host: &mut H, unread: usize, now: Time) {
+    pub fn handle_eof<H: StreamHost<Memory = M>>(
+        &mut self,
+        host: &mut H,
+        unread: usize,
+        now: Time,
+    ) {
         self.shared.now = now;
         self.shared.fin.received = true;
         match self.phase {
-            Phase::Open if unread > 0 => self.fail(ConnError::FinInsideFpdu { bytes: unread }, host),
+            Phase::Open if unread > 0 => {
+                self.fail(ConnError::FinInsideFpdu { bytes: unread }, host);
+            }
             Phase::Open | Phase::Closing | Phase::Over => {}
-            Phase::Connecting | Phase::AwaitReply(_) | Phase::AwaitRequest(_) | Phase::Decision(_) => {
+            Phase::Connecting
+            | Phase::AwaitReply(_)
+            | Phase::AwaitRequest(_)
+            | Phase::Decision(_) => {
                 self.shared.fin.received = false;
                 self.handle_startup_eof(unread);
             }
@@ -310,7 +327,12 @@ impl<M> RdmapStream<M> {
     /// Reports that the transport accepted `bytes` bytes of those returned by
     /// [`RdmapStream::poll_transmit`].
     #[inline]
-    pub fn handle_sent<H: StreamHost<Memory = M>>(&mut self, host: &mut H, bytes: usize, now: Time) {
+    pub fn handle_sent<H: StreamHost<Memory = M>>(
+        &mut self,
+        host: &mut H,
+        bytes: usize,
+        now: Time,
+    ) {
         self.shared.now = now;
         let sent = self.sender.advance(bytes);
         self.shared.placement.handle_sent(sent);
@@ -543,7 +565,10 @@ impl<M> RdmapStream<M> {
     #[inline]
     #[must_use]
     pub fn awaits_doorbell(&self) -> bool {
-        self.has_nothing_due() && self.sender.is_drained() && !self.shared.fin.wanted && !self.pausing
+        self.has_nothing_due()
+            && self.sender.is_drained()
+            && !self.shared.fin.wanted
+            && !self.pausing
     }
 
     /// Returns whether the FPDUs of a request are only partly built.

@@ -87,10 +87,16 @@ mod tests {
     fn deadline_beyond_clock_never_expires() {
         let mut timers = Timers::new();
         timers.set(Timer::NoReceive, Time::from_nanos(1), Duration::MAX);
-        assert_eq!((timers.earliest(), timers.expire(Time::from_nanos(u64::MAX - 1))), (Time::NEVER, None));
+        assert_eq!(
+            (timers.earliest(), timers.expire(Time::from_nanos(u64::MAX - 1))),
+            (Time::NEVER, None)
+        );
         // The timer does not expire even at the last time that the clock can represent.
         assert_eq!(timers.expire(Time::NEVER), None);
         timers.set(Timer::Close, Time::from_nanos(1), Duration::ZERO);
-        assert_eq!((timers.expire(Time::NEVER), timers.expire(Time::NEVER)), (Some(Timer::Close), None));
+        assert_eq!(
+            (timers.expire(Time::NEVER), timers.expire(Time::NEVER)),
+            (Some(Timer::Close), None)
+        );
     }
 }

@@ -7,7 +7,9 @@ use common::{Pair, at, config_with, pattern, send_header};
 use std::time::Duration;
 use uiw_ddp::Header;
 use uiw_rdmap::{Opcode, TerminateReason};
-use uiw_stream::{AffectedRequest, CapabilityExchange, ConnError, FpduSize, Op, RdmapConfig, RdmapStream};
+use uiw_stream::{
+    AffectedRequest, CapabilityExchange, ConnError, FpduSize, Op, RdmapConfig, RdmapStream,
+};
 
 fn pair() -> Pair {
     Pair::open(RdmapConfig::default(), RdmapConfig::default())
@@ -42,11 +44,9 @@ fn orderly_close_finishes_requests_and_answers() {
         end.host.assert_all_completed();
         assert!(matches!(end.error(), ConnError::Closed));
         assert!(end.fin_sent && !end.stream.is_reset());
-        assert!(
-            end.ended
-                .as_ref()
-                .is_some_and(|ended| ended.terminate.is_none() && ended.named == AffectedRequest::Nothing)
-        );
+        assert!(end.ended.as_ref().is_some_and(
+            |ended| ended.terminate.is_none() && ended.named == AffectedRequest::Nothing
+        ));
     }
     // The close interrupted nothing at the end that did not initiate it.
     assert!(pair.ends[1].ended.as_ref().is_some_and(|ended| ended.idle));
@@ -102,7 +102,9 @@ fn abort_does_not_blame_peer() {
 /// ends.
 #[test]
 fn partial_fpdu_finished_before_terminate() {
-    for taken in [1, 2, 15, 16, 17, 18, 4_000, 64_000, 64_772, 64_775, 64_776, 64_777, 70_000, 129_553] {
+    for taken in
+        [1, 2, 15, 16, 17, 18, 4_000, 64_000, 64_772, 64_775, 64_776, 64_777, 70_000, 129_553]
+    {
         for (stable, one_pass) in [(false, false), (true, false), (true, true)] {
             let mut pair = large_pair();
             pair.ends[0].host.stable = stable;
@@ -120,8 +122,12 @@ fn partial_fpdu_finished_before_terminate() {
                 "{taken} {stable} {one_pass}"
             );
             let whole = taken.div_ceil(64_776) * (64_768 - 14);
-            let placed =
-                pair.ends[1].host.memory.iter().zip(pattern(200_000, 9)).take_while(|(a, b)| **a == *b);
+            let placed = pair.ends[1]
+                .host
+                .memory
+                .iter()
+                .zip(pattern(200_000, 9))
+                .take_while(|(a, b)| **a == *b);
             assert_eq!(placed.count(), whole, "FPDUs that were begun, and no more: {taken}");
             assert_eq!(pair.ends[0].host.get(id).completions, 0);
             pair.assert_over();
@@ -189,7 +195,10 @@ fn memory_gone_during_send_ends_stream() {
         let mut pair = pair_without_memory(taken);
         pair.call(0, RdmapStream::handle_source_gone);
         assert!(matches!(pair.ends[0].error(), ConnError::SourceGone));
-        assert_eq!(pair.ends[0].ended.as_ref().map(|ended| ended.named), Some(AffectedRequest::Oldest));
+        assert_eq!(
+            pair.ends[0].ended.as_ref().map(|ended| ended.named),
+            Some(AffectedRequest::Oldest)
+        );
         assert_eq!(pair.ends[0].stream.is_reset(), taken > 0);
         if taken > 0 {
             assert!(pair.ends[0].stream.is_over());
@@ -200,7 +209,11 @@ fn memory_gone_during_send_ends_stream() {
             pair.assert_over();
             assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LocalCatastrophic);
         }
-        assert_eq!(pair.ends[1].host.memory, vec![0; 1 << 18], "nothing of a part of an FPDU is placed");
+        assert_eq!(
+            pair.ends[1].host.memory,
+            vec![0; 1 << 18],
+            "nothing of a part of an FPDU is placed"
+        );
     }
 }
 
@@ -224,9 +237,14 @@ fn end_inside_fpdu_is_fault() {
 #[test]
 fn close_inside_message_not_idle() {
     let read = Header::Untagged(uiw_rdmap::untagged_header(Opcode::ReadRequest, 1, 1, 0, false, 0));
-    let write = |last| Header::Tagged(uiw_rdmap::tagged_header(Opcode::Write, common::MEMORY, 0, last));
-    let headers =
-        [(send_header(1, 0, false), false), (read, false), (write(false), false), (write(true), true)];
+    let write =
+        |last| Header::Tagged(uiw_rdmap::tagged_header(Opcode::Write, common::MEMORY, 0, last));
+    let headers = [
+        (send_header(1, 0, false), false),
+        (read, false),
+        (write(false), false),
+        (write(true), true),
+    ];
     for (header, idle) in headers {
         let mut pair = pair();
         pair.receives(1, 1, 64);
@@ -340,7 +358,10 @@ fn requests_complete_when_placed(config: &RdmapConfig) {
         })
         .collect();
     while forward(&mut pair).is_some() {}
-    assert!(pair.ends[0].host.completed.is_empty(), "TCP has them all, and the peer has not looked");
+    assert!(
+        pair.ends[0].host.completed.is_empty(),
+        "TCP has them all, and the peer has not looked"
+    );
     pair.run();
     assert_eq!(pair.ends[0].host.completed, ids);
     assert!(pair.ends[0].stream.awaits_doorbell(), "no acknowledgement is open");
@@ -388,7 +409,11 @@ fn both_ends_detached_close_orderly() {
     }
     (0..2).for_each(|n| pair.detach(n));
     pair.assert_over();
-    assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed) && !end.stream.is_reset()));
+    assert!(
+        pair.ends
+            .iter()
+            .all(|end| matches!(end.error(), ConnError::Closed) && !end.stream.is_reset())
+    );
 }
 
 #[test]
@@ -479,7 +504,11 @@ fn detach_during_close_stays_orderly() {
     pair.detach(1);
     pair.assert_over();
     assert_eq!(pair.ends[0].host.completed, [id]);
-    assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)), "{:?}", pair.ends[0].ended);
+    assert!(
+        pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)),
+        "{:?}",
+        pair.ends[0].ended
+    );
 }
 
 /// A peer that closes in the meantime does not answer the drain Read. If this end waits for a
@@ -519,7 +548,8 @@ fn placement_acked_before_anything_else() {
     // The requests of this end are sent after the acknowledgement.
     pair.ends[1].post(Op::Write { remote: at(64) }, &[1; 4096]);
     pair.receive(1, usize::MAX);
-    let acks: Vec<_> = pair.ends[1].host.received.iter().map(|(message, _)| message.awaits_ack).collect();
+    let acks: Vec<_> =
+        pair.ends[1].host.received.iter().map(|(message, _)| message.awaits_ack).collect();
     assert_eq!(acks, [true, true]);
     assert_eq!(pair.ends[1].stream.take_acknowledged(), 0, "nothing was sent");
     let now = pair.now;
@@ -640,7 +670,10 @@ fn nothing_follows_a_fin() {
     let (request, _) = pair.ends[1].transmit(usize::MAX, now);
     pair.ends[0].incoming.extend(request);
     pair.receive(0, usize::MAX);
-    assert!(pair.ends[0].stream.is_open() && pair.ends[0].incoming.is_empty(), "the peer has not closed");
+    assert!(
+        pair.ends[0].stream.is_open() && pair.ends[0].incoming.is_empty(),
+        "the peer has not closed"
+    );
     assert!(pair.ends[0].transmit(usize::MAX, now).0.is_empty());
     assert_eq!((pair.ends[0].host.built, pair.ends[0].host.get(late).completions), (0, 0));
     // The peer's capability request is not answered either if it is the first FPDU after our FIN.
@@ -658,7 +691,10 @@ fn nothing_follows_a_fin() {
     pair.ends[0].incoming.extend(&reply);
     pair.run();
     assert_eq!(pair.ends[1].sent, reply);
-    assert!(matches!(pair.ends[1].kind, Some(uiw_stream::PeerKind::Capable(_))), "its request has come");
+    assert!(
+        matches!(pair.ends[1].kind, Some(uiw_stream::PeerKind::Capable(_))),
+        "its request has come"
+    );
     assert!(pair.ends[1].stream.has_nothing_due());
 }
 
@@ -695,7 +731,10 @@ fn detached_stream_refuses_waiting_send() {
     pair.detach(1);
     pair.assert_over();
     assert_eq!(pair.ends[0].terminated_by_peer(), TerminateReason::UntaggedNoBuffer);
-    assert_eq!(pair.ends[0].ended.as_ref().map(|ended| ended.named), Some(AffectedRequest::Send { msn: 2 }));
+    assert_eq!(
+        pair.ends[0].ended.as_ref().map(|ended| ended.named),
+        Some(AffectedRequest::Send { msn: 2 })
+    );
     assert!(!pair.ends[0].host.completed.contains(&(placed + 1)));
 }
 

@@ -49,7 +49,8 @@ fn post_everything(pair: &mut Pair, n: usize, large: usize) {
     end.post(Op::AtomicWrite { remote: at(ATOMIC + 16) }, &7u64.to_ne_bytes());
     end.post(Op::FetchAdd { remote: at(ATOMIC), add: 2, mask: 0 }, &[0; 8]);
     let (compare, compare_mask) = (0xBB, 0xFF);
-    let swap = Op::CmpSwap { remote: at(ATOMIC + 8), compare, compare_mask, swap: 0xCC, swap_mask: 0xFF };
+    let swap =
+        Op::CmpSwap { remote: at(ATOMIC + 8), compare, compare_mask, swap: 0xCC, swap_mask: 0xFF };
     end.post(swap, &[0; 8]);
     end.post(Op::Read { remote: at(SOURCE), invalidate: Some(STag(3)) }, b"");
     end.host.post(Op::Local, b"");
@@ -59,7 +60,9 @@ fn post_everything(pair: &mut Pair, n: usize, large: usize) {
         request.solicited = true;
     });
     end.post(Op::Read { remote: at(SOURCE + 1), invalidate: None }, &vec![0; large / 4]);
-    end.host.post_with(Op::Write { remote: at(WRITTEN + 7) }, b"fenced", |request| request.fence = true);
+    end.host.post_with(Op::Write { remote: at(WRITTEN + 7) }, b"fenced", |request| {
+        request.fence = true;
+    });
     end.stream.doorbell();
 }
 
@@ -69,7 +72,8 @@ fn expected(n: usize, large: usize) -> PostedResults {
     let seed = 1 + n as u8;
     let (big, source) = (pattern(large, seed), pattern(large, seed + 64));
     let mut memory = vec![0; 1 << 18];
-    let mut put = |to: u64, bytes: &[u8]| memory[to as usize..][..bytes.len()].copy_from_slice(bytes);
+    let mut put =
+        |to: u64, bytes: &[u8]| memory[to as usize..][..bytes.len()].copy_from_slice(bytes);
     put(SOURCE, &source);
     put(WRITTEN, &big);
     put(WRITTEN + 100, &big[..large / 3]);
@@ -79,13 +83,20 @@ fn expected(n: usize, large: usize) -> PostedResults {
     put(ATOMIC + 16, &7u64.to_ne_bytes());
     let plain = |bytes: &[u8]| {
         let kind = ReceivedKind::Send { len: bytes.len() as u32, imm: None };
-        (ReceivedMessage { kind, solicited: false, invalidated: None, awaits_ack: false }, bytes.to_vec())
+        (
+            ReceivedMessage { kind, solicited: false, invalidated: None, awaits_ack: false },
+            bytes.to_vec(),
+        )
     };
     let immediate = |imm, write_len| {
         let kind = ReceivedKind::Immediate { imm, write_len };
-        (ReceivedMessage { kind, solicited: false, invalidated: None, awaits_ack: false }, Vec::new())
+        (
+            ReceivedMessage { kind, solicited: false, invalidated: None, awaits_ack: false },
+            Vec::new(),
+        )
     };
-    let mut received = vec![plain(b""), plain(&big), plain(b"take it back"), plain(&big[..large / 2])];
+    let mut received =
+        vec![plain(b""), plain(&big), plain(b"take it back"), plain(&big[..large / 2])];
     received[2].0.invalidated = Some(STag(77));
     received[3].0.kind = ReceivedKind::Send { len: large as u32 / 2, imm: Some(0x0102_0304) };
     received.extend([immediate(5, large as u32 / 3), immediate(6, 0)]);
@@ -145,8 +156,9 @@ fn large_fpdu_buffer_has_promised_capacity() {
         })
     };
     let lengths = [BatchLength::Usual, BatchLength::Medium, BatchLength::Long];
-    for (len, length) in
-        [15_000, 40_000, 64_000, 100_000].into_iter().flat_map(|len| lengths.map(|length| (len, length)))
+    for (len, length) in [15_000, 40_000, 64_000, 100_000]
+        .into_iter()
+        .flat_map(|len| lengths.map(|length| (len, length)))
     {
         let mut pair = Pair::open(config(), config());
         pair.ends[0].stream.set_batch_length(length);
@@ -195,7 +207,8 @@ fn setting(bits: u32) -> RdmapConfig {
             _ => FpduSize::Fixed(999),
         };
         if bits & 128 != 0 {
-            config.startup.rtr = uiw_mpa::startup::RtrKinds { write: false, read: true, send: false };
+            config.startup.rtr =
+                uiw_mpa::startup::RtrKinds { write: false, read: true, send: false };
         }
     })
 }
@@ -222,7 +235,9 @@ fn operations_over_all_framings() {
 
 #[test]
 fn large_messages_gathered_or_copied() {
-    for bits in [0, 2, 4, 8, 1 << 5, 2 << 5, 3 << 5, 1 << 16, 1 << 17, 2 << 5 | 1 << 17, 2 << 5 | 3 << 16] {
+    for bits in
+        [0, 2, 4, 8, 1 << 5, 2 << 5, 3 << 5, 1 << 16, 1 << 17, 2 << 5 | 1 << 17, 2 << 5 | 3 << 16]
+    {
         for separate in [0, 1 << 18] {
             everything(pair(bits | bits << 8 | separate), 100_000);
         }
@@ -274,7 +289,8 @@ fn requests_copied_before_sending() {
 
 #[test]
 fn fenced_request_waits_for_reads() {
-    for op in [Op::Send, Op::Write { remote: at(0) }, Op::Read { remote: at(0), invalidate: None }] {
+    for op in [Op::Send, Op::Write { remote: at(0) }, Op::Read { remote: at(0), invalidate: None }]
+    {
         let mut pair = pair(0);
         pair.receives(1, 1, 64);
         pair.ends[0].post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
@@ -316,7 +332,8 @@ fn byte_wise_transport_gets_same_bytes() {
 fn cuts(seed: u64) -> common::Cuts {
     let mut state = seed | 1;
     Box::new(move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let bits = (state >> 33) as u32;
         1 + (bits >> 8) as usize % [7, 90, 1500, 20_000][bits as usize & 3]
     })
@@ -399,7 +416,8 @@ fn immediate_counts_preceding_write_only() {
     pair.receives(1, 2, 64);
     pair.ends[0].post(Op::Write { remote: at(0) }, &[1; 100]);
     pair.ends[0].post(Op::Send, b"between");
-    let header = uiw_rdmap::untagged_header(uiw_rdmap::Opcode::Immediate, uiw_rdmap::QN_SEND, 2, 0, true, 0);
+    let header =
+        uiw_rdmap::untagged_header(uiw_rdmap::Opcode::Immediate, uiw_rdmap::QN_SEND, 2, 0, true, 0);
     pair.inject(1, &uiw_ddp::Header::Untagged(header), &[0, 0, 0, 9, 0, 0, 0, 0]);
     let kind = ReceivedKind::Immediate { imm: 9, write_len: 0 };
     assert_eq!(pair.ends[1].host.received[1].0.kind, kind);
@@ -431,9 +449,12 @@ fn responses_sent_in_several_batches() {
     const RESPONSE: usize = 2 + 14 + 8 + 4;
     let config = config_with(|config| (config.startup.ird, config.startup.ord) = (400, 400));
     let mut pair = Pair::open(config.clone(), config);
-    for (requests, batches) in
-        [(200, [48, 48, 48, 48, 8]), (30, [15, 15, 0, 0, 0]), (10, [8, 2, 0, 0, 0]), (1, [1, 0, 0, 0, 0])]
-    {
+    for (requests, batches) in [
+        (200, [48, 48, 48, 48, 8]),
+        (30, [15, 15, 0, 0, 0]),
+        (10, [8, 2, 0, 0, 0]),
+        (1, [1, 0, 0, 0, 0]),
+    ] {
         for _ in 0..requests {
             pair.ends[0].host.post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
         }

@@ -9,7 +9,9 @@ mod common;
 use common::{Decision, Pair, at, config_with, pattern};
 use std::time::Duration;
 use uiw_mpa::startup::{Revision, RtrKinds};
-use uiw_stream::{CapabilityExchange, FpduSize, LocalError, Op, RdmapConfig, RdmapStream, StableTx, Time};
+use uiw_stream::{
+    CapabilityExchange, FpduSize, LocalError, Op, RdmapConfig, RdmapStream, StableTx, Time,
+};
 
 /// SplitMix64 generator.
 struct RandomBytes(u64);
@@ -53,18 +55,31 @@ fn random_config(random: &mut RandomBytes) -> RdmapConfig {
         // An RTR Read requires an ORD greater than zero.
         let reads_only = startup.rtr.read && !startup.rtr.write;
         startup.ord = random.pick(if reads_only { &[16, 1] } else { &[16, 4, 1, 0] });
-        config.fpdu =
-            random.pick(&[FpduSize::Auto, FpduSize::Segment, FpduSize::Large, FpduSize::Fixed(128)]);
-        config.capabilities =
-            random.pick(&[CapabilityExchange::On, CapabilityExchange::Off, CapabilityExchange::Assume]);
-        config.stable_tx = random.pick(&[StableTx::Off, StableTx::Off, StableTx::Writes, StableTx::On]);
+        config.fpdu = random.pick(&[
+            FpduSize::Auto,
+            FpduSize::Segment,
+            FpduSize::Large,
+            FpduSize::Fixed(128),
+        ]);
+        config.capabilities = random.pick(&[
+            CapabilityExchange::On,
+            CapabilityExchange::Off,
+            CapabilityExchange::Assume,
+        ]);
+        config.stable_tx =
+            random.pick(&[StableTx::Off, StableTx::Off, StableTx::Writes, StableTx::On]);
         config.copy_with_crc = !random.one_in(3);
         config.acknowledged = random.one_in(3);
-        config.no_receive_timeout =
-            random.pick(&[Duration::from_secs(1), Duration::ZERO, Duration::from_millis(10), Duration::MAX]);
+        config.no_receive_timeout = random.pick(&[
+            Duration::from_secs(1),
+            Duration::ZERO,
+            Duration::from_millis(10),
+            Duration::MAX,
+        ]);
         config.close_timeout =
             random.pick(&[Duration::from_secs(5), Duration::ZERO, Duration::from_millis(1)]);
-        config.startup_timeout = random.pick(&[Duration::from_secs(10), Duration::from_millis(100)]);
+        config.startup_timeout =
+            random.pick(&[Duration::from_secs(10), Duration::from_millis(100)]);
     })
 }
 
@@ -78,7 +93,9 @@ fn random_op(random: &mut RandomBytes) -> (Op, Vec<u8>) {
         5 => Op::SendImm { imm: 9 },
         6 | 7 => Op::Read { remote, invalidate: None },
         8 => Op::FetchAdd { remote, add: 1, mask: 0 },
-        _ => Op::CmpSwap { remote, compare: 0, compare_mask: u64::MAX, swap: 1, swap_mask: u64::MAX },
+        _ => {
+            Op::CmpSwap { remote, compare: 0, compare_mask: u64::MAX, swap: 1, swap_mask: u64::MAX }
+        }
     };
     let len = if matches!(op, Op::FetchAdd { .. } | Op::CmpSwap { .. }) { 8 } else { len };
     (op, pattern(len, 3))
@@ -111,7 +128,8 @@ fn step(pair: &mut Pair, random: &mut RandomBytes, rude: bool) {
     match random.below(if rude { 40 } else { 24 }) {
         0..=5 => {
             let now = pair.now;
-            let (bytes, fin) = pair.ends[n].transmit(random.pick(&[0, 1, 7, 100, 1460, usize::MAX]), now);
+            let (bytes, fin) =
+                pair.ends[n].transmit(random.pick(&[0, 1, 7, 100, 1460, usize::MAX]), now);
             let peer = &mut pair.ends[1 - n];
             peer.incoming.extend(bytes);
             peer.incoming_fin |= fin;

@@ -55,7 +55,10 @@ fn every_revision_model_and_rtr_kind() {
                     let mut pair = Pair::open(config.clone(), config);
                     let negotiated = pair.ends[0].negotiated();
                     let two = revision == Revision::Two;
-                    assert_eq!((negotiated.enhanced, negotiated.peer_to_peer), (two, two && peer_to_peer));
+                    assert_eq!(
+                        (negotiated.enhanced, negotiated.peer_to_peer),
+                        (two, two && peer_to_peer)
+                    );
                     // Revision 1 cannot agree on a Send.
                     let sends_rtr = peer_to_peer && (two || kind != Rtr::Send);
                     assert_eq!(negotiated.rtr, sends_rtr.then_some(kind));
@@ -75,7 +78,10 @@ fn private_data_and_credits_reach_peer() {
     let responder = config_with(|config| (config.startup.ird, config.startup.ord) = (8, 2));
     let pair = Pair::open(initiator, responder);
     let [ours, theirs] = [0, 1].map(|n| pair.ends[n].established.clone().expect("established"));
-    assert_eq!((&ours.private_data[..], &theirs.private_data[..]), (&b"accepted"[..], &b"request"[..]));
+    assert_eq!(
+        (&ours.private_data[..], &theirs.private_data[..]),
+        (&b"accepted"[..], &b"request"[..])
+    );
     assert_eq!((ours.negotiated.ird, ours.negotiated.ord), (3, 5));
     assert_eq!((theirs.negotiated.ird, theirs.negotiated.ord), (8, 2));
     assert_eq!(theirs.peer_ird_ord, Some((3, 5)));
@@ -108,12 +114,16 @@ fn initiator_waits_for_establish() {
                 config.startup.rtr = rtr(kind);
                 config.capabilities = capabilities;
             });
-            let mut pair = Pair::new(RdmapConfig { awaits_establish: true, ..responder.clone() }, responder);
+            let mut pair =
+                Pair::new(RdmapConfig { awaits_establish: true, ..responder.clone() }, responder);
             pair.run();
             let request = pair.ends[0].sent.len();
             pair.ends[0].post(Op::Write { remote: at(0) }, b"waits");
             pair.run();
-            assert!(pair.ends[0].established.is_some() && pair.ends[1].established.is_none(), "{kind:?}");
+            assert!(
+                pair.ends[0].established.is_some() && pair.ends[1].established.is_none(),
+                "{kind:?}"
+            );
             assert_eq!(pair.ends[0].sent.len(), request, "{kind:?}");
             pair.call(0, |stream, _, now| stream.establish(now));
             pair.run();
@@ -168,7 +178,8 @@ fn reject_carries_private_data() {
         pair.ends[1].decision = Decision::Reject;
         pair.run();
         let failure = pair.ends[0].failed.as_ref();
-        let Some(StartupFailure::Rejected { private_data, markers_asked, peer_ird_ord }) = failure else {
+        let Some(StartupFailure::Rejected { private_data, markers_asked, peer_ird_ord }) = failure
+        else {
             panic!("{failure:?}")
         };
         assert_eq!((&private_data[..], *markers_asked), (&b"rejected"[..], false));
@@ -177,7 +188,10 @@ fn reject_carries_private_data() {
         // The transport of the initiator ends with a reset.
         pair.call(1, RdmapStream::handle_lost);
         assert!(pair.ends[1].stream.is_over());
-        assert!(pair.ends[1].ended.is_none() && pair.ends[1].failed.is_none(), "the host rejected it");
+        assert!(
+            pair.ends[1].ended.is_none() && pair.ends[1].failed.is_none(),
+            "the host rejected it"
+        );
     }
 }
 
@@ -229,8 +243,10 @@ fn first_bytes(end: &mut End) -> Vec<u8> {
 
 #[test]
 fn close_on_revision_2_falls_back() {
-    let mut pair =
-        Pair::new(RdmapConfig::default(), config_with(|config| config.startup.revision = Revision::One));
+    let mut pair = Pair::new(
+        RdmapConfig::default(),
+        config_with(|config| config.startup.revision = Revision::One),
+    );
     let request = first_bytes(&mut pair.ends[0]);
     assert_eq!(request[17], 2, "revision");
     pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
@@ -249,7 +265,8 @@ fn close_on_revision_2_falls_back() {
 #[test]
 fn fallback_only_before_first_byte() {
     for (unread, fallback, again) in [(3, true, false), (0, false, false), (0, true, true)] {
-        let mut pair = Pair::new(config_with(|config| config.fallback = fallback), RdmapConfig::default());
+        let mut pair =
+            Pair::new(config_with(|config| config.fallback = fallback), RdmapConfig::default());
         first_bytes(&mut pair.ends[0]);
         pair.call(0, |stream, host, now| stream.handle_eof(host, unread, now));
         if again {
@@ -339,7 +356,11 @@ fn invalid_frame_fails_startup() {
         first_bytes(&mut pair.ends[0]);
         pair.ends[n].incoming.extend(*b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
         pair.run();
-        assert!(matches!(pair.ends[n].failed, Some(StartupFailure::Frame(_))), "{:?}", pair.ends[n].failed);
+        assert!(
+            matches!(pair.ends[n].failed, Some(StartupFailure::Frame(_))),
+            "{:?}",
+            pair.ends[n].failed
+        );
         assert!(pair.ends[n].stream.is_over() && pair.ends[n].stream.is_reset());
     }
 }
@@ -406,7 +427,8 @@ fn rtr_not_repeated_without_exchange() {
 #[test]
 fn loopback_stream_needs_no_peer() {
     let now = uiw_stream::Time::default();
-    let mut stream = RdmapStream::<Vec<u8>>::loopback(RdmapConfig::default(), uiw_ddp::STag(9), now);
+    let mut stream =
+        RdmapStream::<Vec<u8>>::loopback(RdmapConfig::default(), uiw_ddp::STag(9), now);
     let mut host = common::TestHost::new();
     host.receives.push_back(64);
     stream.handle_connected(now);

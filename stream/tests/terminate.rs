@@ -77,7 +77,9 @@ fn send_of(header: &Header) -> uiw_ddp::Untagged {
 #[test]
 fn wrong_crc_or_marker_terminated() {
     let mut wrong = pair();
-    wrong.ends[1].incoming.extend([0, 14, 0xC1, 0x40, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
+    wrong.ends[1]
+        .incoming
+        .extend([0, 14, 0xC1, 0x40, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
     wrong.run();
     assert_eq!(
         (wrong.ends[1].terminated(), wrong.ends[0].terminated_by_peer()),
@@ -85,7 +87,8 @@ fn wrong_crc_or_marker_terminated() {
     );
     wrong.assert_over();
     // With CRCs, a wrong Marker would be reported as a wrong CRC.
-    let config = config_with(|config| (config.startup.want_markers, config.startup.crc) = (true, false));
+    let config =
+        config_with(|config| (config.startup.want_markers, config.startup.crc) = (true, false));
     let mut marked = Pair::open(config.clone(), config);
     // The Marker before the next 512 bytes points to a position where no FPDU begins.
     marked.ends[0].post(Op::Write { remote: at(0) }, &[0; 3000]);
@@ -185,7 +188,8 @@ fn interrupted_read_quoted_from_location() {
     let received = &pair.ends[0].host.requests[0].bytes;
     let sent = received.iter().zip(pattern(len as usize, 1)).take_while(|(a, b)| **a == *b).count();
     assert!(sent > lost - 1460 && sent <= lost, "{sent}");
-    let terminate = pair.ends[1].ended.as_ref().and_then(|ended| ended.terminate).expect("a Terminate");
+    let terminate =
+        pair.ends[1].ended.as_ref().and_then(|ended| ended.terminate).expect("a Terminate");
     assert_eq!(terminate.reason(), Reason::ProtectionAccessRights);
     let request = terminate.read_request.expect("the Read Request");
     let (left, sent) = (len - sent as u32, sent as u64);
@@ -213,7 +217,8 @@ fn unsolicited_answers_are_refused() {
         pair.ends[1].stream.doorbell();
         let now = pair.now;
         let end = &mut pair.ends[1];
-        let Some(uiw_stream::Transmit::Bytes(batch)) = end.stream.poll_transmit(&mut end.host, now) else {
+        let Some(uiw_stream::Transmit::Bytes(batch)) = end.stream.poll_transmit(&mut end.host, now)
+        else {
             panic!("nothing is due")
         };
         let mut request = Vec::new();
@@ -231,14 +236,16 @@ fn reads_beyond_ird_refused() {
     let initiator = config_with(|config| config.startup.ord = 2);
     let responder = config_with(|config| config.startup.ird = 2);
     let request =
-        ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1, source_stag: MEMORY, source_to: 0 }.emit();
+        ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1, source_stag: MEMORY, source_to: 0 }
+            .emit();
     for count in [2, 3] {
         let mut pair = Pair::open(initiator.clone(), responder.clone());
         pair.send_cuts = Box::new(|| 0);
         pair.ends[1].incoming.clear();
         let mut fpdus = Vec::new();
         for msn in 1..=count {
-            fpdus.extend(fpdu(&untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, msn, 0), &request));
+            fpdus
+                .extend(fpdu(&untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, msn, 0), &request));
         }
         // All requests arrive at once, before an answer is built.
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdus, now));
@@ -255,11 +262,18 @@ fn reads_beyond_ird_refused() {
 #[test]
 fn partly_answered_read_counts_against_ird() {
     // The answer is longer than one batch.
-    let request =
-        ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1 << 18, source_stag: MEMORY, source_to: 0 };
-    let fpdu = |msn| fpdu(&untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, msn, 0), &request.emit());
+    let request = ReadRequest {
+        sink_stag: STag(1),
+        sink_to: 0,
+        len: 1 << 18,
+        source_stag: MEMORY,
+        source_to: 0,
+    };
+    let fpdu =
+        |msn| fpdu(&untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, msn, 0), &request.emit());
     for built in [false, true] {
-        let mut pair = Pair::open(RdmapConfig::default(), config_with(|config| config.startup.ird = 1));
+        let mut pair =
+            Pair::open(RdmapConfig::default(), config_with(|config| config.startup.ird = 1));
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdu(1), now));
         let now = pair.now;
         let mut sent = 0;
@@ -286,7 +300,11 @@ fn own_ord_respected() {
     pair.receive_cuts = Box::new(|| 0);
     pair.run();
     assert_eq!(pair.ends[0].host.built, 2);
-    assert_eq!(pair.ends[0].sent.len() - sent, 2 * (2 + 18 + 28 + 4), "two Read Requests, and no more");
+    assert_eq!(
+        pair.ends[0].sent.len() - sent,
+        2 * (2 + 18 + 28 + 4),
+        "two Read Requests, and no more"
+    );
     pair.receive_cuts = Box::new(|| usize::MAX);
     pair.run();
     pair.ends[0].host.assert_all_completed();
@@ -296,7 +314,8 @@ fn own_ord_respected() {
 #[test]
 fn only_read_requests_quoted() {
     let quoted = |pair: &Pair| {
-        let terminate = pair.ends[1].ended.as_ref().and_then(|ended| ended.terminate).expect("a Terminate");
+        let terminate =
+            pair.ends[1].ended.as_ref().and_then(|ended| ended.terminate).expect("a Terminate");
         assert!(terminate.ddp_header.is_some());
         terminate.read_request
     };
@@ -359,7 +378,10 @@ fn request_with_lost_memory_named() {
 #[test]
 fn terminated_request_named() {
     let cases: [(Op, Option<AffectedRequest>); 4] = [
-        (Op::Write { remote: at(1 << 40) }, Some(AffectedRequest::Write { stag: MEMORY, to: 1 << 40 })),
+        (
+            Op::Write { remote: at(1 << 40) },
+            Some(AffectedRequest::Write { stag: MEMORY, to: 1 << 40 }),
+        ),
         (Op::SendInvalidate { stag: STag(9) }, Some(AffectedRequest::Send { msn: 3 })),
         (Op::Read { remote: at(1 << 40), invalidate: None }, None),
         (Op::FetchAdd { remote: at(1 << 40), add: 1, mask: 0 }, None),
@@ -466,7 +488,10 @@ fn nothing_is_taken_behind_a_terminate() {
         }
         assert!(pair.ends[1].host.received.is_empty() && pair.ends[1].host.receives.len() == 1);
         assert_eq!(pair.ends[1].transmit(usize::MAX, now).0.is_empty(), when == 2);
-        assert!(pair.ends[1].transmit(usize::MAX, now).0.is_empty(), "one Terminate, and nothing behind it");
+        assert!(
+            pair.ends[1].transmit(usize::MAX, now).0.is_empty(),
+            "one Terminate, and nothing behind it"
+        );
     }
 }
 

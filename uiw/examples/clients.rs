@@ -56,7 +56,11 @@ async fn sum(mut tasks: JoinSet<Result<u64>>) -> Result<f64> {
 }
 
 /// Runs a server in a new thread, and the clients in this one.
-fn beside<S, C>(serve: fn(mpsc::Sender<SocketAddr>, usize) -> S, clients: usize, ask: C) -> Result<f64>
+fn beside<S, C>(
+    serve: fn(mpsc::Sender<SocketAddr>, usize) -> S,
+    clients: usize,
+    ask: C,
+) -> Result<f64>
 where
     S: Future<Output = Result<()>>,
     C: AsyncFnOnce(SocketAddr) -> Result<f64>,
@@ -77,7 +81,8 @@ fn uiw(clients: usize) -> Result<f64> {
     async fn serve(address: mpsc::Sender<SocketAddr>, clients: usize) -> Result<()> {
         let device = Device::open()?;
         let driver = with_tokio::drive(&device)?;
-        let listener = Listener::bind(&device.alloc_pd()?, loopback()?, &ConnectionConfig::default())?;
+        let listener =
+            Listener::bind(&device.alloc_pd()?, loopback()?, &ConnectionConfig::default())?;
         address.send(listener.local_addr())?;
         let mut tasks = JoinSet::new();
         for _ in 0..clients {

@@ -4,8 +4,8 @@
 //! which drives the device while it waits.
 
 use crate::{
-    AcceptFailure, Access, BoundWindow, BufferOp, CloseReason, ConnInfo, ConnectionConfig, Device, ErrorKind,
-    IoBuf, IoBufMut, Message, Mr, Pd, RemoteMr, Result, STag, SharedMr,
+    AcceptFailure, Access, BoundWindow, BufferOp, CloseReason, ConnInfo, ConnectionConfig, Device,
+    ErrorKind, IoBuf, IoBufMut, Message, Mr, Pd, RemoteMr, Result, STag, SharedMr,
 };
 use std::io;
 use std::net::SocketAddr;
@@ -91,7 +91,12 @@ impl Connection {
     }
 
     /// Like [`Connection::write_imm`], but also raises a solicited event at the peer.
-    pub fn write_imm_solicited<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
+    pub fn write_imm_solicited<B: IoBuf>(
+        &self,
+        buffer: Mr<B>,
+        to: RemoteMr,
+        imm: u32,
+    ) -> BufferOp<B> {
         self.inner.write_imm_solicited(buffer, to, imm)
     }
 
@@ -157,7 +162,12 @@ impl Connection {
     ///
     /// # Errors
     /// The errors are those of [`crate::Connection::bind_window`].
-    pub fn bind_window(&self, memory: &SharedMr, range: Range<usize>, access: Access) -> Result<BoundWindow> {
+    pub fn bind_window(
+        &self,
+        memory: &SharedMr,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<BoundWindow> {
         self.inner.bind_window(memory, range, access).wait()
     }
 

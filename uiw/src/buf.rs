@@ -329,7 +329,10 @@ impl<B: IoBufMut> Mr<B> {
 
 impl<B: IoBuf> std::fmt::Debug for Mr<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mr").field("len", &self.buf.len).field("range", &self.range).finish_non_exhaustive()
+        f.debug_struct("Mr")
+            .field("len", &self.buf.len)
+            .field("range", &self.range)
+            .finish_non_exhaustive()
     }
 }
 
@@ -407,11 +410,16 @@ mod tests {
     #[test]
     fn accesses_through_unique_buffer_pointer() {
         let asked = Arc::<AtomicUsize>::default();
-        let mut mr = pd().register(CountingBuffer { bytes: vec![0; 8], asked: Arc::clone(&asked) }).unwrap();
+        let mut mr =
+            pd().register(CountingBuffer { bytes: vec![0; 8], asked: Arc::clone(&asked) }).unwrap();
         place(&mr, b"placed");
         mr.bytes_mut()[0] = b'P';
         assert_eq!(&mr.bytes()[..6], b"Placed");
-        assert_eq!(asked.load(Ordering::Relaxed), 1, "a second pointer would make the region's invalid");
+        assert_eq!(
+            asked.load(Ordering::Relaxed),
+            1,
+            "a second pointer would make the region's invalid"
+        );
         assert_eq!(Arc::strong_count(&asked), 2);
         drop(mr);
         assert_eq!(Arc::strong_count(&asked), 1, "the buffer is dropped with its region");

@@ -73,7 +73,10 @@ impl Outcome {
 pub(crate) fn completion_error(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
     let is_local = matches!(
         wc.status,
-        WcStatus::LocalLength | WcStatus::LocalProtection | WcStatus::LocalQpOperation | WcStatus::MwBind
+        WcStatus::LocalLength
+            | WcStatus::LocalProtection
+            | WcStatus::LocalQpOperation
+            | WcStatus::MwBind
     );
     let detail = qp.filter(|_| is_local).and_then(integration::local_error);
     ErrorKind::Completed { status: wc.status, reason: wc.reason, peer, detail }.into()
@@ -176,7 +179,8 @@ impl OperationTable {
         }
         let key = self.waiting.pop_front()?;
         let state = &mut self.slots.get_mut(key)?.state;
-        let OperationState::Waiting(request) = std::mem::replace(state, OperationState::Posted) else {
+        let OperationState::Waiting(request) = std::mem::replace(state, OperationState::Posted)
+        else {
             return None;
         };
         self.room -= 1;
@@ -441,8 +445,11 @@ mod tests {
     fn completion_defers_post_of_waiting_operation() {
         let (completions, runs) = completions(1);
         let mut ops = completions.ops.lock();
-        let (first, second, third) =
-            (ops.add_posted(none()), ops.add_waiting(request(), none()), ops.add_waiting(request(), none()));
+        let (first, second, third) = (
+            ops.add_posted(none()),
+            ops.add_waiting(request(), none()),
+            ops.add_waiting(request(), none()),
+        );
         assert!(ops.pop_waiting().is_none(), "there is no room");
         drop(ops);
         complete(&completions, SEND_FLAG | first as u64, WcStatus::Success);
@@ -483,7 +490,8 @@ mod tests {
     fn messages_ordered_and_wake_receivers() {
         let (completions, runs) = completions(1);
         let wakers = [(); 2].map(|()| Arc::<CallCounter>::default());
-        completions.inbox.lock().wakers = wakers.iter().map(|waker| Waker::from(Arc::clone(waker))).collect();
+        completions.inbox.lock().wakers =
+            wakers.iter().map(|waker| Waker::from(Arc::clone(waker))).collect();
         complete(&completions, 2, WcStatus::Success);
         assert_eq!(wakers.each_ref().map(|waker| waker.count()), [1, 1]);
         for slot in [0, 1] {
@@ -503,7 +511,10 @@ mod tests {
         complete(&completions, 1, WcStatus::LocalLength);
         assert_eq!(waker.count(), 1);
         complete(&completions, 2, WcStatus::Flushed);
-        assert_eq!(completions.inbox.lock().closed.as_ref().map(|wc| wc.status), Some(WcStatus::LocalLength));
+        assert_eq!(
+            completions.inbox.lock().closed.as_ref().map(|wc| wc.status),
+            Some(WcStatus::LocalLength)
+        );
         assert_eq!(messages(&completions), [0], "a message that came before is still received");
     }
 

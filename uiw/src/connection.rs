@@ -15,7 +15,8 @@ use std::task::{Context, Poll, ready};
 use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEvent, CmEventKind, ConnInfo};
 use uiw_verbs::integration;
 use uiw_verbs::{
-    Access, Memory, Qp, QpCap, QpInit, QpState, Remote, RemoteMr, STag, SendFlags, SendOp, Sge, WcStatus,
+    Access, Memory, Qp, QpCap, QpInit, QpState, Remote, RemoteMr, STag, SendFlags, SendOp, Sge,
+    WcStatus,
 };
 
 /// Longest message in bytes that [`Connection::send_copy`] posts inline. It registers memory for
@@ -66,7 +67,11 @@ impl PendingConnection {
         settings.check(device.limits())?;
         let completions = Completions::new(settings.send_depth);
         let depth = settings.send_depth + settings.recv_depth;
-        let cq = integration::create_consumed_cq(device.as_raw(), depth, Arc::clone(&completions) as Arc<_>)?;
+        let cq = integration::create_consumed_cq(
+            device.as_raw(),
+            depth,
+            Arc::clone(&completions) as Arc<_>,
+        )?;
         let cap = QpCap {
             max_send_wr: settings.send_depth,
             max_recv_wr: settings.recv_depth,
@@ -185,12 +190,23 @@ impl Connection {
     /// Writes the buffer into the peer's memory, then notifies the peer with the immediate data
     /// `imm` (RFC 7306).
     pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
-        self.submit_remote(buffer, to, SendFlags::empty(), |remote| SendOp::WriteImm { remote, imm })
+        self.submit_remote(buffer, to, SendFlags::empty(), |remote| SendOp::WriteImm {
+            remote,
+            imm,
+        })
     }
 
     /// Like [`Connection::write_imm`], but also raises a solicited event.
-    pub fn write_imm_solicited<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
-        self.submit_remote(buffer, to, SendFlags::SOLICITED, |remote| SendOp::WriteImm { remote, imm })
+    pub fn write_imm_solicited<B: IoBuf>(
+        &self,
+        buffer: Mr<B>,
+        to: RemoteMr,
+        imm: u32,
+    ) -> BufferOp<B> {
+        self.submit_remote(buffer, to, SendFlags::SOLICITED, |remote| SendOp::WriteImm {
+            remote,
+            imm,
+        })
     }
 
     /// Reads the peer's memory into the buffer.
@@ -229,7 +245,13 @@ impl Connection {
     /// The operation fails with [`ErrorKind::Misuse`] if the address is not a multiple of 8.
     pub fn compare_swap(&self, at: RemoteMr, compare: u64, swap: u64) -> Op<u64> {
         let all = u64::MAX;
-        self.atomic(at, |remote| SendOp::CmpSwap { remote, compare, compare_mask: all, swap, swap_mask: all })
+        self.atomic(at, |remote| SendOp::CmpSwap {
+            remote,
+            compare,
+            compare_mask: all,
+            swap,
+            swap_mask: all,
+        })
     }
 
     fn atomic(&self, at: RemoteMr, op: impl FnOnce(Remote) -> SendOp) -> Op<u64> {
@@ -245,9 +267,10 @@ impl Connection {
                     let target = Remote::from(target);
                     // The peer would end the connection.
                     if !target.addr.is_multiple_of(8) {
-                        return Err(
-                            ErrorKind::Misuse("an atomic needs an address that is a multiple of 8").into()
-                        );
+                        return Err(ErrorKind::Misuse(
+                            "an atomic needs an address that is a multiple of 8",
+                        )
+                        .into());
                     }
                     Ok(request(op(target), SendFlags::empty(), buffer.sge()?))
                 });
@@ -279,7 +302,9 @@ impl Connection {
         }
         let ending = ready!(self.dispatcher.poll_ended(cx));
         Poll::Ready(match self.dispatcher.poll_message(cx) {
-            Poll::Ready(Ok(received)) => Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))),
+            Poll::Ready(Ok(received)) => {
+                Ok(Some(Message::new(Arc::clone(&self.dispatcher), received)))
+            }
             Poll::Ready(Err(error)) if !is_flush(&error) => Err(error),
             // Either the receives were flushed because the connection has ended, or none was posted
             // because the program still holds all messages.
@@ -409,6 +434,8 @@ fn is_flush(error: &Error) -> bool {
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("info", &self.dispatcher.info.get()).finish_non_exhaustive()
+        f.debug_struct("Connection")
+            .field("info", &self.dispatcher.info.get())
+            .finish_non_exhaustive()
     }
 }

@@ -7,8 +7,8 @@
 //! forgotten never frees memory in flight.
 
 use crate::completions::{
-    Caller, Completions, ErasedBuffer, OperationSlot, OperationTable, Outcome, OwnedCompletions, SEND_FLAG,
-    SendRequest, completion_error,
+    Caller, Completions, ErasedBuffer, OperationSlot, OperationTable, Outcome, OwnedCompletions,
+    SEND_FLAG, SendRequest, completion_error,
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -531,7 +531,8 @@ impl Dispatcher {
 
 /// Returns a request that sends `message`. The bytes are copied when the request is posted.
 fn inline_send(message: &[u8]) -> SendRequest {
-    let sge = Sge { addr: message.as_ptr().addr() as u64, length: message.len() as u32, lkey: STag(0) };
+    let sge =
+        Sge { addr: message.as_ptr().addr() as u64, length: message.len() as u32, lkey: STag(0) };
     SendRequest { op: SendOp::Send, sges: [sge].into_iter().collect(), flags: SendFlags::INLINE }
 }
 
@@ -555,7 +556,8 @@ mod tests {
     fn pair(settings: &ConnectionConfig) -> (Device, Connection, Device, Connection) {
         let [client, server] = [(); 2].map(|()| Device::open().unwrap());
         let [client_pd, server_pd] = [&client, &server].map(|device| device.alloc_pd().unwrap());
-        let listener = Listener::bind(&server_pd, "127.0.0.1:0".parse().unwrap(), settings).unwrap();
+        let listener =
+            Listener::bind(&server_pd, "127.0.0.1:0".parse().unwrap(), settings).unwrap();
         let (connection, accepted) = thread::scope(|scope| {
             let accepted = scope.spawn(|| server.block_on(listener.accept()).unwrap());
             let connection = Connection::connect(&client_pd, listener.local_addr(), settings);

@@ -28,7 +28,8 @@ pub struct AcceptFailure {
     pub error: Error,
 }
 
-type Handshake = Pin<Box<dyn Future<Output = std::result::Result<Connection, AcceptFailure>> + Send>>;
+type Handshake =
+    Pin<Box<dyn Future<Output = std::result::Result<Connection, AcceptFailure>> + Send>>;
 
 /// The handshakes of one listener.
 #[derive(Default)]
@@ -68,7 +69,8 @@ impl Handshakes {
         peer: SocketAddr,
         established: impl Future<Output = Result<Connection>> + Send + 'static,
     ) {
-        let handshake = async move { established.await.map_err(|error| AcceptFailure { peer, error }) };
+        let handshake =
+            async move { established.await.map_err(|error| AcceptFailure { peer, error }) };
         self.running.lock().push(Box::pin(handshake));
     }
 
@@ -120,7 +122,8 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
-    const PEER: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 1));
+    const PEER: SocketAddr =
+        SocketAddr::V4(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 1));
 
     #[test]
     fn handshakes_run_up_to_limit() {
@@ -140,7 +143,8 @@ mod tests {
         let handshakes = Handshakes::default();
         let count = KEPT_FAILURES as u32 + 10;
         for qp_num in 0..count {
-            handshakes.begin(PEER, async move { Err(ErrorKind::AlreadyConnected { qp_num }.into()) });
+            handshakes
+                .begin(PEER, async move { Err(ErrorKind::AlreadyConnected { qp_num }.into()) });
             let cx = &mut Context::from_waker(Waker::noop());
             assert!(handshakes.poll_established(cx).is_pending());
         }

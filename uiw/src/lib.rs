@@ -107,10 +107,11 @@ pub use uiw_verbs::{
 /// Types of the snapshot that [`Device::counters`] returns, and files with published counters.
 pub mod counters {
     pub use uiw_counters::{
-        AddressCounts, ConnectionCounters, Count, CounterFile, DatagramQueuePair, Datagrams, Directions,
-        Directory, DirectoryKind, DropReason, FileError, Operations, Owner, ProcessCounters, Publish,
-        QueuePairCounters, RejectReason, ShardCounts, Snapshot, TerminateCount, TrafficClass, TransferCounts,
-        TransferDirection, TransferResult, Transfers, WaitCounts,
+        AddressCounts, ConnectionCounters, Count, CounterFile, DatagramQueuePair, Datagrams,
+        Directions, Directory, DirectoryKind, DropReason, FileError, Operations, Owner,
+        ProcessCounters, Publish, QueuePairCounters, RejectReason, ShardCounts, Snapshot,
+        TerminateCount, TrafficClass, TransferCounts, TransferDirection, TransferResult, Transfers,
+        WaitCounts,
     };
 }
 
@@ -126,9 +127,9 @@ pub mod impair {
 pub mod llp {
     pub use uiw_llp::{
         Clock, DatagramConfig, DatagramSocket, Event, Fingerprint, Incoming, Interest, Interface,
-        ListenConfig, Multipath, OptionError, Outgoing, PeerIdentity, Readable, RecvBuf, RemainingBytes,
-        StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig,
-        TransportListener, TransportStack, TransportStream,
+        ListenConfig, Multipath, OptionError, Outgoing, PeerIdentity, Readable, RecvBuf,
+        RemainingBytes, StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token,
+        TransportConfig, TransportListener, TransportStack, TransportStream,
     };
     pub use uiw_mem::{IoVec, IoVecMut};
 
@@ -155,7 +156,8 @@ pub mod smol {
     pub use uiw_smol::pipe::{PipeLink, pipe};
     pub use uiw_smol::xdp::{XdpFeatures, XdpLink, XdpMode};
     pub use uiw_smol::{
-        Capabilities, ConfigError, Frame, Link, Segmentation, SmolConfig, SmolStack, Spec, SpecError,
+        Capabilities, ConfigError, Frame, Link, Segmentation, SmolConfig, SmolStack, Spec,
+        SpecError,
     };
 }
 
@@ -165,11 +167,11 @@ pub mod stream {
     pub use uiw_mpa::Verified;
     pub use uiw_rdmap::{AtomicRequest, TerminateReason};
     pub use uiw_stream::{
-        AccessError, AffectedRequest, AtomicError, Batch, Capabilities, CapabilityExchange, ConnError,
-        EstablishedStream, Event, FpduSize, FpduSizeError, LocalError, Op, Payload, PeerKind, Piece,
-        QuotedSegment, RdmapConfig, RdmapStream, ReceiveError, ReceivedKind, ReceivedMessage, Remote,
-        Request, ResponsePart, SourceGone, StableTx, StartupFailure, StreamEnd, StreamHost, Time, Traffic,
-        Transmit, Wait,
+        AccessError, AffectedRequest, AtomicError, Batch, Capabilities, CapabilityExchange,
+        ConnError, EstablishedStream, Event, FpduSize, FpduSizeError, LocalError, Op, Payload,
+        PeerKind, Piece, QuotedSegment, RdmapConfig, RdmapStream, ReceiveError, ReceivedKind,
+        ReceivedMessage, Remote, Request, ResponsePart, SourceGone, StableTx, StartupFailure,
+        StreamEnd, StreamHost, Time, Traffic, Transmit, Wait,
     };
     pub use uiw_verbs::STag;
 }
@@ -200,8 +202,8 @@ pub mod stream {
 #[cfg(feature = "tls")]
 pub mod tls {
     pub use uiw_tls::{
-        CertificateDer, HANDSHAKE_TIMEOUT, KeyError, LineError, MAX_HANDSHAKES, PinnedKeys, PinnedLine,
-        PublicKey, SecretKey, Tls, TlsConfig, TlsCounts, TlsError, TlsStack, read_certificates,
-        read_protected,
+        CertificateDer, HANDSHAKE_TIMEOUT, KeyError, LineError, MAX_HANDSHAKES, PinnedKeys,
+        PinnedLine, PublicKey, SecretKey, Tls, TlsConfig, TlsCounts, TlsError, TlsStack,
+        read_certificates, read_protected,
     };
 }

@@ -230,7 +230,12 @@ impl Incoming {
     pub(crate) fn begin(self, pd: &Pd, settings: &ConnectionConfig) -> Result<PendingConnection> {
         let pending = PendingConnection::new(pd, settings)?;
         let options = settings.raw_options();
-        self.request.accept(pending.qp(), Some(&options), &settings.private_data, Some(pending.channel()))?;
+        self.request.accept(
+            pending.qp(),
+            Some(&options),
+            &settings.private_data,
+            Some(pending.channel()),
+        )?;
         Ok(pending)
     }
 
@@ -260,7 +265,9 @@ mod tests {
         let pd = device.alloc_pd().unwrap();
         let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &settings).unwrap();
         while listener.handshakes.has_room() {
-            listener.handshakes.begin(listener.local_addr(), async { Err(ErrorKind::NotConnected.into()) });
+            listener
+                .handshakes
+                .begin(listener.local_addr(), async { Err(ErrorKind::NotConnected.into()) });
         }
         let waker = Arc::new(ThreadWaker(thread::current()));
         assert!(listener.poll_accept(&mut Context::from_waker(&waker.into())).is_pending());

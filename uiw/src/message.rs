@@ -88,6 +88,9 @@ impl Drop for Message {
 
 impl std::fmt::Debug for Message {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Message").field("len", &self.len()).field("imm", &self.imm()).finish_non_exhaustive()
+        f.debug_struct("Message")
+            .field("len", &self.len())
+            .field("imm", &self.imm())
+            .finish_non_exhaustive()
     }
 }

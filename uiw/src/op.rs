@@ -52,7 +52,11 @@ impl<T, E> std::fmt::Debug for Op<T, E> {
 }
 
 impl<T, E> Op<T, E> {
-    pub(crate) fn new(dispatcher: Arc<ConnectionHandle>, ticket: u64, finish: FinishFn<T, E>) -> Self {
+    pub(crate) fn new(
+        dispatcher: Arc<ConnectionHandle>,
+        ticket: u64,
+        finish: FinishFn<T, E>,
+    ) -> Self {
         Self { dispatcher, ticket: Some(ticket), finish }
     }
 
@@ -83,7 +87,9 @@ impl<T, E> Future for Op<T, E> {
     type Output = Result<T, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(ticket) = self.ticket else { panic!("the result of an operation is returned once") };
+        let Some(ticket) = self.ticket else {
+            panic!("the result of an operation is returned once")
+        };
         let (result, buffer) = ready!(self.dispatcher.poll_op(ticket, cx));
         self.ticket = None;
         Poll::Ready((self.finish)(result, buffer))

@@ -11,7 +11,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uiw_mem::{Span, UpdateError};
-use uiw_verbs::{Access, Bind, Memory, RawMr, RawMw, RemoteMr, STag, SendFlags, SendOp, WindowType};
+use uiw_verbs::{
+    Access, Bind, Memory, RawMr, RawMw, RemoteMr, STag, SendFlags, SendOp, WindowType,
+};
 
 /// Registered memory, allocated by the engine, to which peers can be given access. Clones refer to
 /// the same memory.
@@ -159,7 +161,12 @@ impl Connection {
     /// The operation fails with [`ErrorKind::OutOfRange`], with [`ErrorKind::Register`] if no
     /// window can be allocated, or with [`ErrorKind::Foreign`] if `memory` belongs to another
     /// protection domain.
-    pub fn bind_window(&self, memory: &SharedMr, range: Range<usize>, access: Access) -> Op<BoundWindow> {
+    pub fn bind_window(
+        &self,
+        memory: &SharedMr,
+        range: Range<usize>,
+        access: Access,
+    ) -> Op<BoundWindow> {
         let finish: FinishFn<BoundWindow, Error> = |result, window| {
             result?;
             let (remote, window, memory) = downcast_buffer::<PendingBind>(window);
@@ -195,8 +202,11 @@ impl Connection {
             length: remote.len as u64,
             access,
         };
-        let request =
-            SendRequest { op: SendOp::Bind(bind), sges: ArrayVec::new(), flags: SendFlags::empty() };
+        let request = SendRequest {
+            op: SendOp::Bind(bind),
+            sges: ArrayVec::new(),
+            flags: SendFlags::empty(),
+        };
         Ok((request, (remote, window, memory.clone())))
     }
 }

@@ -50,7 +50,12 @@ use std::os::fd::AsRawFd;
 /// Registers the descriptors of all shards with the same token. Fails with
 /// [`io::ErrorKind::Unsupported`] if the stack has no descriptors, as with a simulated link.
 impl Source for Device {
-    fn register(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+    fn register(
+        &mut self,
+        registry: &Registry,
+        token: Token,
+        interests: Interest,
+    ) -> io::Result<()> {
         if self.wait_fds().is_empty() {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -65,7 +70,12 @@ impl Source for Device {
         Ok(())
     }
 
-    fn reregister(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+    fn reregister(
+        &mut self,
+        registry: &Registry,
+        token: Token,
+        interests: Interest,
+    ) -> io::Result<()> {
         self.wait_fds()
             .iter()
             .try_for_each(|fd| SourceFd(&fd.as_raw_fd()).reregister(registry, token, interests))

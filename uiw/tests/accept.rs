@@ -114,7 +114,10 @@ fn unacceptable_settings_are_error() {
         Frame::parse(&reply).unwrap().unwrap().0
     });
     let error = server.accept().unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Startup(ConfigError::PrivateDataTooLong { .. })), "{error:?}");
+    assert!(
+        matches!(error.kind(), ErrorKind::Startup(ConfigError::PrivateDataTooLong { .. })),
+        "{error:?}"
+    );
     assert!(peer.join().unwrap().reject, "the peer is rejected");
 }
 
@@ -134,7 +137,8 @@ fn concurrent_accepts_get_connections() {
             })
             .collect();
         let clients = [b"0", b"1", b"2"].map(|message| client(to, message));
-        let mut numbers: Vec<_> = accepting.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let mut numbers: Vec<_> =
+            accepting.into_iter().map(|thread| thread.join().unwrap()).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, *b"012");
         clients.into_iter().for_each(|client| client.join().unwrap());

@@ -16,7 +16,8 @@ struct EventLoop {
 
 impl EventLoop {
     fn new() -> Self {
-        let mut device = Device::open_with(DeviceConfig::default().progress(Progress::Manual)).unwrap();
+        let mut device =
+            Device::open_with(DeviceConfig::default().progress(Progress::Manual)).unwrap();
         let poll = mio::Poll::new().unwrap();
         poll.registry().register(&mut device, mio::Token(0), mio::Interest::READABLE).unwrap();
         Self { device, poll }
@@ -27,12 +28,15 @@ impl EventLoop {
         let mut events = mio::Events::with_capacity(16);
         loop {
             while self.device.pump() > 0 {}
-            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            if let Poll::Ready(output) =
+                future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+            {
                 return output;
             }
             let left = end.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "nothing has happened for {TIMEOUT:?}");
-            let next = self.device.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+            let next =
+                self.device.deadline().map(|at| at.saturating_duration_since(Instant::now()));
             self.poll.poll(&mut events, Some(next.map_or(left, |next| next.min(left)))).unwrap();
         }
     }
@@ -50,7 +54,8 @@ fn further_connections_established() {
             let pd = other.alloc_pd().unwrap();
             let mut connections = Vec::new();
             for _ in 0..4 {
-                let connection = other.block_on(Connection::connect(&pd, address, &config)).unwrap();
+                let connection =
+                    other.block_on(Connection::connect(&pd, address, &config)).unwrap();
                 // The event loop is idle when the next connection arrives.
                 other.block_on(connection.recv()).unwrap().unwrap();
                 connections.push(connection);
@@ -78,7 +83,9 @@ fn further_connections_opened() {
     let listener = Listener::bind(&other.alloc_pd().unwrap(), any, &config).unwrap();
     let address = listener.local_addr();
     std::thread::scope(|scope| {
-        scope.spawn(|| (0..4).map(|_| other.block_on(listener.accept()).unwrap()).collect::<Vec<_>>());
+        scope.spawn(|| {
+            (0..4).map(|_| other.block_on(listener.accept()).unwrap()).collect::<Vec<_>>()
+        });
         let open = |_| events.run(Connection::connect(&pd, address, &config)).unwrap();
         drop((0..4).map(open).collect::<Vec<_>>());
     });

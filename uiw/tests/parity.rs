@@ -31,7 +31,8 @@ fn functions(name: &str, source: &str) -> BTreeSet<String> {
         if line.starts_with("impl") {
             is_inside = line == format!("impl {name} {{");
         }
-        let function = ["    pub fn ", "    pub async fn "].iter().find_map(|start| line.strip_prefix(start));
+        let function =
+            ["    pub fn ", "    pub async fn "].iter().find_map(|start| line.strip_prefix(start));
         if is_inside && let Some(function) = function {
             let end = function.find(['(', '<']).unwrap();
             names.insert(format!("{name}::{}", &function[..end]));
@@ -45,7 +46,8 @@ fn blocking_names_match_async() {
     let blocking_source = include_str!("../src/blocking.rs");
     let mut differing = BTreeSet::new();
     for (name, sources) in TYPES {
-        let asynchronous: BTreeSet<_> = sources.iter().flat_map(|source| functions(name, source)).collect();
+        let asynchronous: BTreeSet<_> =
+            sources.iter().flat_map(|source| functions(name, source)).collect();
         let blocking = functions(name, blocking_source);
         assert!(!asynchronous.is_empty() && !blocking.is_empty(), "{name}");
         differing.extend(asynchronous.symmetric_difference(&blocking).cloned());

@@ -23,7 +23,8 @@ async fn tasks_talk_while_tokio_drives() {
     let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
     let drivers = [&client, &server].map(|device| uiw::with_tokio::drive(device).unwrap());
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let listener = Listener::bind(&server.alloc_pd().unwrap(), any, &ConnectionConfig::default()).unwrap();
+    let listener =
+        Listener::bind(&server.alloc_pd().unwrap(), any, &ConnectionConfig::default()).unwrap();
     let address = listener.local_addr();
     tokio::spawn(async move {
         loop {
@@ -77,7 +78,9 @@ fn echo_on_other_device() -> SocketAddr {
     let pd = device.alloc_pd().unwrap();
     let listener = Listener::bind(&pd, any, &ConnectionConfig::default()).unwrap();
     let address = listener.local_addr();
-    std::thread::spawn(move || device.block_on(async { echo(listener.accept().await.unwrap()).await }));
+    std::thread::spawn(move || {
+        device.block_on(async { echo(listener.accept().await.unwrap()).await });
+    });
     address
 }
 
@@ -99,7 +102,9 @@ fn run_on_thread(test: impl FnOnce(tokio::runtime::Runtime) + Send + 'static) {
         test(tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
         done.send(()).unwrap();
     });
-    ended.recv_timeout(std::time::Duration::from_secs(60)).expect("the thread neither hangs nor panics");
+    ended
+        .recv_timeout(std::time::Duration::from_secs(60))
+        .expect("the thread neither hangs nor panics");
 }
 
 #[test]
@@ -162,7 +167,8 @@ async fn bytes_are_copied_both_ways() {
     let driver = uiw::with_tokio::drive(&device).unwrap();
     let pd = device.alloc_pd().unwrap();
     let settings = ConnectionConfig::default();
-    let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
+    let mut listener =
+        Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
     let address = listener.local_addr();
     let server = tokio::spawn(async move {
         let connection = listener.next().await.unwrap().unwrap();
@@ -214,7 +220,8 @@ async fn reader_keeps_wake_up_of_writer() {
     let driver = uiw::with_tokio::drive(&device).unwrap();
     let pd = device.alloc_pd().unwrap();
     let settings = ConnectionConfig::default().recv_depth(32).recv_size(PAYLOAD as u32 + 8);
-    let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
+    let mut listener =
+        Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
     let (connected, accepted) =
         tokio::join!(Connection::connect(&pd, listener.local_addr(), &settings), listener.next());
     let mut stream = ByteStream::new(connected.unwrap()).unwrap();

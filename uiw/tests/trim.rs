@@ -64,7 +64,11 @@ fn memory_of_closed_connections_released() {
     let bound = before + (open - before) / 8;
     let until = Instant::now() + TIMEOUT;
     while resident() > bound {
-        assert!(Instant::now() < until, "{before} KiB before, {open} with connections, {} after", resident());
+        assert!(
+            Instant::now() < until,
+            "{before} KiB before, {open} with connections, {} after",
+            resident()
+        );
         thread::sleep(Duration::from_millis(50));
     }
     println!("{before} KiB before, {open} with connections, {} after", resident());

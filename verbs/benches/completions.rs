@@ -13,7 +13,8 @@ fn push_and_poll(bencher: Bencher<'_, '_>, batch: usize) {
     let device = Device::open().expect("a device");
     let pd = device.alloc_pd().expect("a protection domain");
     let cq = device.create_cq(1024, CqConfig::default()).expect("a completion queue");
-    let init = QpInit::new(&cq, &cq).cap(QpCap { max_recv_wr: 512, ..QpCap::default() }).signal_all(false);
+    let init =
+        QpInit::new(&cq, &cq).cap(QpCap { max_recv_wr: 512, ..QpCap::default() }).signal_all(false);
     let qp = pd.create_qp(init).expect("a queue pair");
     let memory = Memory::owned(64).expect("memory");
     let base = memory.as_ptr() as u64;

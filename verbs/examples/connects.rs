@@ -21,7 +21,8 @@ fn main() -> io::Result<()> {
     let slices = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(21);
     for round in 0..slices {
         // The order changes from round to round.
-        let order: [fn() -> io::Result<f64>; 2] = if round % 2 == 0 { [ours, raw] } else { [raw, ours] };
+        let order: [fn() -> io::Result<f64>; 2] =
+            if round % 2 == 0 { [ours, raw] } else { [raw, ours] };
         let first = order[0]()?;
         let second = order[1]()?;
         let (ours, tcp) = if round % 2 == 0 { (first, second) } else { (second, first) };
@@ -36,8 +37,8 @@ fn ours() -> io::Result<f64> {
     let server = ConnectSide::new();
     let options = Arc::new(ConnConfig::default());
     let any = "127.0.0.1:0".parse().map_err(io::Error::other)?;
-    let listener =
-        Listener::bind(&server.device, any, 256, &options, &server.channel).map_err(io::Error::other)?;
+    let listener = Listener::bind(&server.device, any, 256, &options, &server.channel)
+        .map_err(io::Error::other)?;
     let to = listener.local_addr();
     std::thread::scope(|scope| {
         scope.spawn(|| serve(&server, &stop));
@@ -75,7 +76,8 @@ impl ConnectSide {
 fn serve(server: &ConnectSide, stop: &AtomicBool) {
     let mut qps = HashMap::new();
     while !stop.load(Ordering::Relaxed) {
-        let Some(CmEvent { id, kind }) = server.event(Instant::now() + Duration::from_millis(20)) else {
+        let Some(CmEvent { id, kind }) = server.event(Instant::now() + Duration::from_millis(20))
+        else {
             continue;
         };
         match kind {
@@ -144,7 +146,11 @@ fn raw() -> io::Result<f64> {
         while Instant::now() < until {
             let mut polled: Vec<_> = sockets
                 .iter()
-                .map(|socket| libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+                .map(|socket| libc::pollfd {
+                    fd: socket.as_raw_fd(),
+                    events: libc::POLLIN,
+                    revents: 0,
+                })
                 .collect();
             // SAFETY: `polled` is a slice of that many entries.
             unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, 20) };

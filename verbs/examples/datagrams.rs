@@ -14,10 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Outgoing, StackExtensions, Token};
+use uiw_llp::{
+    DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Outgoing, StackExtensions, Token,
+};
 use uiw_verbs::{
-    Access, AddressHandle, Cq, CqConfig, DatagramPort, Destination, Device, Memory, Pd, Qp, QpCap, QpInit,
-    QpState, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc,
+    Access, AddressHandle, Cq, CqConfig, DatagramPort, Destination, Device, Memory, Pd, Qp, QpCap,
+    QpInit, QpState, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc,
 };
 
 /// Bytes of payload, and of the whole datagram.
@@ -52,7 +54,8 @@ fn main() -> ExitCode {
             if name == "uiw" { child(&mut VerbsStack::new()) } else { child(&mut UdpStack::new()) }
         }
         rounds => {
-            let rounds = rounds.map_or(Some(9), |rounds| rounds.parse().ok().filter(|rounds| *rounds > 0));
+            let rounds =
+                rounds.map_or(Some(9), |rounds| rounds.parse().ok().filter(|rounds| *rounds > 0));
             let Some(rounds) = rounds else {
                 eprintln!("usage: datagrams [ROUNDS]");
                 return ExitCode::from(2);
@@ -101,11 +104,12 @@ impl VerbsStack {
         let pd = device.alloc_pd().expect("a protection domain");
         let cq = |depth| device.create_cq(depth, CqConfig::default()).expect("a completion queue");
         let (scq, rcq) = (cq(1024), cq(2 * RECEIVES));
-        let port =
-            DatagramPort::bind(&device, &[SocketAddr::new(HERE, 0)], rcq.shard(), 1024).expect("a port");
+        let port = DatagramPort::bind(&device, &[SocketAddr::new(HERE, 0)], rcq.shard(), 1024)
+            .expect("a port");
         let cap = QpCap { max_send_wr: 1024, max_recv_wr: RECEIVES, ..QpCap::default() };
-        let qp =
-            pd.create_ud_qp(QpInit::new(&scq, &rcq).cap(cap).signal_all(false), &port).expect("a queue pair");
+        let qp = pd
+            .create_ud_qp(QpInit::new(&scq, &rcq).cap(cap).signal_all(false), &port)
+            .expect("a queue pair");
         qp.set_qkey(QKEY).expect("it is UD");
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             qp.modify(state).expect("a state");
@@ -113,7 +117,8 @@ impl VerbsStack {
         let memory = Memory::owned(4096).expect("memory");
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE).expect("a region");
-        let mut end = Self { _device: device, _pd: pd, qp, scq, rcq, mr, found: Vec::new(), open: 0 };
+        let mut end =
+            Self { _device: device, _pd: pd, qp, scq, rcq, mr, found: Vec::new(), open: 0 };
         end.post(RECEIVES as usize);
         end
     }
@@ -137,7 +142,8 @@ impl StackEnd for VerbsStack {
             self.idle();
         }
         let to = Destination { ah: AddressHandle::new(HERE, HERE, 0), qpn: to, qkey: QKEY };
-        let sges = [Sge { addr: self.mr.addr() + 2048, length: PAYLOAD as u32, lkey: self.mr.lkey() }];
+        let sges =
+            [Sge { addr: self.mr.addr() + 2048, length: PAYLOAD as u32, lkey: self.mr.lkey() }];
         let op = SendOp::Datagram { to, imm: None };
         // The last one's completion stands for all.
         let wrs = (0..count).map(|at| SendWr {
@@ -184,7 +190,8 @@ impl UdpStack {
     fn new() -> Self {
         let mut stack = TcpStack::new().expect("a stack");
         let options = DatagramConfig::default();
-        let socket = stack.bind_datagrams(SocketAddr::new(HERE, 0), &options, Token(1)).expect("a socket");
+        let socket =
+            stack.bind_datagrams(SocketAddr::new(HERE, 0), &options, Token(1)).expect("a socket");
         let buffer = vec![0; BUFFERS * DATAGRAM_BUFFER];
         let payload = [7; LEN - uiw_datagram::CRC_LEN];
         Self { _stack: stack, socket, out: Vec::new(), buffer, incoming: Vec::new(), payload }
@@ -301,7 +308,8 @@ struct StackPair {
 impl StackPair {
     fn new(name: &str, end: Box<dyn StackEnd>) -> Self {
         let own = std::env::current_exe().expect("a path");
-        let child = Command::new(own).arg(name).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let child =
+            Command::new(own).arg(name).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.expect("a process");
         let said = BufReader::new(child.stdout.take().expect("its output"));
         let mut stack = Self { end, child, said, to: 0, rate: 1e6 };

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, ConnConfig, Cq, CqConfig, Device, DeviceConfig, FpduSize, Memory, Pd, Progress, Qp, QpCap,
-    QpInit, RawMr, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, WcStatus,
+    Access, ConnConfig, Cq, CqConfig, Device, DeviceConfig, FpduSize, Memory, Pd, Progress, Qp,
+    QpCap, QpInit, RawMr, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 
 /// Operation of a round.
@@ -94,7 +94,10 @@ impl RoundEnd {
         let qp = pd.create_qp(init).expect("a queue pair");
         let memory = Memory::owned(MEMORY).expect("memory");
         let base = memory.as_ptr() as u64;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
         let mr = pd.register_raw(memory, base, access).expect("a region");
         Self { qp, device, _pd: pd, send_cq, recv_cq, channel: Arc::default(), mr }
     }
@@ -109,14 +112,16 @@ impl RoundEnd {
 
     fn post(&self, op: SendOp, length: u32, chain: u64) {
         let sges = [self.sge(length)];
-        let wrs = (0..chain).map(|wr_id| SendWr { wr_id, op, sges: &sges, flags: SendFlags::empty() });
+        let wrs =
+            (0..chain).map(|wr_id| SendWr { wr_id, op, sges: &sges, flags: SendFlags::empty() });
         // SAFETY: the region is the engine's own memory, and nothing reads it.
         unsafe { self.qp.post_send(wrs) }.expect("room in the send queue");
     }
 
     fn recv(&self, length: u32) {
         // SAFETY: as in `post`.
-        unsafe { self.qp.post_recv([RecvWr { wr_id: 0, sges: &[self.sge(length)] }]) }.expect("room");
+        unsafe { self.qp.post_recv([RecvWr { wr_id: 0, sges: &[self.sge(length)] }]) }
+            .expect("room");
     }
 }
 

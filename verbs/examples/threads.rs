@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, ConnConfig, Cq, CqConfig, Device, Memory, Pd, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags,
-    SendOp, SendWr, Sge, WcOpcode, WcStatus,
+    Access, ConnConfig, Cq, CqConfig, Device, Memory, Pd, Qp, QpCap, QpInit, RawMr, RecvWr,
+    SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 /// Operation of a thread.
@@ -37,12 +37,15 @@ const WARM_UP: Duration = Duration::from_millis(150);
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args().skip(1).collect();
     let number = |at: usize| args.get(at)?.parse::<usize>().ok().filter(|number| *number > 0);
-    let pattern = args.first().and_then(|name| PATTERNS.iter().find(|pattern| pattern.name == *name));
+    let pattern =
+        args.first().and_then(|name| PATTERNS.iter().find(|pattern| pattern.name == *name));
     let seconds = args.get(1).and_then(|seconds| seconds.parse().ok());
     let (Some(pattern), Some(seconds), Some(threads), Some(devices), Some(queues @ 1..=2)) =
         (pattern, seconds, number(2), number(3), number(4))
     else {
-        eprintln!("usage: threads PATTERN SECONDS THREADS DEVICES QUEUES, where PATTERN is one of:");
+        eprintln!(
+            "usage: threads PATTERN SECONDS THREADS DEVICES QUEUES, where PATTERN is one of:"
+        );
         PATTERNS.iter().for_each(|pattern| eprintln!("  {}", pattern.name));
         return ExitCode::from(2);
     };
@@ -59,7 +62,8 @@ fn main() -> ExitCode {
             scope.spawn(move || pair.drive(pattern, counter, stop));
         }
         std::thread::sleep(WARM_UP);
-        let sum = || counters.iter().map(|counter| counter.rounds.load(Ordering::Relaxed)).sum::<u64>();
+        let sum =
+            || counters.iter().map(|counter| counter.rounds.load(Ordering::Relaxed)).sum::<u64>();
         let (begun, before) = (Instant::now(), sum());
         std::thread::sleep(Duration::from_secs_f64(seconds));
         let rate = (sum() - before) as f64 / begun.elapsed().as_secs_f64();
@@ -95,8 +99,11 @@ impl ThreadEnd {
     fn new(device: &Device, cq: Arc<Cq>, pattern: &ThreadPattern) -> Self {
         let pd = device.alloc_pd().expect("a protection domain");
         let depth = 4 * pattern.window;
-        let init =
-            QpInit::new(&cq, &cq).cap(QpCap { max_send_wr: depth, max_recv_wr: depth, ..QpCap::default() });
+        let init = QpInit::new(&cq, &cq).cap(QpCap {
+            max_send_wr: depth,
+            max_recv_wr: depth,
+            ..QpCap::default()
+        });
         let qp = pd.create_qp(init).expect("a queue pair");
         let memory = Memory::owned(pattern.bytes as usize).expect("memory");
         let base = memory.as_ptr() as u64;
@@ -117,7 +124,8 @@ impl ThreadEnd {
 
     fn recv(&self, length: u32) {
         // SAFETY: as in `send`.
-        unsafe { self.qp.post_recv([RecvWr { wr_id: 0, sges: &[self.sge(length)] }]) }.expect("room");
+        unsafe { self.qp.post_recv([RecvWr { wr_id: 0, sges: &[self.sge(length)] }]) }
+            .expect("room");
     }
 }
 
@@ -138,7 +146,8 @@ impl ThreadPair {
         let cq = || device.create_cq(1024, CqConfig::default()).expect("a completion queue");
         let first = cq();
         let second = if queues == 1 { Arc::clone(&first) } else { cq() };
-        let (a, b) = (ThreadEnd::new(device, first, pattern), ThreadEnd::new(device, second, pattern));
+        let (a, b) =
+            (ThreadEnd::new(device, first, pattern), ThreadEnd::new(device, second, pattern));
         let (options, channel) = (Arc::new(ConnConfig::default()), Arc::new(CmChannel::default()));
         let any = "127.0.0.1:0".parse().expect("an address");
         let listener = cm::Listener::bind(device, any, 1, &options, &channel).expect("a listener");

@@ -106,7 +106,10 @@ struct CompletionRing {
 
 impl std::fmt::Debug for Cq {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cq").field("num", &self.num).field("queued", &self.len()).finish_non_exhaustive()
+        f.debug_struct("Cq")
+            .field("num", &self.num)
+            .field("queued", &self.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -269,7 +272,8 @@ impl Cq {
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
         let thread = self.contention.sample();
-        let contended = self.driver().poll_progress(self.shards.load(Ordering::Acquire), thread, &enough);
+        let contended =
+            self.driver().poll_progress(self.shards.load(Ordering::Acquire), thread, &enough);
         if let Some(thread) = thread
             && self.contention.note_empty_poll(thread, contended)
             && self.options.shard.is_none()
@@ -361,7 +365,8 @@ impl Cq {
         };
         // Every arrival on a watched shard ends the sleep of the program. One that has requested
         // solicited completions must sleep on, so its shards are not watched.
-        let channel = self.options.channel.as_deref().filter(|channel| any && channel.note_armed(&self.this));
+        let channel =
+            self.options.channel.as_deref().filter(|channel| any && channel.note_armed(&self.this));
         let driver = self.driver();
         let watched = Cell::new(channel.is_some());
         driver.arm(self.shards.load(Ordering::Acquire), |shard| {
@@ -653,7 +658,8 @@ mod tests {
             // test.
             pushed += added as u64;
             let before = cq.len();
-            let got = if all { cq.poll(&mut taken, max) } else { cq.take_with(max, |wc| taken.push(wc)) };
+            let got =
+                if all { cq.poll(&mut taken, max) } else { cq.take_with(max, |wc| taken.push(wc)) };
             assert_eq!((got, cq.len()), (before.min(max), before - before.min(max)));
             assert_eq!(cq.taken(), taken.len() as u64);
         }

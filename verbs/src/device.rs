@@ -319,7 +319,10 @@ impl Device {
 ///
 /// From the wire up these are the capture, transport faults, and TLS. So the capture records the
 /// bytes on the wire, and faults are injected below TLS.
-fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceConfig) -> Result<Box<dyn TransportStack>> {
+fn assemble(
+    mut stack: Box<dyn TransportStack>,
+    options: &DeviceConfig,
+) -> Result<Box<dyn TransportStack>> {
     let sink = match &options.capture {
         Some(CaptureTarget::File(file)) => Some(shared_capture(file)?),
         Some(CaptureTarget::Sink(sink)) => Some(Arc::clone(sink)),

@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use uiw_ddp::STag;
 use uiw_mem::{
-    Access, BindError, FastRegisterError, Memory, PdId, Region, Rereg, StreamId, Table, Window, WindowType,
+    Access, BindError, FastRegisterError, Memory, PdId, Region, Rereg, StreamId, Table, Window,
+    WindowType,
 };
 
 /// A peer's memory, as the peer describes it in a message of the application.
@@ -45,10 +46,12 @@ impl RemoteMr {
         if bytes.len() != Self::LEN {
             return Err(Error::RemoteAddress { given: bytes.len() });
         }
-        let number =
-            |range: Range<usize>| bytes[range].iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let number = |range: Range<usize>| {
+            bytes[range].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+        };
         let asked = number(8..16);
-        let too_long = |_| Error::Limit { what: "length of remote memory", asked, limit: usize::MAX as u64 };
+        let too_long =
+            |_| Error::Limit { what: "length of remote memory", asked, limit: usize::MAX as u64 };
         let len = usize::try_from(asked).map_err(too_long)?;
         Ok(Self { addr: number(0..8), len, rkey: STag(number(16..20) as u32) })
     }
@@ -195,7 +198,10 @@ pub struct RawMw {
 
 impl std::fmt::Debug for RawMw {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RawMw").field("stag", &self.stag()).field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("RawMw")
+            .field("stag", &self.stag())
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
     }
 }
 

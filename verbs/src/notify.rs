@@ -242,7 +242,11 @@ impl<T> EventItems<T> {
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {
         Self {
-            inner: Mutex::new(EventItems { items: VecDeque::new(), wakers: Vec::new(), standing: None }),
+            inner: Mutex::new(EventItems {
+                items: VecDeque::new(),
+                wakers: Vec::new(),
+                standing: None,
+            }),
             queued: AtomicUsize::new(0),
             tokens: Arc::default(),
             set: OnceLock::new(),

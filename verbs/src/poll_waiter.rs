@@ -151,7 +151,8 @@ impl PollWaiter {
     /// The errors of [`PollWaiter::new`].
     pub fn new_above(device: &Device, least: RawFd) -> Result<Self> {
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
-        let fd = eventfd(0, flags).map_err(|errno| Error::io("opening an eventfd")(errno.into()))?;
+        let fd =
+            eventfd(0, flags).map_err(|errno| Error::io("opening an eventfd")(errno.into()))?;
         let fd = move_descriptor(fd, least);
         let set = ChannelSet::new(fd.as_fd()).map_err(Error::io("opening an epoll set"))?;
         let set = set.map_fd(|fd| move_descriptor(fd, least));

@@ -175,7 +175,12 @@ impl Srq {
 
     /// Takes the oldest receive. If there is none, returns `false` and registers connection
     /// `token`: its doorbell rings at the next post.
-    pub(crate) fn take(&self, into: &mut RecvWqe, token: uiw_llp::Token, wakes: &mut Wakes) -> bool {
+    pub(crate) fn take(
+        &self,
+        into: &mut RecvWqe,
+        token: uiw_llp::Token,
+        wakes: &mut Wakes,
+    ) -> bool {
         let mut queue = self.queue.lock();
         if !queue.take(into) {
             queue.wait(token);
@@ -192,7 +197,10 @@ impl Srq {
     fn check_limit(&self, left: usize, wakes: &mut Wakes) {
         let limit = self.limit.load(Ordering::Acquire) as usize;
         if left < limit
-            && self.limit.compare_exchange(limit as u32, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+            && self
+                .limit
+                .compare_exchange(limit as u32, 0, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
         {
             self.pd.device().events().raise(AsyncEvent::SrqLimitReached { srq: self.num }, wakes);
         }
@@ -237,8 +245,14 @@ mod tests {
     #[test]
     fn refused_modification_changes_nothing() {
         let device = crate::Device::open().unwrap();
-        let srq = device.alloc_pd().unwrap().create_srq(SrqAttr { max_wr: 4, max_sge: 1, limit: 3 }).unwrap();
-        for (max_wr, limit) in [(Some(2), Some(3)), (Some(2), None), (Some(0), Some(0)), (None, Some(5))] {
+        let srq = device
+            .alloc_pd()
+            .unwrap()
+            .create_srq(SrqAttr { max_wr: 4, max_sge: 1, limit: 3 })
+            .unwrap();
+        for (max_wr, limit) in
+            [(Some(2), Some(3)), (Some(2), None), (Some(0), Some(0)), (None, Some(5))]
+        {
             assert!(srq.modify(max_wr, limit).is_err(), "{max_wr:?}, {limit:?}");
             assert_eq!((srq.query().max_wr, srq.query().limit), (4, 3));
         }

@@ -70,7 +70,9 @@ impl Suspect {
             }
             Self::Ird => "the peer asks for more Reads outstanding than this end takes",
             Self::Ord => "this end asks for more Reads outstanding than the peer takes",
-            Self::Markers => "a peer that cannot send Markers, such as siw, rejects a Request for them",
+            Self::Markers => {
+                "a peer that cannot send Markers, such as siw, rejects a Request for them"
+            }
             Self::CapabilityExchange => {
                 "an adapter that checks the STag of a zero-length Write refuses the capability exchange's"
             }

@@ -180,7 +180,12 @@ pub struct Wc {
 #[cfg(test)]
 impl Wc {
     /// Creates a completion without immediate data, invalidated STag or reason.
-    pub(crate) const fn plain(wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> Self {
+    pub(crate) const fn plain(
+        wr_id: u64,
+        status: WcStatus,
+        opcode: WcOpcode,
+        byte_len: u32,
+    ) -> Self {
         Self {
             wr_id,
             status,
@@ -202,8 +207,9 @@ mod tests {
 
     #[test]
     fn reason_names_origin() {
-        let reason =
-            |encoding| WireReason { from_peer: true, layer: 2, etype: 0, code: 6, encoding }.to_string();
+        let reason = |encoding| {
+            WireReason { from_peer: true, layer: 2, etype: 0, code: 6, encoding }.to_string()
+        };
         let rfc = reason(TerminateEncoding::Rfc);
         assert!(rfc.ends_with(" (2/0/0x06)") && !rfc.contains("siw"), "{rfc}");
         assert!(

@@ -287,8 +287,10 @@ impl SendOp {
 
     /// Returns whether an unreliable connection supports the operation.
     pub(crate) const fn may_be_unreliable(&self) -> bool {
-        let sends =
-            matches!(self, Self::Send | Self::SendImm { .. } | Self::Write { .. } | Self::WriteImm { .. });
+        let sends = matches!(
+            self,
+            Self::Send | Self::SendImm { .. } | Self::Write { .. } | Self::WriteImm { .. }
+        );
         sends || self.is_local()
     }
 

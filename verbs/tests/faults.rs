@@ -1,6 +1,9 @@
 //! Tests planned faults: the errors that the application gets, and the behaviour of its peer.
 
-#![expect(unused_qualifications, reason = "what the examples of the documentation share has whole paths")]
+#![expect(
+    unused_qualifications,
+    reason = "what the examples of the documentation share has whole paths"
+)]
 
 include!("../docs/pair.rs");
 
@@ -8,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmEventKind};
 use uiw_verbs::{
-    AsyncEvent, CmCall, CmFault, ConnConfig, CqConfig, Device, DeviceConfig, Error, QpState, RecvWr, Remote,
-    SendFlags, SendOp, SendWr, SrqAttr, WcStatus,
+    AsyncEvent, CmCall, CmFault, ConnConfig, CqConfig, Device, DeviceConfig, Error, QpState,
+    RecvWr, Remote, SendFlags, SendOp, SendWr, SrqAttr, WcStatus,
 };
 
 fn device(plan: &str) -> Device {
@@ -24,8 +27,12 @@ fn pair(client: &str, server: &str) -> [End; 2] {
 /// Posts a signaled Write of 8 bytes to the memory that `to` has registered.
 fn write(from: &End, to: &End, wr_id: u64) -> Result<(), uiw_verbs::PostError> {
     let remote = Remote { addr: to.memory.addr(), rkey: to.memory.rkey() };
-    let wr =
-        SendWr { wr_id, op: SendOp::Write { remote }, sges: &[from.sge(0, 8)], flags: SendFlags::SIGNALED };
+    let wr = SendWr {
+        wr_id,
+        op: SendOp::Write { remote },
+        sges: &[from.sge(0, 8)],
+        flags: SendFlags::SIGNALED,
+    };
     // SAFETY: the ends keep their memory, which the engine owns, until after their queue pairs are
     // destroyed.
     unsafe { from.qp.post_send([wr]) }
@@ -69,7 +76,12 @@ fn planned_status_of_receive() {
     // SAFETY: as above.
     unsafe { server.qp.post_recv(posts) }.unwrap();
     for wr_id in 1..=2 {
-        let wr = SendWr { wr_id, op: SendOp::Send, sges: &[client.sge(0, 8)], flags: SendFlags::SIGNALED };
+        let wr = SendWr {
+            wr_id,
+            op: SendOp::Send,
+            sges: &[client.sge(0, 8)],
+            flags: SendFlags::SIGNALED,
+        };
         // SAFETY: as above.
         unsafe { client.qp.post_send([wr]) }.unwrap();
     }
@@ -93,11 +105,14 @@ fn planned_calls_refused() {
     let refused = client.pd.create_srq(SrqAttr { max_wr: 1, max_sge: 1, limit: 0 }).unwrap_err();
     assert_eq!(errno(&refused), ("create_srq", Some(libc::EIO)));
     // SAFETY: as above.
-    let refused =
-        unsafe { client.qp.post_recv([RecvWr { wr_id: 1, sges: &[client.sge(0, 8)] }]) }.unwrap_err();
+    let refused = unsafe { client.qp.post_recv([RecvWr { wr_id: 1, sges: &[client.sge(0, 8)] }]) }
+        .unwrap_err();
     assert_eq!((refused.index, errno(&refused.error)), (0, ("post_recv", Some(libc::ENOSPC))));
     write(&client, &server, 1).unwrap();
-    assert_eq!(errno(&write(&client, &server, 2).unwrap_err().error), ("post_send", Some(libc::EIO)));
+    assert_eq!(
+        errno(&write(&client, &server, 2).unwrap_err().error),
+        ("post_send", Some(libc::EIO))
+    );
     write(&client, &server, 3).unwrap();
     assert_eq!(statuses(&client, 2), [(1, WcStatus::Success), (3, WcStatus::Success)]);
 }
@@ -129,8 +144,9 @@ fn planned_outcomes_of_connections() {
 
 #[test]
 fn planned_events_reach_every_handle() {
-    let next =
-        |handle: &Device| handle.block_on(std::future::poll_fn(|cx| handle.async_events().poll_pop(cx)));
+    let next = |handle: &Device| {
+        handle.block_on(std::future::poll_fn(|cx| handle.async_events().poll_pop(cx)))
+    };
     let device = device("event:PORT_ERR@1s,event:PORT_ACTIVE@0s");
     assert_eq!(next(&device), AsyncEvent::PortActive);
     let other = device.with_own_events();

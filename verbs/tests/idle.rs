@@ -69,7 +69,12 @@ impl IdleSide {
     }
 }
 
-fn connect(client: &mut IdleSide, server: &mut IdleSide, to: SocketAddr, options: &Arc<ConnConfig>) {
+fn connect(
+    client: &mut IdleSide,
+    server: &mut IdleSide,
+    to: SocketAddr,
+    options: &Arc<ConnConfig>,
+) {
     let channel = Arc::clone(&client.channel);
     cm::connect(client.qp(), None, to, options, b"", &channel).unwrap();
     let CmEventKind::ConnectRequest(request) = server.event() else { panic!("no request") };
@@ -104,7 +109,8 @@ fn held_each(connections: usize, options: &Arc<ConnConfig>) -> usize {
     // buffers.
     (0..8).for_each(|_| connect(&mut client, &mut server, listener.local_addr(), options));
     let before = HELD.load(Ordering::Relaxed);
-    (0..connections).for_each(|_| connect(&mut client, &mut server, listener.local_addr(), options));
+    (0..connections)
+        .for_each(|_| connect(&mut client, &mut server, listener.local_addr(), options));
     let held = HELD.load(Ordering::Relaxed) - before;
     drop((client, server, listener));
     wait_until_freed(at_start + REMAINDER);

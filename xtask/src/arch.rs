@@ -73,7 +73,10 @@ mod tests {
         assert_eq!(arm.target(), "aarch64-unknown-linux-gnu");
         for target in ["aarch64", "aarch64-unknown-linux-musl", "m68k-unknown-linux-gnu", ""] {
             let refused = Arch::of_target(target).unwrap_err();
-            assert!(refused.contains("x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu"), "{refused}");
+            assert!(
+                refused.contains("x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu"),
+                "{refused}"
+            );
         }
         assert!(Arch::here().is_here());
     }

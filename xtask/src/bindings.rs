@@ -66,7 +66,9 @@ impl Binding {
         let workspace = crate::workspace::root().join("interop/bindings/Cargo.toml");
         let source = self.copy_source(&workspace, &folder)?;
         let own = source.join("Cargo.toml");
-        let Some(mut built) = executables(&workspace, &["-p", self.peer], &build)? else { return Ok(false) };
+        let Some(mut built) = executables(&workspace, &["-p", self.peer], &build)? else {
+            return Ok(false);
+        };
         let Some(of_crate) = executables(&own, self.targets, &build)? else { return Ok(false) };
         built.extend(of_crate);
         if programs.exists() {
@@ -94,8 +96,11 @@ impl Binding {
         let manifest = packages
             .filter(|package| package["name"] == self.crate_name)
             .find_map(|package| package["manifest_path"].as_str())
-            .ok_or_else(|| io::Error::other(format!("{} has no {}", workspace.display(), self.crate_name)))?;
-        let from = Path::new(manifest).parent().ok_or_else(|| io::Error::other(manifest.to_owned()))?;
+            .ok_or_else(|| {
+                io::Error::other(format!("{} has no {}", workspace.display(), self.crate_name))
+            })?;
+        let from =
+            Path::new(manifest).parent().ok_or_else(|| io::Error::other(manifest.to_owned()))?;
         let to = folder.join("source");
         if to.exists() {
             fs::remove_dir_all(&to)?;
@@ -111,7 +116,11 @@ impl Binding {
 
 /// Builds targets of a manifest, and returns the executables by the names of the targets. Returns
 /// `None` if the build fails, after Cargo has printed the error.
-fn executables(manifest: &Path, what: &[&str], build: &Path) -> io::Result<Option<Vec<(String, PathBuf)>>> {
+fn executables(
+    manifest: &Path,
+    what: &[&str],
+    build: &Path,
+) -> io::Result<Option<Vec<(String, PathBuf)>>> {
     let output = cargo(manifest, "build")
         .args(["--locked", "--message-format=json-render-diagnostics", "--target-dir"])
         .arg(build)

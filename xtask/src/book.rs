@@ -74,14 +74,18 @@ fn make(root: &Path, options: &Options) -> Result<bool, Vec<String>> {
     let chapters = chapters(summary, &documents)?;
     check_links(root, &documents)?;
     let script = root.join(script::PATH);
-    let script =
-        fs::read_to_string(&script).map_err(|error| one(format!("{}: {error}", script.display())))?;
+    let script = fs::read_to_string(&script)
+        .map_err(|error| one(format!("{}: {error}", script.display())))?;
     let book = chapters.keys().map(PathBuf::as_path).chain([Path::new("README.md")]);
     let commands = commands::of_book(&documents, book, &script)?;
     if options.run {
         return run::run(&commands, options).map_err(one);
     }
-    println!("{} documents, {} of them in the book: all links are valid", documents.len(), chapters.len());
+    println!(
+        "{} documents, {} of them in the book: all links are valid",
+        documents.len(),
+        chapters.len()
+    );
     if !options.check {
         let target = crate::workspace::target().map_err(one)?;
         let folder = target.join("book");
@@ -97,7 +101,8 @@ fn check_links(root: &Path, documents: &BTreeMap<PathBuf, Page>) -> Result<(), V
     let wrong: Vec<_> = documents
         .iter()
         .flat_map(|(path, page)| {
-            let wrong = page.links().filter_map(|link| page::check(root, path, &link.to, documents).err());
+            let wrong =
+                page.links().filter_map(|link| page::check(root, path, &link.to, documents).err());
             wrong.map(|wrong: LinkError| format!("{}: {wrong}", path.display())).collect::<Vec<_>>()
         })
         .collect();
@@ -110,8 +115,8 @@ fn documents(root: &Path) -> Result<BTreeMap<PathBuf, Page>, String> {
     git.args(["ls-files", "--cached", "--others", "--exclude-standard", "*.md"]).current_dir(root);
     let mut documents = BTreeMap::new();
     for path in output(&mut git)?.lines().map(PathBuf::from) {
-        let text =
-            fs::read_to_string(root.join(&path)).map_err(|error| format!("{}: {error}", path.display()))?;
+        let text = fs::read_to_string(root.join(&path))
+            .map_err(|error| format!("{}: {error}", path.display()))?;
         documents.insert(path, Page::new(text));
     }
     Ok(documents)
@@ -129,10 +134,13 @@ fn chapters(
         let path = page::resolve(Path::new("docs/SUMMARY.md"), &link.to);
         // mdBook would use a README.md as the front page, so it gets the name of its folder.
         let name = match path.file_name() {
-            Some(name) if name == "README.md" => path.parent().unwrap_or(&path).with_extension("md"),
+            Some(name) if name == "README.md" => {
+                path.parent().unwrap_or(&path).with_extension("md")
+            }
             _ => path.clone(),
         };
-        let name = name.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        let name =
+            name.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
         if chapters.values().any(|other| *other == name) {
             wrong.push(format!("docs/SUMMARY.md: two documents are {name} in the book"));
         }

@@ -117,9 +117,13 @@ fn test(module: &str, only: &str, variables: &[(&str, &Path)]) -> io::Result<boo
         return Ok(false);
     }
     let all = test_names(&list.stdout);
-    let chosen: Vec<_> = all.iter().map(String::as_str).filter(|name| name.contains(only)).collect();
+    let chosen: Vec<_> =
+        all.iter().map(String::as_str).filter(|name| name.contains(only)).collect();
     if chosen.is_empty() {
-        return Err(io::Error::other(format!("no test has {only:?} in its name: {}", all.join(", "))));
+        return Err(io::Error::other(format!(
+            "no test has {only:?} in its name: {}",
+            all.join(", ")
+        )));
     }
     let mut tests = stock(&["--nocapture", "--exact"]);
     Ok(tests.args(chosen).envs(variables.iter().copied()).status()?.success())

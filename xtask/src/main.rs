@@ -99,7 +99,9 @@ fn main() -> ExitCode {
         Chore::Interop(InteropChore::Nixl(options)) => process::exit_code(options.run()),
         Chore::Interop(InteropChore::Mooncake(options)) => process::exit_code(options.run()),
         Chore::Interop(InteropChore::Sideway) => process::exit_code(bindings::SIDEWAY.run()),
-        Chore::Interop(InteropChore::RustIbverbs) => process::exit_code(bindings::RUST_IBVERBS.run()),
+        Chore::Interop(InteropChore::RustIbverbs) => {
+            process::exit_code(bindings::RUST_IBVERBS.run())
+        }
         Chore::Interop(InteropChore::Fabtests(options)) => process::exit_code(options.run()),
         Chore::Interop(InteropChore::Valkey(options)) => process::exit_code(options.run()),
         Chore::Install(options) => install::run(&options),

@@ -18,7 +18,17 @@ pub(crate) struct Options {
 /// Arguments of Cargo for each tool.
 const TOOLS: [&[&str]; 3] = [
     &["test", "-p", "uiw-models", "--test", "loom", "--", "--nocapture"],
-    &["test", "-p", "uiw-models", "--features", "shuttle", "--test", "shuttle", "--", "--nocapture"],
+    &[
+        "test",
+        "-p",
+        "uiw-models",
+        "--features",
+        "shuttle",
+        "--test",
+        "shuttle",
+        "--",
+        "--nocapture",
+    ],
     &["test", "-p", "uiw-models", "--test", "defects", "--", "--nocapture"],
 ];
 

@@ -99,7 +99,9 @@ pub(crate) fn handle_interrupts() {
                 end_all();
             }
         })),
-        Err(error) => eprintln!("xtask: an interrupt may leave processes and temporary files: {error}"),
+        Err(error) => {
+            eprintln!("xtask: an interrupt may leave processes and temporary files: {error}");
+        }
     }
 }
 
@@ -120,7 +122,8 @@ fn end_all() -> ! {
 /// Returns whether SIGHUP is ignored, according to `/proc/self/status` (proc_pid_status(5)).
 fn ignores_hangup(status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 != 0)
 }
 
 /// Path of a temporary file or folder, which is removed on drop and on an interrupt.
@@ -188,7 +191,10 @@ pub(crate) fn run_lines(
         }
         match &exited {
             None => {
-                exited = group.child.try_wait()?.map(|status| (Instant::now() + GRACE, child_end(status)));
+                exited = group
+                    .child
+                    .try_wait()?
+                    .map(|status| (Instant::now() + GRACE, child_end(status)));
             }
             Some((until, _)) if Instant::now() >= *until => break,
             Some(_) => {}
@@ -300,7 +306,9 @@ mod tests {
     #[test]
     fn lines_and_success() {
         let mut lines = Vec::new();
-        let end = run_lines(&mut shell("echo a; echo b"), in_secs(20), |l| lines.push(l.to_owned())).unwrap();
+        let end =
+            run_lines(&mut shell("echo a; echo b"), in_secs(20), |l| lines.push(l.to_owned()))
+                .unwrap();
         assert_eq!(end, ChildEnd::Success);
         assert_eq!(lines, ["a", "b"]);
     }
@@ -345,7 +353,11 @@ mod tests {
     #[test]
     fn deadline_ends_grandchildren_too() {
         let started = Instant::now();
-        let end = run_lines(&mut shell("sleep 60 & sleep 60"), started + Duration::from_millis(300), |_| {});
+        let end = run_lines(
+            &mut shell("sleep 60 & sleep 60"),
+            started + Duration::from_millis(300),
+            |_| {},
+        );
         assert_eq!(end.unwrap(), ChildEnd::TimedOut);
         assert!(started.elapsed() < Duration::from_secs(20));
     }

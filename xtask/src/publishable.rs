@@ -57,10 +57,16 @@ impl CommitClone {
         let workspace = crate::workspace::root();
         let target = crate::workspace::target().map_err(io::Error::other)?.join("publishable");
         let now = std::time::UNIX_EPOCH.elapsed().map_err(io::Error::other)?;
-        let root = TempPath::new(target.join(format!("clone-{}-{}", std::process::id(), now.as_secs())));
+        let root =
+            TempPath::new(target.join(format!("clone-{}-{}", std::process::id(), now.as_secs())));
         fs::create_dir_all(&target)?;
-        let cloned = Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&*root).status()?;
-        if cloned.success() { Ok(Self { root, target }) } else { Err(io::Error::other("git clone failed")) }
+        let cloned =
+            Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&*root).status()?;
+        if cloned.success() {
+            Ok(Self { root, target })
+        } else {
+            Err(io::Error::other("git clone failed"))
+        }
     }
 
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
@@ -90,7 +96,9 @@ impl CommitClone {
             let mut install = self.command(&cargo);
             install.args(["install", "--quiet", "--locked", &program, "--root"]).arg(&folder);
             if !install.status()?.success() || !is_there() {
-                return Ok(CheckVerdict::Skipped(format!("{program} (cargo install {program} --locked)")));
+                return Ok(CheckVerdict::Skipped(format!(
+                    "{program} (cargo install {program} --locked)"
+                )));
             }
         }
         let status = self.command(cargo).arg(name).args(args).env("PATH", &path).status()?;
@@ -125,11 +133,14 @@ fn oldest_rust(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let named = version.trim_end_matches(".0");
     for document in DOCUMENTS {
         let text = fs::read_to_string(clone.root.join(document))?;
-        if !text.contains(&format!("Rust {named}")) && !text.contains(&format!("| Rust | {named} ")) {
+        if !text.contains(&format!("Rust {named}")) && !text.contains(&format!("| Rust | {named} "))
+        {
             return Err(io::Error::other(format!("{document} does not name Rust {named}")));
         }
     }
-    let absent = || Ok(CheckVerdict::Skipped(format!("Rust {version} (rustup toolchain install {version})")));
+    let absent = || {
+        Ok(CheckVerdict::Skipped(format!("Rust {version} (rustup toolchain install {version})")))
+    };
     let installed = Command::new("rustup")
         .args(["toolchain", "install", &version, "--profile", "minimal", "--no-self-update"])
         .stdout(Stdio::null())
@@ -137,8 +148,16 @@ fn oldest_rust(clone: &CommitClone) -> io::Result<CheckVerdict> {
     if !installed.is_ok_and(|status| status.success()) {
         return absent();
     }
-    let args =
-        ["run", &version, "cargo", "check", "--workspace", "--all-features", "--exclude", "uiw-models"];
+    let args = [
+        "run",
+        &version,
+        "cargo",
+        "check",
+        "--workspace",
+        "--all-features",
+        "--exclude",
+        "uiw-models",
+    ];
     Ok(CheckVerdict::from_success(
         clone.command("rustup").args(args).env_remove("RUSTUP_TOOLCHAIN").status()?.success(),
     ))
@@ -147,7 +166,8 @@ fn oldest_rust(clone: &CommitClone) -> io::Result<CheckVerdict> {
 /// Returns `rust-version` of the workspace in the form in which rustup names the toolchain.
 fn rust_version(root: &Path) -> io::Result<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
-    let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
+    let version =
+        manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
     version
         .map(|version| format!("{version}.0"))
         .ok_or_else(|| io::Error::other("Cargo.toml has no rust-version"))

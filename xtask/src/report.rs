@@ -156,7 +156,12 @@ impl Parser {
         for skip in skips {
             self.passed.remove(&skip.test);
         }
-        Score { tally: self.tally, passed: self.passed, failed: self.failed, reasons: self.reasons.found }
+        Score {
+            tally: self.tally,
+            passed: self.passed,
+            failed: self.failed,
+            reasons: self.reasons.found,
+        }
     }
 
     /// Handles a test binary that ended before its result line, by a signal or `exit`. The
@@ -168,7 +173,8 @@ impl Parser {
             self.tally.add(binary.seen);
             self.tally.failed += lost;
             if lost > 0 {
-                self.failed.push(format!("{lost} test(s) of a test binary that ended without a result"));
+                self.failed
+                    .push(format!("{lost} test(s) of a test binary that ended without a result"));
             }
         }
     }
@@ -252,7 +258,8 @@ mod tests {
         let score = score(text, "");
         assert_eq!(score.tally, Tally { passed: 3, failed: 1, skipped: 1 });
         assert_eq!(score.failed, ["w"]);
-        let reasons: Vec<_> = score.reasons.iter().map(|(name, why)| [&name[..], &why[..]]).collect();
+        let reasons: Vec<_> =
+            score.reasons.iter().map(|(name, why)| [&name[..], &why[..]]).collect();
         assert_eq!(reasons, [["u", "the sum is wrong"], ["w", "boom"]]);
         assert_eq!(score.passed.keys().collect::<Vec<_>>(), ["a::x", "a::y", "z"]);
     }

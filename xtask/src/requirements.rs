@@ -18,8 +18,16 @@ const TABLE: &str = "interop/rfc/requirements.tsv";
 const NOT_APPLICABLE: &str = "interop/rfc/not-applicable.tsv";
 /// Values of the column `outside`, which states whether `uiw conform` can check the sentence at a
 /// listener: alone, with the partner program, or the reason why it cannot.
-const OUTSIDE: [&str; 8] =
-    ["alone", "partner", "initiator", "interface", "inside", "permission", "extension", "elsewhere"];
+const OUTSIDE: [&str; 8] = [
+    "alone",
+    "partner",
+    "initiator",
+    "interface",
+    "inside",
+    "permission",
+    "extension",
+    "elsewhere",
+];
 
 /// Options of `cargo xtask requirements`.
 #[derive(clap::Args)]
@@ -76,15 +84,18 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 impl RequirementTrace {
     /// Reads both tables and all tests of the workspace.
     pub(crate) fn read(workspace: &Path) -> Result<Self, String> {
-        let text =
-            |path: &str| fs::read_to_string(workspace.join(path)).map_err(|error| format!("{path}: {error}"));
+        let text = |path: &str| {
+            fs::read_to_string(workspace.join(path)).map_err(|error| format!("{path}: {error}"))
+        };
         let rows = rows(&text(TABLE)?)?;
         let (claims, wrong) = scan::scan(workspace)?;
         let mut trace = Self { rows, not_applicable: BTreeMap::new(), claims, wrong };
         trace.take_not_applicable(&text(NOT_APPLICABLE)?);
         for (id, row) in &trace.rows {
             if !OUTSIDE.contains(&row.outside.as_str()) {
-                trace.wrong.push(format!("{TABLE}: {id} has `{}` in the column `outside`", row.outside));
+                trace
+                    .wrong
+                    .push(format!("{TABLE}: {id} has `{}` in the column `outside`", row.outside));
             }
         }
         for claim in &trace.claims {
@@ -92,7 +103,9 @@ impl RequirementTrace {
                 trace.wrong.push(format!("{}: no requirement is called {}", claim.place, claim.id));
             }
             if trace.not_applicable.contains_key(&claim.id) {
-                trace.wrong.push(format!("{}: {} is listed as not applicable", claim.place, claim.id));
+                trace
+                    .wrong
+                    .push(format!("{}: {} is listed as not applicable", claim.place, claim.id));
             }
         }
         Ok(trace)
@@ -102,7 +115,8 @@ impl RequirementTrace {
         for (line, number) in text.lines().zip(1..) {
             let (id, reason) = line.split_once('\t').unwrap_or((line, ""));
             if !self.rows.contains_key(id) {
-                self.wrong.push(format!("{NOT_APPLICABLE}:{number}: no requirement is called {id}"));
+                self.wrong
+                    .push(format!("{NOT_APPLICABLE}:{number}: no requirement is called {id}"));
             } else if reason.trim().len() < 10 {
                 self.wrong.push(format!("{NOT_APPLICABLE}:{number}: {id} has no reason"));
             }
@@ -113,12 +127,18 @@ impl RequirementTrace {
     /// Returns messages for the wanted sentences that have neither a test that `counts` nor a
     /// reason.
     fn missing(&self, counts: impl Fn(&Claim) -> bool) -> Vec<String> {
-        let proved: BTreeSet<&str> =
-            self.claims.iter().filter(|claim| counts(claim)).map(|claim| claim.id.as_str()).collect();
+        let proved: BTreeSet<&str> = self
+            .claims
+            .iter()
+            .filter(|claim| counts(claim))
+            .map(|claim| claim.id.as_str())
+            .collect();
         self.rows
             .iter()
             .filter(|(id, row)| {
-                row.wanted && !proved.contains(id.as_str()) && !self.not_applicable.contains_key(*id)
+                row.wanted
+                    && !proved.contains(id.as_str())
+                    && !self.not_applicable.contains_key(*id)
             })
             .map(|(id, row)| format!("no test proves {id}: {}", row.quote))
             .collect()
@@ -144,19 +164,27 @@ impl RequirementTrace {
     fn tests(&self, id: &str) -> Vec<&str> {
         match self.not_applicable.get(id) {
             Some(reason) => vec!["n/a:", reason],
-            None => self.claims.iter().filter(|c| c.id == id).map(|claim| claim.test.as_str()).collect(),
+            None => {
+                self.claims.iter().filter(|c| c.id == id).map(|claim| claim.test.as_str()).collect()
+            }
         }
     }
 
     fn counts(&self) -> Vec<String> {
         let rfcs: BTreeSet<&str> = self.rows.values().map(|row| row.rfc.as_str()).collect();
         let of = |rfc: &str| {
-            let wanted: Vec<_> = self.rows.iter().filter(|(_, row)| row.wanted && row.rfc == rfc).collect();
+            let wanted: Vec<_> =
+                self.rows.iter().filter(|(_, row)| row.wanted && row.rfc == rfc).collect();
             let not_applicable =
                 wanted.iter().filter(|(id, _)| self.not_applicable.contains_key(*id)).count();
-            let tested =
-                wanted.iter().filter(|(id, _)| self.claims.iter().any(|claim| claim.id == **id)).count();
-            format!("RFC {rfc}: {} wanted, {tested} tested, {not_applicable} not applicable", wanted.len())
+            let tested = wanted
+                .iter()
+                .filter(|(id, _)| self.claims.iter().any(|claim| claim.id == **id))
+                .count();
+            format!(
+                "RFC {rfc}: {} wanted, {tested} tested, {not_applicable} not applicable",
+                wanted.len()
+            )
         };
         let judged = |kind: &str| self.rows.values().filter(|row| row.outside == kind).count();
         let outside = format!(
@@ -173,10 +201,13 @@ fn rows(text: &str) -> Result<BTreeMap<String, RequirementRow>, String> {
     let mut lines = text.lines();
     let head: Vec<&str> = lines.next().unwrap_or_default().split('\t').collect();
     let column = |name: &str| {
-        head.iter().position(|column| *column == name).ok_or_else(|| format!("{TABLE}: no column `{name}`"))
+        head.iter()
+            .position(|column| *column == name)
+            .ok_or_else(|| format!("{TABLE}: no column `{name}`"))
     };
     let (id, rfc, level) = (column("id")?, column("rfc")?, column("level")?);
-    let (quote, applicability, form) = (column("quote")?, column("applicability")?, column("form")?);
+    let (quote, applicability, form) =
+        (column("quote")?, column("applicability")?, column("form")?);
     let outside = column("outside")?;
     let mut rows = BTreeMap::new();
     for line in lines {
@@ -219,8 +250,9 @@ mod tests {
         for folder in ["fuzz/planted", "interop/rfc/drawn", "verbs/models/defects"] {
             let files = fs::read_dir(root.join(folder)).unwrap();
             let paths = files.map(|file| file.unwrap().path());
-            let patches: Vec<_> =
-                paths.filter(|path| path.extension().is_some_and(|ending| ending == "patch")).collect();
+            let patches: Vec<_> = paths
+                .filter(|path| path.extension().is_some_and(|ending| ending == "patch"))
+                .collect();
             assert!(!patches.is_empty(), "{folder}");
             for patch in patches {
                 let mut command = std::process::Command::new("git");
@@ -239,7 +271,8 @@ mod tests {
         let lines: Vec<&str> = table
             .lines()
             .filter(|line| {
-                line.strip_prefix("| ").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+                line.strip_prefix("| ")
+                    .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
             })
             .collect();
         assert_eq!(lines.len(), 51);
@@ -272,8 +305,13 @@ mod tests {
 
     #[test]
     fn only_tests_that_passed_count() {
-        let trace = trace(&[("A-1", "m::one", "a.rs:1"), ("A-4", "two", "b.rs:1"), ("A-4", "two", "c.rs:1")]);
-        let passed = |names: &[(&str, u64)]| names.iter().map(|(n, c)| ((*n).to_owned(), *c)).collect();
+        let trace = trace(&[
+            ("A-1", "m::one", "a.rs:1"),
+            ("A-4", "two", "b.rs:1"),
+            ("A-4", "two", "c.rs:1"),
+        ]);
+        let passed =
+            |names: &[(&str, u64)]| names.iter().map(|(n, c)| ((*n).to_owned(), *c)).collect();
         assert_eq!(trace.judge(&passed(&[("m::one", 1), ("two", 2)])), [""; 0]);
         assert_eq!(trace.judge(&passed(&[("one", 1), ("two", 2)])), ["no test proves A-1: shall"]);
         let missing = trace.judge(&passed(&[("m::one", 1), ("two", 1)]));
@@ -282,8 +320,11 @@ mod tests {
 
     #[test]
     fn tags_on_several_lines() {
-        let trace =
-            trace(&[("A-1", "m::one", "a.rs:1"), ("A-4", "m::one", "a.rs:2"), ("A-2", "m::one", "a.rs:2")]);
+        let trace = trace(&[
+            ("A-1", "m::one", "a.rs:1"),
+            ("A-4", "m::one", "a.rs:2"),
+            ("A-2", "m::one", "a.rs:2"),
+        ]);
         assert_eq!(trace.judge(&BTreeMap::from([("m::one".to_owned(), 1)])), [""; 0]);
     }
 
@@ -291,7 +332,9 @@ mod tests {
     fn ids_are_unique() {
         let row = "A-1\t1\tMUST\tshall\tyes\tsentence\talone\n";
         let head = "id\trfc\tlevel\tquote\tapplicability\tform\toutside\n";
-        assert!(rows(&format!("{head}{row}")).is_ok() && rows(&format!("{head}{row}{row}")).is_err());
+        assert!(
+            rows(&format!("{head}{row}")).is_ok() && rows(&format!("{head}{row}{row}")).is_err()
+        );
     }
 
     #[test]

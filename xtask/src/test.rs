@@ -82,7 +82,8 @@ const CLIPPY: &[&str] = &["clippy", "--workspace", "--all-targets", "--", "-D", 
 const FEATURES: &[&str] =
     &["clippy", "-p", "uiw", "-p", "uiw-llp", "-p", "uiw-verbs", "--", "-D", "warnings"];
 /// Arguments to build the crates that work without the standard library.
-const NO_STD: &[&str] = &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features"];
+const NO_STD: &[&str] =
+    &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features"];
 
 impl Step {
     const fn new(name: &'static str, args: &'static [&'static str]) -> Self {
@@ -192,10 +193,12 @@ fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
 /// counts as one more failure.
 fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
     // Each test that is skipped adds a line to this file.
-    let log = TempPath::new(env::temp_dir().join(format!("uiw-skipped-{}.log", std::process::id())));
+    let log =
+        TempPath::new(env::temp_dir().join(format!("uiw-skipped-{}.log", std::process::id())));
     // A leftover of an earlier process with this id would count tests of another run.
     let _ = fs::remove_file(&*log);
-    let built = build(options, deadline).and_then(|binaries| Ok((binaries, target()?.join("debug"))));
+    let built =
+        build(options, deadline).and_then(|binaries| Ok((binaries, target()?.join("debug"))));
     let (mut jobs, folder) = match built {
         Ok((binaries, folder)) => (jobs(binaries, options), folder),
         Err(why) => return (Tally { failed: 1, ..Tally::default() }, vec![why]),
@@ -205,7 +208,10 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
         // their own directory.
         job.command.env(SKIP_LOG, &*log).env("UIW_COUNTERS", "off").env(BUILT, &folder);
     }
-    println!("== test: {} test binaries and the documentation tests, {AT_A_TIME} at a time", jobs.len() - 1);
+    println!(
+        "== test: {} test binaries and the documentation tests, {AT_A_TIME} at a time",
+        jobs.len() - 1
+    );
     let (mut parser, mut wrong, mut times) = (Parser::default(), Vec::new(), Vec::new());
     jobs::run(jobs, AT_A_TIME, deadline, |job| {
         println!("\n== {}: {:.0} s", job.name, job.took.as_secs_f64());
@@ -252,14 +258,17 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
 /// Builds the test binaries, and the programs and libraries that tests run and package. The same
 /// command builds both, so that they have the same features. The error names the failed command.
 fn build(options: &Options, deadline: Instant) -> Result<Vec<Binary>, String> {
-    let args = [&["build", "--lib", "--bins", "--tests", "--examples"], &packages(options)[..]].concat();
+    let args =
+        [&["build", "--lib", "--bins", "--tests", "--examples"], &packages(options)[..]].concat();
     let shown = format!("cargo {}", args.join(" "));
     let mut command = cargo();
     command.args(args).arg("--message-format=json-render-diagnostics");
     println!("== build: {shown}");
     let (mut binaries, begun) = (Vec::new(), Instant::now());
     let end = process::run_lines(&mut command, deadline, |line| {
-        binaries.extend(Binary::of_message(line, &root()).filter(|binary| options.wants_binary(binary)));
+        binaries.extend(
+            Binary::of_message(line, &root()).filter(|binary| options.wants_binary(binary)),
+        );
     });
     println!("== build: {:.0} s", begun.elapsed().as_secs_f64());
     match end {
@@ -283,10 +292,12 @@ fn packages(options: &Options) -> Vec<&'static str> {
 
 /// Returns the jobs that run the selected tests, in the order in which they are started.
 fn jobs(mut binaries: Vec<Binary>, options: &Options) -> Vec<Job> {
-    let place =
-        |binary: &Binary| LONGEST.iter().position(|name| binary.name == *name).unwrap_or(LONGEST.len());
+    let place = |binary: &Binary| {
+        LONGEST.iter().position(|name| binary.name == *name).unwrap_or(LONGEST.len())
+    };
     binaries.sort_by(|a, b| (place(a), &a.name).cmp(&(place(b), &b.name)));
-    let binaries = binaries.into_iter().map(|binary| Job { command: binary.command(), name: binary.name });
+    let binaries =
+        binaries.into_iter().map(|binary| Job { command: binary.command(), name: binary.name });
     let mut documentation = cargo();
     documentation.args(["test", "--doc", "--no-fail-fast"]).args(packages(options));
     if options.only.is_some() {
@@ -314,7 +325,8 @@ fn print_longest(mut times: Vec<(Duration, String)>) {
 /// test.
 fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
     println!("== requirements: cargo xtask requirements");
-    let wrong = RequirementTrace::read(&root()).map_or_else(|error| vec![error], |trace| trace.judge(passed));
+    let wrong = RequirementTrace::read(&root())
+        .map_or_else(|error| vec![error], |trace| trace.judge(passed));
     for line in &wrong {
         println!("{line}");
     }
@@ -326,7 +338,8 @@ fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
 }
 
 fn has_component(component: &str) -> bool {
-    let status = cargo().args([component, "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let status =
+        cargo().args([component, "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
 }
 
@@ -340,7 +353,10 @@ fn has_target(target: &str, no_install: bool) -> bool {
     };
     let is_here = || {
         let folder = succeeds("rustc", &["--print", "target-libdir", "--target", target]);
-        folder.is_some_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
+        folder.is_some_and(|output| {
+            Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir()
+        })
     };
-    is_here() || !no_install && succeeds("rustup", &["target", "add", target]).is_some() && is_here()
+    is_here()
+        || !no_install && succeeds("rustup", &["target", "add", target]).is_some() && is_here()
 }

@@ -52,7 +52,8 @@ impl Mooncake {
     pub(crate) fn run(&self) -> io::Result<bool> {
         let wheel = format!("mooncake-transfer-engine-non-cuda=={}", self.version);
         let installs: &[&[&str]] = &[&[&wheel]];
-        Wheel { name: "mooncake", installs, version: &self.version, python: "UIW_MOONCAKE_PYTHON" }.run()
+        Wheel { name: "mooncake", installs, version: &self.version, python: "UIW_MOONCAKE_PYTHON" }
+            .run()
     }
 }
 

@@ -8,7 +8,9 @@ use std::time::Duration;
 use uiw_siw::Result as Outcome;
 use uiw_siw::shell::Process;
 
-use crate::bench::programs::{build_libraries, cargo_build, command_with_libraries, output, pair, start};
+use crate::bench::programs::{
+    build_libraries, cargo_build, command_with_libraries, output, pair, start,
+};
 use crate::history;
 
 /// Commit that is tested with the new one until there is a tag.
@@ -50,14 +52,17 @@ pub(crate) fn check() -> Result<bool, String> {
         println!("{} serves {}", server.name, client.name);
         let mut note = |what: &str, done: Outcome<()>| match done {
             Ok(()) => println!("  ok: {what}"),
-            Err(why) => failed.push(format!("{} serves {}: {what}: {why}", server.name, client.name)),
+            Err(why) => {
+                failed.push(format!("{} serves {}: {what}: {why}", server.name, client.name));
+            }
         };
         match server.serve() {
             Ok((_running, address)) => {
                 for words in CLIENTS {
                     note(
                         words,
-                        output(&client.command(&client.uiw, &words.replace('@', &address))).map(drop),
+                        output(&client.command(&client.uiw, &words.replace('@', &address)))
+                            .map(drop),
                     );
                 }
             }
@@ -71,7 +76,8 @@ pub(crate) fn check() -> Result<bool, String> {
             let end = |version: &Version, words: &str, port: u16| {
                 version.command(Path::new(name), &words.replace('@', &port.to_string()))
             };
-            let printed = pair(0, true, |port| end(server, serving, port), |port| end(client, words, port));
+            let printed =
+                pair(0, true, |port| end(server, serving, port), |port| end(client, words, port));
             note(name, printed.map(drop));
         }
     }
@@ -87,15 +93,21 @@ impl Version {
             history::export(commit, &tree)?;
         }
         // In early versions, the package of the program had the name of the library.
-        let manifest =
-            std::fs::read_to_string(tree.join("cli/Cargo.toml")).map_err(|error| error.to_string())?;
+        let manifest = std::fs::read_to_string(tree.join("cli/Cargo.toml"))
+            .map_err(|error| error.to_string())?;
         let package = if manifest.contains("name = \"uiw-cli\"") { "uiw-cli" } else { "uiw" };
         Self::build(commit, &tree, &target, &folder.join("lib"), package)
     }
 
     fn of_workspace() -> Result<Self, String> {
         let target = crate::workspace::target()?;
-        Self::build("this", &crate::workspace::root(), &target, &target.join("release/lib"), "uiw-cli")
+        Self::build(
+            "this",
+            &crate::workspace::root(),
+            &target,
+            &target.join("release/lib"),
+            "uiw-cli",
+        )
     }
 
     fn build(

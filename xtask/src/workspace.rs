@@ -8,7 +8,8 @@ use crate::process::output;
 
 /// Returns the folder of the workspace.
 pub(crate) fn root() -> PathBuf {
-    let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let here =
+        env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&here).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
@@ -21,10 +22,12 @@ pub(crate) fn cargo() -> Command {
 
 /// Returns Cargo's target folder.
 pub(crate) fn target() -> Result<PathBuf, String> {
-    let metadata = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--offline"]))?;
+    let metadata =
+        output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--offline"]))?;
     let metadata: serde_json::Value =
         serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
-    let folder = metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
+    let folder =
+        metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
     Ok(folder.into())
 }
 
@@ -36,7 +39,8 @@ mod tests {
     #[test]
     fn at_most_four_files_import_each_other() {
         let Some(python) = uiw_interop::require("python3") else { return };
-        let counted = output(Command::new(python).arg("xtask/scripts/count.py").current_dir(root())).unwrap();
+        let counted =
+            output(Command::new(python).arg("xtask/scripts/count.py").current_dir(root())).unwrap();
         let (_, cycles) = counted.split_once("import cycles:\n").unwrap();
         let files = |line: &&str| line.split_whitespace().next().unwrap().parse::<u32>().unwrap();
         let large: Vec<_> = cycles.lines().filter(|line| files(line) > 4).collect();

@@ -40,7 +40,8 @@ impl Runner {
             command.env(format!("INPUT_{name}"), "");
         }
         command.env("INPUT_EXPORT", "true");
-        for (variable, file) in [("GITHUB_ENV", "env"), ("GITHUB_PATH", "path"), ("GITHUB_OUTPUT", "output")]
+        for (variable, file) in
+            [("GITHUB_ENV", "env"), ("GITHUB_PATH", "path"), ("GITHUB_OUTPUT", "output")]
         {
             command.env(variable, self.folder.join(file));
         }
@@ -134,7 +135,8 @@ fn action_runs_beside_devices_of_runner() {
         };
     }
     let step = output(&mut inside);
-    if step.status.code() == Some(77) || String::from_utf8_lossy(&step.stderr).contains("unshare:") {
+    if step.status.code() == Some(77) || String::from_utf8_lossy(&step.stderr).contains("unshare:")
+    {
         uiw_interop::skip("mount namespaces");
         return;
     }
@@ -155,12 +157,20 @@ fn package_without_libraries_named() {
     let runner = Runner::new("no-libraries-runner");
     let step = runner.step(&[("PREFIX", "unpacked"), ("PACKAGE", file.to_str().unwrap())]);
     assert_eq!(step.status.code(), Some(1), "{step:?}");
-    assert!(String::from_utf8_lossy(&step.stderr).contains("no libibverbs.so.1 in lib/uiw"), "{step:?}");
+    assert!(
+        String::from_utf8_lossy(&step.stderr).contains("no libibverbs.so.1 in lib/uiw"),
+        "{step:?}"
+    );
 }
 
 /// Runs both ends of rping as two later steps would, on a port that the system chooses.
 fn exchange(runner: &Runner) {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+        .to_string();
     let rping = |end: &str| {
         let mut command = runner.command("rping");
         command.args([end, "-a", "127.0.0.1", "-p", &port, "-C", "3"]);
@@ -184,9 +194,11 @@ fn exchange(runner: &Runner) {
 #[test]
 fn inputs_with_other_variables_refused() {
     let Some(_) = uiw_interop::require("bash") else { return };
-    for inputs in
-        [[("PREFIX", "/nowhere\nPATH=/tmp")], [("PERSONA", "ib\nPATH=/tmp")], [("PERSONA", "ethernet")]]
-    {
+    for inputs in [
+        [("PREFIX", "/nowhere\nPATH=/tmp")],
+        [("PERSONA", "ib\nPATH=/tmp")],
+        [("PERSONA", "ethernet")],
+    ] {
         let runner = Runner::new(&format!("refused-{}", inputs[0].1.len()));
         let step = runner.step(&inputs);
         assert_eq!(step.status.code(), Some(2), "{step:?}");
@@ -204,14 +216,17 @@ fn script_has_action_inputs() {
         action.contains("\"$GITHUB_ACTION_PATH/packaging/action.sh\"")
             && Path::new(&source("packaging/action.sh")).exists()
     );
-    let passed: Vec<_> =
-        action.lines().filter_map(|line| line.trim().strip_prefix("INPUT_")?.split_once(": ")).collect();
+    let passed: Vec<_> = action
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("INPUT_")?.split_once(": "))
+        .collect();
     assert_eq!(passed.len(), 4);
     for (name, value) in passed {
         let input = name.to_lowercase();
         assert_eq!(value, format!("${{{{ inputs.{input} }}}}"));
         assert!(
-            action.contains(&format!("\n  {input}:\n")) && script.contains(&format!("INPUT_{name}")),
+            action.contains(&format!("\n  {input}:\n"))
+                && script.contains(&format!("INPUT_{name}")),
             "{name}"
         );
     }

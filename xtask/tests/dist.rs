@@ -12,9 +12,13 @@ use std::process::Command;
 /// Creates packages of the debug build, and returns the output.
 fn dist(out: &Path, more: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.args(["dist", "--debug", "--only", "tarball,deb,wheel,bom", "--out"]).arg(out).args(more);
+    command
+        .args(["dist", "--debug", "--only", "tarball,deb,wheel,bom", "--out"])
+        .arg(out)
+        .args(more);
     let output = output(command.env("SOURCE_DATE_EPOCH", "1700000000"));
-    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (text, error) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{text}{error}");
     text.into_owned()
 }
@@ -32,8 +36,7 @@ fn service_restarted_after_upgrade() {
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/debian/postinst");
     let run = |version: &str| {
-        let booted =
-            "mount -t tmpfs none /run; mkdir -p /run/systemd/system; PATH=$1:$PATH sh $2 configure $3";
+        let booted = "mount -t tmpfs none /run; mkdir -p /run/systemd/system; PATH=$1:$PATH sh $2 configure $3";
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--mount", "sh", "-ec", booted, "sh"]);
         let output = output(command.arg(&stubs.0).arg(&script).arg(version));
@@ -48,7 +51,8 @@ fn service_restarted_after_upgrade() {
 /// The image takes minutes, so only `cargo xtask dist --check` tests it.
 #[test]
 fn packages_installed_run_and_removed() {
-    for program in ["strip", "objdump", "dpkg-deb", "tar", "gzip", "sha256sum", "unshare", "ip", "mmdebstrap"]
+    for program in
+        ["strip", "objdump", "dpkg-deb", "tar", "gzip", "sha256sum", "unshare", "ip", "mmdebstrap"]
     {
         let Some(_) = uiw_interop::require(program) else { return };
     }

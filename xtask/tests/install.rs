@@ -27,19 +27,31 @@ fn installed_files_work_and_are_listed() {
     let listed = run(prefix.join("bin/uiw"), &["run", "--", "env"]);
     assert!(listed.contains(&format!("LD_LIBRARY_PATH={given}/lib")), "{listed}");
     for library in ["ibverbs", "rdmacm"] {
-        let mode = fs::metadata(prefix.join(&format!("lib/lib{library}.so.1"))).unwrap().permissions().mode();
+        let mode = fs::metadata(prefix.join(&format!("lib/lib{library}.so.1")))
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o755);
     }
     if uiw_interop::require("ldd").is_some() {
         let needed = run("ldd", &[prefix.join("lib/librdmacm.so.1")]);
-        assert!(needed.contains(&format!("libibverbs.so.1 => {given}/lib/libibverbs.so.1 ")), "{needed}");
+        assert!(
+            needed.contains(&format!("libibverbs.so.1 => {given}/lib/libibverbs.so.1 ")),
+            "{needed}"
+        );
     }
     let unit = fs::read_to_string(prefix.join("lib/systemd/system/uiw.service")).unwrap();
     assert!(unit.contains(&format!("\nExecStart=\"{given}/bin/uiw\" serve ")), "{unit}");
     // These options would make openat2(2) unavailable.
     let is_set = |option: &str| unit.lines().any(|line| line.starts_with(option));
-    assert!(is_set("Type=notify") && !is_set("DynamicUser=") && !is_set("RestrictSUIDSGID="), "{unit}");
-    assert!(installed.iter().all(|path| !path.display().to_string().contains("generated")), "{installed:?}");
+    assert!(
+        is_set("Type=notify") && !is_set("DynamicUser=") && !is_set("RestrictSUIDSGID="),
+        "{unit}"
+    );
+    assert!(
+        installed.iter().all(|path| !path.display().to_string().contains("generated")),
+        "{installed:?}"
+    );
 
     // The next installation removes a file that is only in the old list.
     fs::write(prefix.join("share/uiw/former"), "").unwrap();
@@ -99,9 +111,20 @@ fn first_readme_commands_work() {
         commands.join("\n")
     );
     let mut shell = Command::new("unshare");
-    shell.args(["--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--", "bash", "-c", &script]);
+    shell.args([
+        "--map-root-user",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--",
+        "bash",
+        "-c",
+        &script,
+    ]);
     let shown = output(shell.env("HOME", &home.0).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"));
-    let (text, error) = (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
+    let (text, error) =
+        (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
     assert!(shown.status.success(), "{text}{error}");
     assert!(text.contains("5 round trips (send, 64 bytes), all verified"), "{text}{error}");
     // This line has the figures of the stock program.
@@ -154,23 +177,29 @@ fn generated_files_parsed_by_programs() {
     if uiw_interop::require("man").is_some() {
         let page = prefix.join("share/man/man1/uiw-serve.1");
         let mut man = Command::new("man");
-        let shown =
-            output(man.env("LC_ALL", "C.UTF-8").env("MANWIDTH", "200").arg("--warnings").arg("-l").arg(page));
+        let shown = output(
+            man.env("LC_ALL", "C.UTF-8")
+                .env("MANWIDTH", "200")
+                .arg("--warnings")
+                .arg("-l")
+                .arg(page),
+        );
         let (text, warnings) =
             (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
         assert!(text.contains("--listen"), "{text}");
         assert_eq!(warnings, "");
     }
     if uiw_interop::require("bash").is_some() {
-        let script =
-            "source \"$1\"; COMP_WORDS=(uiw ser); COMP_CWORD=1; _uiw uiw ser uiw; echo \"${COMPREPLY[@]}\"";
+        let script = "source \"$1\"; COMP_WORDS=(uiw ser); COMP_CWORD=1; _uiw uiw ser uiw; echo \"${COMPREPLY[@]}\"";
         let file = prefix.join("share/bash-completion/completions/uiw");
         assert_eq!(run("bash", &["-c", script, "bash", file.to_str().unwrap()]), "serve\n");
     }
     if uiw_interop::require("systemd-analyze").is_some() {
         let unit = prefix.join("lib/systemd/system/uiw.service");
-        let said =
-            run("systemd-analyze", &["verify", "--man=no", "--recursive-errors=no", unit.to_str().unwrap()]);
+        let said = run(
+            "systemd-analyze",
+            &["verify", "--man=no", "--recursive-errors=no", unit.to_str().unwrap()],
+        );
         assert_eq!(said, "");
     }
 }
@@ -195,11 +224,12 @@ fn linked_programs_run_on_both_libraries() {
         let (program, code) = (prefix.join(name), source(&format!("examples/c/{name}.c")));
         run("sh", &["-c", script, "sh", given, program.to_str().unwrap(), code.to_str().unwrap()]);
     }
-    let on_rdma_core = output(Command::new(prefix.join("client")).env_remove("LD_LIBRARY_PATH").args([
-        "127.0.0.1",
-        "1",
-        "",
-    ]));
+    let on_rdma_core =
+        output(Command::new(prefix.join("client")).env_remove("LD_LIBRARY_PATH").args([
+            "127.0.0.1",
+            "1",
+            "",
+        ]));
     let said = String::from_utf8_lossy(&on_rdma_core.stderr).into_owned();
     assert!(on_rdma_core.status.code() != Some(127) && !said.contains("RDMACM_"), "{said}");
     let mut first: Vec<&[&str]> = vec![&[]];
@@ -224,7 +254,11 @@ fn linked_programs_run_on_both_libraries() {
         let said = server.said();
         let (_, port) = said.trim_end().rsplit_once("port ").unwrap();
         let client = output(&mut of("client", &["127.0.0.1", port, "good day"]));
-        assert_eq!(String::from_utf8_lossy(&client.stdout), "client got: you said 8 bytes\n", "{client:?}");
+        assert_eq!(
+            String::from_utf8_lossy(&client.stdout),
+            "client got: you said 8 bytes\n",
+            "{client:?}"
+        );
         assert!(client.status.success(), "{client:?}");
         assert_eq!(server.end().well().count("server got: good day"), 1);
     }

@@ -10,8 +10,9 @@ use std::process::Command;
 /// installed. Without one, returns `None` and counts the test as skipped.
 fn interpreter(folder: &Folder) -> Option<String> {
     let _ = uiw_interop::require("python3")?;
-    let has =
-        |python: &str| output(Command::new(python).args(["-m", "pytest", "--version"])).status.success();
+    let has = |python: &str| {
+        output(Command::new(python).args(["-m", "pytest", "--version"])).status.success()
+    };
     let is_new = |python: &str| {
         let script = "import sys; sys.exit(sys.version_info < (3, 11))";
         output(Command::new(python).args(["-c", script])).status.success()
@@ -25,7 +26,8 @@ fn interpreter(folder: &Folder) -> Option<String> {
     }
     let environment = folder.join("venv");
     let python = environment.join("bin/python").display().to_string();
-    let made = output(Command::new("python3").args(["-m", "venv"]).arg(&environment)).status.success();
+    let made =
+        output(Command::new("python3").args(["-m", "venv"]).arg(&environment)).status.success();
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "pytest"];
     if made && output(Command::new(&python).args(pip)).status.success() && has(&python) {
         return Some(python);
@@ -50,7 +52,9 @@ fn every_class_of_the_module() {
     let tests = source("python/tests").display().to_string();
     let path = format!("PYTHONPATH={}", folder.0.display());
     let program = format!("UIW_PROGRAM={}", uiw_interop::stock::built().join("uiw").display());
-    let said =
-        run("env", &[&path, &program, &python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", &tests]);
+    let said = run(
+        "env",
+        &[&path, &program, &python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", &tests],
+    );
     assert!(said.contains(" passed") && !said.contains(" skipped"), "{said}");
 }

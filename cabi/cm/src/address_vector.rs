@@ -24,6 +24,7 @@ pub(crate) fn address_vector(local: IpAddr, to: ibv_gid) -> Result<ibv_ah_attr> 
 fn index_of(netdev: &NetDev, local: IpAddr) -> Option<u8> {
     let addresses = &netdev.addresses;
     let own = addresses.iter().position(|(own, _)| *own == local);
-    let index = own.or_else(|| addresses.iter().position(|(own, _)| own.is_ipv4() == local.is_ipv4()))?;
+    let index =
+        own.or_else(|| addresses.iter().position(|(own, _)| own.is_ipv4() == local.is_ipv4()))?;
     u8::try_from(index).ok()
 }

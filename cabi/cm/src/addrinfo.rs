@@ -33,20 +33,31 @@ struct AddressQuery {
 }
 
 impl AddressQuery {
-    fn read(node: &TextPtr<'_>, service: &TextPtr<'_>, hints: &InPtr<'_, rdma_addrinfo>) -> Result<Self> {
-        let bytes = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
-            (_, 0) => Ok(Vec::new()),
-            // SAFETY: `at` is not NULL and `len` is from 1 to 128, as the pattern checks. There are
-            // `len` initialized bytes at `at`, because `ai_src_len` and `ai_dst_len` are the
-            // lengths of these addresses (rdma_getaddrinfo(3)), and the program does not change
-            // them during the call. `InPtr` requires both. The bytes are copied at once.
-            (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
-            _ => Err(Errno::INVAL.because("the address is NULL or too long")),
+    fn read(
+        node: &TextPtr<'_>,
+        service: &TextPtr<'_>,
+        hints: &InPtr<'_, rdma_addrinfo>,
+    ) -> Result<Self> {
+        let bytes = |at: *const libc::sockaddr, len: libc::socklen_t| {
+            match (at.is_null(), len as usize) {
+                (_, 0) => Ok(Vec::new()),
+                (false, len @ 1..=128) => {
+                    // SAFETY: `at` is not NULL and `len` is from 1 to 128, as the pattern checks.
+                    // There are `len` initialized bytes at `at`, because `ai_src_len` and
+                    // `ai_dst_len` are the lengths of these addresses (rdma_getaddrinfo(3)), and
+                    // the program does not change them during the call. `InPtr` requires both. The
+                    // bytes are copied at once.
+                    Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
+                }
+                _ => Err(Errno::INVAL.because("the address is NULL or too long")),
+            }
         };
         let given = hints.as_ref();
         let (node, service) = (node.get().map(CStr::to_owned), service.get().map(CStr::to_owned));
         if node.is_none() && service.is_none() && given.is_none() {
-            return Err(Errno::INVAL.because("neither a node nor a service nor an address was passed"));
+            return Err(
+                Errno::INVAL.because("neither a node nor a service nor an address was passed")
+            );
         }
         Ok(Self {
             node,
@@ -98,7 +109,12 @@ impl AddressQuery {
         // is NULL, as checked above. The hints, a local variable, are zeros except for the fields
         // that getaddrinfo(3) permits, and `list` is a local variable that receives a pointer.
         let error = unsafe {
-            libc::getaddrinfo(text(&self.node), text(&self.service), &raw const hints, &raw mut list)
+            libc::getaddrinfo(
+                text(&self.node),
+                text(&self.service),
+                &raw const hints,
+                &raw mut list,
+            )
         };
         if error != 0 {
             return Err(error);
@@ -109,7 +125,8 @@ impl AddressQuery {
         // `first` are used after the list is freed, once.
         unsafe {
             let first = &*list;
-            let bytes = slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
+            let bytes =
+                slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
             let converted = self.convert(first.ai_family, bytes, Some(first.ai_socktype));
             libc::freeaddrinfo(list);
             converted
@@ -195,10 +212,18 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
         let answer = move || {
             let resolved = query.answer();
             let note = match resolved.error() {
-                0 => LocalEvent { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0, group: None },
-                error => {
-                    LocalEvent { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0, group: None }
-                }
+                0 => LocalEvent {
+                    event: RDMA_CM_EVENT_ADDRINFO_RESOLVED,
+                    status: 0,
+                    arg: 0,
+                    group: None,
+                },
+                error => LocalEvent {
+                    event: RDMA_CM_EVENT_ADDRINFO_ERROR,
+                    status: error,
+                    arg: 0,
+                    group: None,
+                },
             };
             if let Some(mut state) = id.lock_alive() {
                 state.resolved = Some(resolved);
@@ -216,13 +241,16 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
 
 /// `rdma_query_addrinfo`: returns the result that an event has announced. Each result is returned
 /// only once.
-pub extern "C" fn rdma_query_addrinfo(id: AnyPtr<rdma_cm_id>, info: OutPtr<'_, *mut rdma_addrinfo>) -> c_int {
+pub extern "C" fn rdma_query_addrinfo(
+    id: AnyPtr<rdma_cm_id>,
+    info: OutPtr<'_, *mut rdma_addrinfo>,
+) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
         info.check()?;
         let resolved = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.resolved.take();
-        let resolved =
-            resolved.ok_or_else(|| Errno::INVAL.because("the id has no result of rdma_resolve_addrinfo"))?;
+        let resolved = resolved
+            .ok_or_else(|| Errno::INVAL.because("the id has no result of rdma_resolve_addrinfo"))?;
         let list = resolved.take().map_err(|_| Errno::INVAL.because("the look-up has failed"))?;
         info.write(list)
     })

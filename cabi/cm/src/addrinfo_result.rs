@@ -62,8 +62,11 @@ pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
             let one = ptr::read(next);
             let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];
             let names = [one.ai_src_canonname.cast(), one.ai_dst_canonname.cast()];
-            for part in addresses.into_iter().chain(names).chain([one.ai_route, one.ai_connect, next.cast()])
-            {
+            for part in addresses.into_iter().chain(names).chain([
+                one.ai_route,
+                one.ai_connect,
+                next.cast(),
+            ]) {
                 libc::free(part);
             }
             next = one.ai_next;

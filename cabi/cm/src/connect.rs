@@ -59,7 +59,11 @@ fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair
             id.lock().placeholder = Some(Arc::clone(&placeholder));
             return Ok(QueuePair::Placeholder(placeholder));
         }
-        Ok(_) => return Err(Errno::INVAL.because("the queue pair is UD, and the port space has connections")),
+        Ok(_) => {
+            return Err(
+                Errno::INVAL.because("the queue pair is UD, and the port space has connections")
+            );
+        }
         Err(error) => return Err(error),
     };
     if qp.engine().state() == QpState::Reset {
@@ -74,7 +78,10 @@ fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair
 }
 
 /// `rdma_connect`.
-pub extern "C-unwind" fn rdma_connect(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rdma_conn_param>) -> c_int {
+pub extern "C-unwind" fn rdma_connect(
+    id: AnyPtr<rdma_cm_id>,
+    param: InPtr<'_, rdma_conn_param>,
+) -> c_int {
     let result = boundary::minus_one(|| {
         let id = id.get()?;
         if id.is_ud() { sidr::connect(&id, &param) } else { connect(&id, &param) }
@@ -88,10 +95,11 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
     let (channel, local, peer, params, set) = {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
-        let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
-            return Err(
-                Errno::INVAL.because("rdma_connect before the route is resolved, or for the second time")
-            );
+        let (Phase::RouteResolved, Some(local), Some(peer)) =
+            (&state.phase, state.local, state.peer)
+        else {
+            return Err(Errno::INVAL
+                .because("rdma_connect before the route is resolved, or for the second time"));
         };
         if peer.port() == 0 {
             return Err(Errno::INVAL.because("rdma_connect to port 0"));
@@ -146,11 +154,14 @@ fn begin(
     let options = params::connection_config(set, params, persona(id)?)?;
     let call = channel.begin_unrouted_call();
     let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
-    let begun = connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
+    let begun =
+        connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
     // From here on, another thread may take the connection's events and destroy its queue pair.
     let handle = match begun {
         Ok(handle) => handle,
-        Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(ConnectFailure::Peer(error)),
+        Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => {
+            return Err(ConnectFailure::Peer(error));
+        }
         Err(error) => return Err(error.into()),
     };
     let conn = handle.id();
@@ -167,7 +178,10 @@ fn begin(
 }
 
 /// `rdma_accept`.
-pub extern "C-unwind" fn rdma_accept(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rdma_conn_param>) -> c_int {
+pub extern "C-unwind" fn rdma_accept(
+    id: AnyPtr<rdma_cm_id>,
+    param: InPtr<'_, rdma_conn_param>,
+) -> c_int {
     let mut event_follows = true;
     let result = boundary::minus_one(|| {
         let id = id.get()?;
@@ -187,7 +201,9 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let (channel, params, set) = {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Requested(_)) {
-            return Err(Errno::INVAL.because("rdma_accept for an id that is not a connection request"));
+            return Err(
+                Errno::INVAL.because("rdma_accept for an id that is not a connection request")
+            );
         }
         let params = params::read(param, &state)?;
         CmMessage::Reply.check(&params.private_data)?;
@@ -208,7 +224,8 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
             }
         }
     };
-    let accepted = request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
+    let accepted =
+        request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
     match accepted {
         // From here on, another thread may take the connection's events and destroy its queue pair.
         Ok(handle) => {
@@ -241,8 +258,8 @@ pub extern "C" fn rdma_reject<'a>(
     boundary::minus_one(|| {
         let id = id.get()?;
         let data = data.get(len)?;
-        let data =
-            data.ok_or_else(|| Errno::INVAL.because("private data is NULL, and its length is not 0"))?;
+        let data = data
+            .ok_or_else(|| Errno::INVAL.because("private data is NULL, and its length is not 0"))?;
         let message = if id.is_ud() { CmMessage::SidrReply } else { CmMessage::Reject };
         message.check(data)?;
         let request = {
@@ -255,9 +272,8 @@ pub extern "C" fn rdma_reject<'a>(
                 }
                 phase => {
                     state.phase = phase;
-                    return Err(
-                        Errno::INVAL.because("rdma_reject for an id that is not a connection request")
-                    );
+                    return Err(Errno::INVAL
+                        .because("rdma_reject for an id that is not a connection request"));
                 }
             }
         };
@@ -279,10 +295,15 @@ pub extern "C" fn rdma_establish(id: AnyPtr<rdma_cm_id>) -> c_int {
             let mut state = id.lock();
             match state.phase {
                 Phase::Connecting if state.two_steps => {
-                    return Err(Errno::INVAL.because("rdma_establish before RDMA_CM_EVENT_CONNECT_RESPONSE"));
+                    return Err(Errno::INVAL
+                        .because("rdma_establish before RDMA_CM_EVENT_CONNECT_RESPONSE"));
                 }
                 Phase::Connecting | Phase::Connected | Phase::Disconnecting => {}
-                _ => return Err(Errno::INVAL.because("rdma_establish for an id that is not connecting")),
+                _ => {
+                    return Err(
+                        Errno::INVAL.because("rdma_establish for an id that is not connecting")
+                    );
+                }
             }
             let awaited = std::mem::take(&mut state.awaits_establish);
             state.handle.clone().filter(|_| awaited)
@@ -298,7 +319,11 @@ pub extern "C" fn rdma_notify(id: AnyPtr<rdma_cm_id>, _event: c_int) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
         let known = id.lock().conn.is_some();
-        if known { Ok(()) } else { Err(Errno::INVAL.because("rdma_notify for an id without a connection")) }
+        if known {
+            Ok(())
+        } else {
+            Err(Errno::INVAL.because("rdma_notify for an id without a connection"))
+        }
     })
 }
 
@@ -373,7 +398,9 @@ pub extern "C" fn rdma_init_qp_attr(
             return Err(Errno::INVAL.because("the id has no device yet"));
         }
         let set = match state {
-            INIT | RTR | RTS if id.is_ud() => IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
+            INIT | RTR | RTS if id.is_ud() => {
+                IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY
+            }
             INIT | RTR => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS,
             RTS => 0,
             _ => return Err(Errno::INVAL.because("the state is not INIT, RTR or RTS")),

@@ -1,7 +1,9 @@
 //! Conversion of the engine's events to those of C, with the order and the status codes of
 //! librdmacm on iWARP.
 
-use crate::event::{DeliveredEvent, EventDraft, create_event, create_local_event, reads_in_one_byte};
+use crate::event::{
+    DeliveredEvent, EventDraft, create_event, create_local_event, reads_in_one_byte,
+};
 use crate::failure::{event_and_status, flush_if_rejected};
 use crate::id::{Id, Phase};
 use crate::private_data::{CmMessage, PrivateData};
@@ -74,7 +76,11 @@ fn deliver_request(listener: &Arc<Id>, request: ConnRequest) -> Option<Delivered
     given
 }
 
-fn create_request_id(listener: &Arc<Id>, request: ConnRequest, draft: &EventDraft<'_>) -> Result<Arc<Id>> {
+fn create_request_id(
+    listener: &Arc<Id>,
+    request: ConnRequest,
+    draft: &EventDraft<'_>,
+) -> Result<Arc<Id>> {
     let (local, peer) =
         (address::to_canonical(request.local_addr()), address::to_canonical(request.peer_addr()));
     let conn = request.id();
@@ -107,10 +113,17 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<DeliveredEvent> {
         state.awaits_establish = state.two_steps;
         (
             state.active,
-            if state.two_steps { RDMA_CM_EVENT_CONNECT_RESPONSE } else { RDMA_CM_EVENT_ESTABLISHED },
+            if state.two_steps {
+                RDMA_CM_EVENT_CONNECT_RESPONSE
+            } else {
+                RDMA_CM_EVENT_ESTABLISHED
+            },
         )
     };
-    id.set_addresses(Some(address::to_canonical(info.local)), Some(address::to_canonical(info.peer)));
+    id.set_addresses(
+        Some(address::to_canonical(info.local)),
+        Some(address::to_canonical(info.peer)),
+    );
     let draft = EventDraft {
         // The passive side has already received the peer's private data with the request.
         private_data: active.then(|| PrivateData::new(CmMessage::Reply, &info.private_data)),
@@ -132,11 +145,15 @@ fn failed(id: &Arc<Id>, error: &Error) -> Option<DeliveredEvent> {
     let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);
     let private_data = match error {
-        Error::NoQueuePair { private_data, .. } => Some(PrivateData::new(CmMessage::SidrReply, private_data)),
+        Error::NoQueuePair { private_data, .. } => {
+            Some(PrivateData::new(CmMessage::SidrReply, private_data))
+        }
         Error::Rejected { private_data, .. } if id.is_ud() => {
             Some(PrivateData::new(CmMessage::SidrReply, private_data))
         }
-        Error::Rejected { private_data, .. } => Some(PrivateData::new(CmMessage::Reject, private_data)),
+        Error::Rejected { private_data, .. } => {
+            Some(PrivateData::new(CmMessage::Reject, private_data))
+        }
         _ => PrivateData::of_event(event),
     };
     create_event(id, id, &EventDraft { status, private_data, ..EventDraft::new(event) })

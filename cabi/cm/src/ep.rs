@@ -89,7 +89,8 @@ fn equip(
         // is from the `InPtr` of `rdma_create_ep`, the only caller, which requires that there are
         // as many initialized bytes (rdma_getaddrinfo(3)) and that the program does not change them
         // during the call. The next line copies them.
-        let data = unsafe { slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
+        let data =
+            unsafe { slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
         id.lock().connect_data = data.to_vec();
     }
     Ok(())

@@ -9,7 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_cabi_core::abi::cm::*;
 use uiw_cabi_core::abi::{
-    ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param, zeroed,
+    ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param,
+    zeroed,
 };
 use uiw_cabi_core::arguments::AnyPtr;
 use uiw_cabi_core::boundary::{self, Result};
@@ -62,7 +63,14 @@ pub(crate) struct UdDestination {
 
 impl EventDraft<'_> {
     pub(crate) const fn new(event: c_int) -> Self {
-        Self { event, status: 0, private_data: None, responder_resources: 0, initiator_depth: 0, ud: None }
+        Self {
+            event,
+            status: 0,
+            private_data: None,
+            responder_resources: 0,
+            initiator_depth: 0,
+            ud: None,
+        }
     }
 }
 
@@ -73,11 +81,16 @@ pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
 
 /// Creates an event about `id`. It is counted by `owner`, which is the listener for a request, and
 /// `id` itself otherwise. Returns `None` if the owner is being destroyed.
-pub(crate) fn create_event(owner: &Arc<Id>, id: &Id, draft: &EventDraft<'_>) -> Option<DeliveredEvent> {
+pub(crate) fn create_event(
+    owner: &Arc<Id>,
+    id: &Id,
+    draft: &EventDraft<'_>,
+) -> Option<DeliveredEvent> {
     let mut conn: rdma_conn_param = zeroed();
     conn.responder_resources = draft.responder_resources;
     conn.initiator_depth = draft.initiator_depth;
-    let listener = if std::ptr::eq(Arc::as_ptr(owner), id) { std::ptr::null_mut() } else { owner.abi() };
+    let listener =
+        if std::ptr::eq(Arc::as_ptr(owner), id) { std::ptr::null_mut() } else { owner.abi() };
     let abi = rdma_cm_event {
         id: id.abi(),
         listen_id: listener,
@@ -126,7 +139,8 @@ fn create_group_event(id: &Arc<Id>, note: LocalEvent, group: IpAddr) -> Option<D
         Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
     };
     let local = id.lock().local.map(|local| local.ip());
-    let ah = local.and_then(|local| address_vector::address_vector(local, gid::from_address(group)).ok());
+    let ah = local
+        .and_then(|local| address_vector::address_vector(local, gid::from_address(group)).ok());
     let ud = UdDestination {
         ah: ah.unwrap_or_default(),
         qp_num: uiw_datagram::Qpn::MULTICAST.raw(),
@@ -145,8 +159,11 @@ fn allocate_event(
         return None;
     }
     let (id, kind, status) = (abi.id.into(), abi.event, abi.status);
-    let mut event =
-        Box::new(UnackedEvent { abi, private_data: [0; MAX_PRIVATE_DATA], owner: Arc::clone(owner) });
+    let mut event = Box::new(UnackedEvent {
+        abi,
+        private_data: [0; MAX_PRIVATE_DATA],
+        owner: Arc::clone(owner),
+    });
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
     if len > 0 {
@@ -156,7 +173,8 @@ fn allocate_event(
         // `private_data`, which is valid until `acknowledge` frees the event, because nothing moves
         // the content of the box.
         unsafe {
-            (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
+            (*event).abi.param.conn.private_data =
+                (&raw const (*event).private_data).cast::<c_void>();
             (*event).abi.param.conn.private_data_len = len as u8;
         }
     }

@@ -77,7 +77,9 @@ fn iwarp_status(error: &Error) -> (c_int, c_int) {
             io::ErrorKind::NetworkUnreachable => (RDMA_CM_EVENT_UNREACHABLE, -libc::ENETUNREACH),
             _ => (RDMA_CM_EVENT_CONNECT_ERROR, -source.raw_os_error().unwrap_or(libc::EIO)),
         },
-        Error::PeerStartup { .. } | Error::PeerRefusal { .. } => (RDMA_CM_EVENT_CONNECT_ERROR, -libc::EPROTO),
+        Error::PeerStartup { .. } | Error::PeerRefusal { .. } => {
+            (RDMA_CM_EVENT_CONNECT_ERROR, -libc::EPROTO)
+        }
         _ => (RDMA_CM_EVENT_CONNECT_ERROR, -libc::ECONNABORTED),
     }
 }
@@ -90,7 +92,12 @@ mod tests {
     const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7471);
 
     fn rejected() -> Error {
-        Error::Rejected { peer: PEER, private_data: Vec::new(), peer_ird_ord: None, markers_asked: false }
+        Error::Rejected {
+            peer: PEER,
+            private_data: Vec::new(),
+            peer_ird_ord: None,
+            markers_asked: false,
+        }
     }
 
     #[test]
@@ -102,7 +109,11 @@ mod tests {
             (Error::ClosedInStartup { peer: PEER }, 10),
             (reset, 10),
         ] {
-            assert_eq!(infiniband_status(&error, false), (RDMA_CM_EVENT_REJECTED, reason), "{error}");
+            assert_eq!(
+                infiniband_status(&error, false),
+                (RDMA_CM_EVENT_REJECTED, reason),
+                "{error}"
+            );
             assert!(iwarp_status(&error).1 < 0, "{error}");
         }
         assert_eq!(infiniband_status(&rejected(), true), (RDMA_CM_EVENT_UNREACHABLE, 2));
@@ -112,8 +123,11 @@ mod tests {
 
     #[test]
     fn other_failures_same_in_all_personas() {
-        let silent =
-            Error::TimedOut { peer: PEER, awaits_reply: false, after: std::time::Duration::from_secs(1) };
+        let silent = Error::TimedOut {
+            peer: PEER,
+            awaits_reply: false,
+            after: std::time::Duration::from_secs(1),
+        };
         for error in [silent, Error::NotConnected] {
             assert_eq!(infiniband_status(&error, false), iwarp_status(&error), "{error}");
         }

@@ -9,7 +9,9 @@ use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::Arc;
-use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
+use uiw_cabi_core::abi::cm::{
+    RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP,
+};
 use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{ibv_pd, ibv_qp, ibv_qp_init_attr, rdma_cm_id, zeroed};
 use uiw_cabi_core::abi_cell::AbiCell;
@@ -22,7 +24,8 @@ use uiw_cabi_core::users::UnacknowledgedEvents;
 use uiw_cabi_verbs::context::OpenContext;
 use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm::{
-    CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener, SidrHandle, SidrListener, SidrRequest,
+    CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener, SidrHandle, SidrListener,
+    SidrRequest,
 };
 
 /// Communication identifier: the structure of C, followed by the state.

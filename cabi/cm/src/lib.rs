@@ -60,7 +60,8 @@ pub use addrinfo::{rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo}
 pub use addrinfo_result::rdma_freeaddrinfo;
 pub use connect::rdma_reject as rdma_reject_ece;
 pub use connect::{
-    rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr, rdma_notify, rdma_reject,
+    rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr, rdma_notify,
+    rdma_reject,
 };
 pub use devices::{rdma_free_devices, rdma_get_devices};
 pub use ep::{rdma_create_ep, rdma_destroy_ep};
@@ -71,7 +72,8 @@ pub use listen::rdma_listen;
 pub use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
 pub use option::{rdma_get_remote_ece, rdma_set_local_ece, rdma_set_option};
 pub use qp::{
-    rdma_create_qp, rdma_create_qp_ex, rdma_create_srq, rdma_create_srq_ex, rdma_destroy_qp, rdma_destroy_srq,
+    rdma_create_qp, rdma_create_qp_ex, rdma_create_srq, rdma_create_srq_ex, rdma_destroy_qp,
+    rdma_destroy_srq,
 };
 pub use resolve::{
     rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route,

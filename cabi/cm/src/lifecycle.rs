@@ -72,7 +72,8 @@ pub(crate) fn discard(id: &Id) {
     };
     // Dropping a listener rejects its requests, and dropping a request rejects it.
     drop(phase);
-    let sources = conn.map(EventSource::Conn).into_iter().chain(listener.map(EventSource::Listener));
+    let sources =
+        conn.map(EventSource::Conn).into_iter().chain(listener.map(EventSource::Listener));
     drop(routes::remove(sources, &channel, |event| id.is_about(event, conn)));
 }
 
@@ -94,7 +95,8 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     let from = std::mem::replace(&mut state.channel, Arc::clone(to));
     let was_sync = std::mem::replace(&mut state.sync, sync);
     let conn = state.conn;
-    let notes = |event: &CmEvent| matches!(event.kind, CmEventKind::Posted(_)) && id.is_about(event, conn);
+    let notes =
+        |event: &CmEvent| matches!(event.kind, CmEventKind::Posted(_)) && id.is_about(event, conn);
     for event in from.queue().remove_if(notes) {
         to.queue().post(event);
     }
@@ -108,7 +110,8 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
             if let Some(sidr) = &state.sidr {
                 sidr.migrate(to.queue());
             }
-            let followed = state.handle.as_ref().is_some_and(|handle| handle.migrate(to.queue()).is_ok());
+            let followed =
+                state.handle.as_ref().is_some_and(|handle| handle.migrate(to.queue()).is_ok());
             if !followed {
                 for event in from.queue().remove_if(|event| id.is_about(event, conn)) {
                     to.queue().post(event);
@@ -172,7 +175,10 @@ pub extern "C" fn rdma_destroy_id(id: AnyPtr<rdma_cm_id>) -> c_int {
 }
 
 /// `rdma_migrate_id`: without a channel the id becomes synchronous.
-pub extern "C" fn rdma_migrate_id(id: AnyPtr<rdma_cm_id>, channel: AnyPtr<rdma_event_channel>) -> c_int {
+pub extern "C" fn rdma_migrate_id(
+    id: AnyPtr<rdma_cm_id>,
+    channel: AnyPtr<rdma_event_channel>,
+) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
         if channel.is_null() {

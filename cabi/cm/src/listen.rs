@@ -35,9 +35,8 @@ fn listen(id: &Arc<Id>, backlog: c_int) -> Result<()> {
     let (local, channel, set) = {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
-            return Err(
-                Errno::INVAL.because("rdma_listen for an id that listens, is resolved or is connected")
-            );
+            return Err(Errno::INVAL
+                .because("rdma_listen for an id that listens, is resolved or is connected"));
         };
         (local, Arc::clone(&state.channel), state.options)
     };

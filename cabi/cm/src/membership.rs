@@ -36,7 +36,8 @@ pub(crate) fn attach(id: &Id, group: IpAddr) -> Result<()> {
 /// EADDRNOTAVAIL if the id is not a member of the group, EINVAL if it is destroyed.
 pub(crate) fn leave(id: &Id, group: IpAddr) -> Result<()> {
     let (local, flags) = {
-        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let mut state =
+            id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
         let member = state.groups.iter().position(|(joined, _)| *joined == group);
         let (Some(local), Some(member)) = (state.local, member) else {
             return Err(Errno(libc::EADDRNOTAVAIL).because("the id is not a member of the group"));

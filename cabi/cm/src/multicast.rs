@@ -39,8 +39,10 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
     context: *mut c_void,
 ) -> c_int {
     let result = boundary::minus_one(|| {
-        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes were passed"))?;
-        if attr.comp_mask & !(WITH_ADDRESS | WITH_FLAGS) != 0 || attr.comp_mask & WITH_ADDRESS == 0 {
+        let attr =
+            attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes were passed"))?;
+        if attr.comp_mask & !(WITH_ADDRESS | WITH_FLAGS) != 0 || attr.comp_mask & WITH_ADDRESS == 0
+        {
             return Err(Errno::INVAL.because("the attributes of the join are not valid"));
         }
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
@@ -58,7 +60,9 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
 
 fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Result<()> {
     if !id.is_ud() {
-        return Err(Errno::NOSYS.because("only an id of RDMA_PS_UDP or RDMA_PS_IPOIB can join groups"));
+        return Err(
+            Errno::NOSYS.because("only an id of RDMA_PS_UDP or RDMA_PS_IPOIB can join groups")
+        );
     }
     if flags > SEND_ONLY {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));

@@ -27,8 +27,12 @@ pub extern "C" fn rdma_set_option<'a>(
         let options = &mut state.options;
         match name {
             RDMA_OPTION_ID_TOS => options.tos = Some(u8::from_ne_bytes(option_bytes(&value, len)?)),
-            RDMA_OPTION_ID_REUSEADDR => options.reuse = c_int::from_ne_bytes(option_bytes(&value, len)?) != 0,
-            RDMA_OPTION_ID_AFONLY => options.v6_only = c_int::from_ne_bytes(option_bytes(&value, len)?) != 0,
+            RDMA_OPTION_ID_REUSEADDR => {
+                options.reuse = c_int::from_ne_bytes(option_bytes(&value, len)?) != 0;
+            }
+            RDMA_OPTION_ID_AFONLY => {
+                options.v6_only = c_int::from_ne_bytes(option_bytes(&value, len)?) != 0;
+            }
             RDMA_OPTION_ID_ACK_TIMEOUT => {
                 options.ack_timeout = Some(u8::from_ne_bytes(option_bytes(&value, len)?));
             }
@@ -41,9 +45,9 @@ pub extern "C" fn rdma_set_option<'a>(
 /// Returns the value of an option that has `N` bytes.
 fn option_bytes<'a, const N: usize>(value: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result<[u8; N]> {
     let bytes = if value.is_null() { None } else { value.get(len)? };
-    bytes
-        .and_then(|bytes| bytes.try_into().ok())
-        .ok_or_else(|| Errno::INVAL.because("the value of the option is NULL or has the wrong length"))
+    bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| {
+        Errno::INVAL.because("the value of the option is NULL or has the wrong length")
+    })
 }
 
 /// `rdma_set_local_ece`: accepts options while the id has no queue pair of its own, but does not
@@ -53,9 +57,8 @@ pub extern "C" fn rdma_set_local_ece(id: AnyPtr<rdma_cm_id>, ece: InPtr<'_, ibv_
         let id = id.get()?;
         let vendor = ece.get()?.vendor_id;
         if id.own_qp().is_some() || vendor == 0 {
-            return Err(
-                Errno::INVAL.because("vendor options of an id with a queue pair of its own, or of no vendor")
-            );
+            return Err(Errno::INVAL
+                .because("vendor options of an id with a queue pair of its own, or of no vendor"));
         }
         Ok(())
     })
@@ -66,8 +69,9 @@ pub extern "C" fn rdma_get_remote_ece(id: AnyPtr<rdma_cm_id>, ece: OutPtr<'_, ib
     boundary::minus_one(|| {
         let id = id.get()?;
         if id.own_qp().is_some() || ece.is_null() {
-            return Err(Errno::INVAL
-                .because("vendor options of an id with a queue pair of its own, or no place for them"));
+            return Err(Errno::INVAL.because(
+                "vendor options of an id with a queue pair of its own, or no place for them",
+            ));
         }
         ece.write(zeroed())
     })

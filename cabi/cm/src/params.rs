@@ -92,7 +92,8 @@ pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<
         // initialized bytes, at most 255 (rdma_connect(3), rdma_accept(3)), as `InPtr` requires of
         // the pointers in its structure. It also requires that the program does not change them
         // during the call. They are copied at once.
-        private_data.extend_from_slice(unsafe { slice::from_raw_parts(given.private_data.cast(), len) });
+        private_data
+            .extend_from_slice(unsafe { slice::from_raw_parts(given.private_data.cast(), len) });
     }
     Ok(ConnParams {
         private_data,

@@ -18,7 +18,13 @@ impl Placeholder {
     pub(crate) fn new(context: &Context) -> Result<Self> {
         let pd = context.engine.alloc_pd()?;
         let cq = context.engine.create_cq(1, CqConfig::default())?;
-        let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+        let cap = QpCap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
         // The queue pair keeps the domain and the completion queue.
         let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap))?;
         Ok(Self { qp })

@@ -145,7 +145,11 @@ mod tests {
                 let kept = given.min(limit);
                 assert!(field[..kept].iter().all(|byte| *byte == 7), "{message:?}");
                 assert!(field[kept..].iter().all(|byte| *byte == 0), "{message:?}");
-                assert_eq!(data.fill_as(&mut field, true), given.min(message.limit(true)), "{message:?}");
+                assert_eq!(
+                    data.fill_as(&mut field, true),
+                    given.min(message.limit(true)),
+                    "{message:?}"
+                );
             }
         }
     }

@@ -8,8 +8,8 @@ use uiw_cabi_core::abi::cm::RDMA_UDP_QKEY;
 use uiw_cabi_core::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use uiw_cabi_core::abi::{
-    ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_attr, ibv_srq_init_attr,
-    ibv_srq_init_attr_ex, rdma_cm_id,
+    ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_attr,
+    ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use uiw_cabi_core::arguments::{AnyPtr, Handle, InOutPtr, argument};
 use uiw_cabi_core::boundary::{self, Result};
@@ -78,7 +78,8 @@ fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'
     let domain = given.unwrap_or_else(|| unsafe { Object::get(id.abi.get(|id| &id.pd)) });
     let verbs = id.abi.get(|id| &id.verbs);
     domain.ok().filter(|domain| domain.abi.get(|pd| &pd.context) == verbs).ok_or_else(|| {
-        Errno::INVAL.because("the protection domain is invalid, or belongs to another context than the id")
+        Errno::INVAL
+            .because("the protection domain is invalid, or belongs to another context than the id")
     })
 }
 
@@ -95,8 +96,10 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     let attr = attr.get()?;
     attr.pd = domain.abi();
     attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
-    let other = |own: *mut ibv_cq, given: *mut ibv_cq| !own.is_null() && !given.is_null() && own != given;
-    if other(id.abi.get(|id| &id.send_cq), attr.send_cq) || other(id.abi.get(|id| &id.recv_cq), attr.recv_cq)
+    let other =
+        |own: *mut ibv_cq, given: *mut ibv_cq| !own.is_null() && !given.is_null() && own != given;
+    if other(id.abi.get(|id| &id.send_cq), attr.send_cq)
+        || other(id.abi.get(|id| &id.recv_cq), attr.recv_cq)
     {
         return Err(Errno::INVAL.because("these are not the completion queues of the id"));
     }
@@ -227,7 +230,10 @@ pub(crate) fn destroy(id: &Id) {
 
 /// Creates the queue pair for the id of a request, with the attributes that were passed to
 /// `rdma_create_ep`.
-pub(crate) fn create_for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_cm_id>) -> Result<()> {
+pub(crate) fn create_for_request(
+    listener: AnyPtr<rdma_cm_id>,
+    new: AnyPtr<rdma_cm_id>,
+) -> Result<()> {
     let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
     let id = new.get()?;
     let mut attr = endpoint.attr;
@@ -260,7 +266,9 @@ pub extern "C" fn rdma_create_srq_ex(
     boundary::minus_one(|| {
         let (id, given) = (id.get()?, attr.get_ref()?);
         if given.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && given.srq_type != IBV_SRQT_BASIC {
-            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are supported"));
+            return Err(
+                Errno::UNSUPPORTED.because("only basic shared receive queues are supported")
+            );
         }
         let has_domain = given.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 && !given.pd.is_null();
         let domain = has_domain.then(|| attr.object(|attr| &attr.pd));

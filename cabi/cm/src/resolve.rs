@@ -35,17 +35,19 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
         }
         state.options
     };
-    let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)
-        .map_err(|errno| {
-            if errno == Errno(libc::EADDRINUSE)
-                && (ports::is_taken_by_wildcard(real, id.is_ud(), options.reuse)
-                    || !stack::is_in_process() && ports::is_bound_to_wildcard(real, id.is_ud()))
-            {
-                not_available(Errno::NODEV)
-            } else {
-                errno
-            }
-        })?;
+    let (bound, port) =
+        ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only).map_err(
+            |errno| {
+                if errno == Errno(libc::EADDRINUSE)
+                    && (ports::is_taken_by_wildcard(real, id.is_ud(), options.reuse)
+                        || !stack::is_in_process() && ports::is_bound_to_wildcard(real, id.is_ud()))
+                {
+                    not_available(Errno::NODEV)
+                } else {
+                    errno
+                }
+            },
+        )?;
     // After the port was reserved, because a failed call must not give the id a device.
     if !devices::lacks_device(real)? {
         devices::bind(id, real.ip()).map_err(not_available)?;
@@ -91,8 +93,9 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
             Phase::Idle => None,
             Phase::Bound => state.local,
             _ => {
-                return Err(Errno::INVAL
-                    .because("rdma_resolve_addr for an id that is resolved, listens or is connected"));
+                return Err(Errno::INVAL.because(
+                    "rdma_resolve_addr for an id that is resolved, listens or is connected",
+                ));
             }
         }
     };
@@ -140,8 +143,9 @@ pub(crate) fn route(id: &Id) -> Result<()> {
     {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::AddrResolved) {
-            return Err(Errno::INVAL
-                .because("rdma_resolve_route before the address is resolved, or for the second time"));
+            return Err(Errno::INVAL.because(
+                "rdma_resolve_route before the address is resolved, or for the second time",
+            ));
         }
         if !failed {
             state.phase = Phase::RouteResolved;

@@ -86,7 +86,9 @@ fn event_before_request(channel: &Channel, request: CmEvent) -> CmEvent {
         // If the connection has ended, its event is already there.
         let _ = connection.catch_up();
     }
-    channel.queue().exchange(request, |event| awaited.iter().any(|connection| connection.id() == event.id))
+    channel
+        .queue()
+        .exchange(request, |event| awaited.iter().any(|connection| connection.id() == event.id))
 }
 
 /// Returns the oldest event of a channel with the id that it concerns, or without an id if that is

@@ -9,7 +9,9 @@ use crate::routes::{self, EventSource};
 use crate::{failure, lifecycle, params, request_id};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_UDP_QKEY};
+use uiw_cabi_core::abi::cm::{
+    RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_UDP_QKEY,
+};
 use uiw_cabi_core::abi::rdma_conn_param;
 use uiw_cabi_core::address;
 use uiw_cabi_core::arguments::InPtr;
@@ -28,7 +30,8 @@ pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
     let (local, channel, v6_only, bound) = {
-        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let mut state =
+            id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
         let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
             return Err(Errno::INVAL.because("the id is in another state"));
         };
@@ -75,8 +78,11 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
     let engine = engine::get()?;
     let _control = id.control();
     let (channel, local, peer, params, bound) = {
-        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
-        let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
+        let mut state =
+            id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let (Phase::RouteResolved, Some(local), Some(peer)) =
+            (&state.phase, state.local, state.peer)
+        else {
             return Err(Errno::INVAL.because("the id is in another state"));
         };
         let params = params::read(param, &state)?;
@@ -115,7 +121,8 @@ pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> 
         return Err(Errno::INVAL.because("the id is in another state"));
     }
     let qp = queue_pair(id, params.qp_num)?;
-    let Phase::SidrRequested(request) = std::mem::replace(&mut state.phase, Phase::Connected) else {
+    let Phase::SidrRequested(request) = std::mem::replace(&mut state.phase, Phase::Connected)
+    else {
         return Err(Errno::INVAL.because("the id is in another state"));
     };
     drop(state);
@@ -175,7 +182,12 @@ pub(crate) fn deliver_resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<Delivere
     };
     let draft = EventDraft {
         private_data: Some(PrivateData::new(CmMessage::SidrReply, &info.private_data)),
-        ud: Some(UdDestination { ah, qp_num: info.qpn, qkey: info.qkey, ..UdDestination::default() }),
+        ud: Some(UdDestination {
+            ah,
+            qp_num: info.qpn,
+            qkey: info.qkey,
+            ..UdDestination::default()
+        }),
         ..EventDraft::new(RDMA_CM_EVENT_ESTABLISHED)
     };
     create_event(id, id, &draft)

@@ -69,14 +69,17 @@ pub extern "C-unwind" fn rdma_get_request(
     };
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
     // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.
-    let Some(DeliveredEvent { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
+    let Some(DeliveredEvent { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) })
+    else {
         return -1;
     };
     boundary::minus_one(|| {
-        let made = match kind {
-            RDMA_CM_EVENT_CONNECT_REQUEST => qp::create_for_request(listener, new),
-            _ => Err(Errno::INVAL.because("the listener has an event that is not a connection request")),
-        };
+        let made =
+            match kind {
+                RDMA_CM_EVENT_CONNECT_REQUEST => qp::create_for_request(listener, new),
+                _ => Err(Errno::INVAL
+                    .because("the listener has an event that is not a connection request")),
+            };
         let shown = if made.is_ok() { new } else { listener };
         shown.get()?.abi.set(|id| &id.event, event);
         made?;

@@ -13,8 +13,8 @@ use std::time::Duration;
 use uiw_cabi_core::abi::cm::*;
 use uiw_cabi_core::abi::qp::IBV_QPT_RC;
 use uiw_cabi_core::abi::{
-    self, ibv_context_ops, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc, rdma_cm_event,
-    rdma_cm_id, rdma_event_channel,
+    self, ibv_context_ops, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc,
+    rdma_cm_event, rdma_cm_id, rdma_event_channel,
 };
 use uiw_cabi_core::address;
 use uiw_cabi_core::arguments::AnyPtr;
@@ -110,7 +110,8 @@ fn resolve_addr(id: *mut rdma_cm_id, peer: SocketAddr) {
     let to = address::to_sockaddr(peer);
     // SAFETY: `id` is looked up. `AddressPtr` permits NULL, and the address in `to`, a local
     // variable in which `to_sockaddr` has written it and that nothing changes during the call.
-    assert_eq!(unsafe { call!(rdma_resolve_addr(id, std::ptr::null(), to.0.as_ptr().cast(), 1000)) }, 0);
+    let rc = unsafe { call!(rdma_resolve_addr(id, std::ptr::null(), to.0.as_ptr().cast(), 1000)) };
+    assert_eq!(rc, 0);
 }
 
 fn queue_pair_attributes() -> ibv_qp_init_attr {
@@ -146,7 +147,10 @@ fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc
     // this call, on this thread, and no other thread uses them. `found`, `context` and `wc` are
     // initialized local variables with room for the results, and nothing else uses them.
     unsafe {
-        assert_eq!(call!(comp_channel::ibv_get_cq_event(channel, &raw mut found, &raw mut context)), 0);
+        assert_eq!(
+            call!(comp_channel::ibv_get_cq_event(channel, &raw mut found, &raw mut context)),
+            0
+        );
         assert_eq!(found, queue);
         call!(cq::ibv_ack_cq_events(queue, 1));
         let mut wc: ibv_wc = abi::zeroed();
@@ -180,11 +184,19 @@ fn connect_and_send(channel: *mut rdma_event_channel) {
         let (event, accepted) = next(passive);
         assert_eq!(event, RDMA_CM_EVENT_CONNECT_REQUEST);
         assert_eq!(
-            call!(rdma_create_qp(accepted, ptr_null(), std::ptr::from_mut(&mut queue_pair_attributes()))),
+            call!(rdma_create_qp(
+                accepted,
+                ptr_null(),
+                std::ptr::from_mut(&mut queue_pair_attributes())
+            )),
             0
         );
-        let mut receive = ibv_recv_wr { wr_id: 7, next: ptr_null(), sg_list: ptr_null(), num_sge: 0 };
-        assert_eq!(ops((*accepted).qp).post_recv.unwrap()((*accepted).qp, &raw mut receive, ptr_null()), 0);
+        let mut receive =
+            ibv_recv_wr { wr_id: 7, next: ptr_null(), sg_list: ptr_null(), num_sge: 0 };
+        assert_eq!(
+            ops((*accepted).qp).post_recv.unwrap()((*accepted).qp, &raw mut receive, ptr_null()),
+            0
+        );
         assert_eq!(call!(cq::req_notify_cq((*accepted).recv_cq, 0)), 0);
         assert_eq!(call!(rdma_accept(accepted, std::ptr::null())), 0);
         assert_eq!(next(channel), (RDMA_CM_EVENT_ESTABLISHED, id));
@@ -229,7 +241,8 @@ fn id_inside_engine_blocks_no_other() {
     // SAFETY: the id is looked up, and parameters may be NULL. The test destroys the id and its
     // queue pair only after it has joined this thread, below, and not at all if an assertion fails.
     // Until then, other threads only take events of the id.
-    let connecting = thread::spawn(move || unsafe { call!(rdma_connect(shared.get(), std::ptr::null())) });
+    let connecting =
+        thread::spawn(move || unsafe { call!(rdma_connect(shared.get(), std::ptr::null())) });
     is_entered.recv().unwrap();
     drop(is_entered);
 
@@ -289,7 +302,8 @@ fn early_event_finds_its_id() {
     let (_, nothing) = routes::next(&channel, false).expect("an event");
     assert!(nothing.is_none(), "no call of the engine is under way that it could come from");
     channel.queue().post(failed(known));
-    let events = routes::remove([EventSource::Conn(known)].into_iter(), &channel, |event| event.id == known);
+    let events =
+        routes::remove([EventSource::Conn(known)].into_iter(), &channel, |event| event.id == known);
     assert_eq!(events.len(), 1);
     assert!(routes::next(&channel, false).is_none());
 }

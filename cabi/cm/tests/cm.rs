@@ -13,13 +13,13 @@ use std::thread;
 use std::time::Duration;
 use uiw_cabi_cm as cm;
 use uiw_cabi_core::abi::cm::{
-    RAI_PASSIVE, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_IPOIB, RDMA_PS_TCP,
-    RDMA_PS_UDP,
+    RAI_PASSIVE, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_IPOIB,
+    RDMA_PS_TCP, RDMA_PS_UDP,
 };
 use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{
-    ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_event_channel,
-    zeroed,
+    ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex,
+    rdma_event_channel, zeroed,
 };
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
@@ -182,7 +182,10 @@ fn bind(channel: SharedChannel, port: u16) -> (*mut rdma_cm_id, i32) {
     // for the pointer that the call writes, and an IPv4 address with its whole size. Nothing else
     // uses them during the calls.
     unsafe {
-        assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)), 0);
+        assert_eq!(
+            call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)),
+            0
+        );
         (id, call!(cm::rdma_bind_addr(id, (&raw const address).cast())))
     }
 }
@@ -260,7 +263,8 @@ fn listener_survives_disconnect_before_accept() {
         thread::sleep(Duration::from_millis(20));
         let (sender, got) = mpsc::channel();
         thread::spawn(move || sender.send(channel.get_request()).unwrap());
-        let is_there = got.recv_timeout(Duration::from_secs(20)).expect("rdma_get_cm_event does not return");
+        let is_there =
+            got.recv_timeout(Duration::from_secs(20)).expect("rdma_get_cm_event does not return");
         gone += u32::from(!is_there);
     }
     assert!(gone > 0, "every request was read before its reset was known");
@@ -319,7 +323,10 @@ fn passive_endpoint_has_given_domain() {
         let domain = call!(ibv_alloc_pd(*contexts));
         call!(cm::rdma_free_devices(contexts));
         assert!(!domain.is_null());
-        assert_eq!(call!(cm::rdma_create_ep(&raw mut id, &raw const info, domain, ptr::null_mut())), 0);
+        assert_eq!(
+            call!(cm::rdma_create_ep(&raw mut id, &raw const info, domain, ptr::null_mut())),
+            0
+        );
         assert_eq!((*id).pd, domain);
         call!(cm::rdma_destroy_ep(id));
         assert_eq!(call!(ibv_dealloc_pd(domain)), 0);
@@ -358,8 +365,14 @@ fn group_left_after_join() {
             call!(cm::rdma_ack_cm_event(event));
             kind
         };
-        assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_UDP)), 0);
-        assert_eq!(call!(cm::rdma_resolve_addr(id, ptr::null(), (&raw const peer).cast(), 1000)), 0);
+        assert_eq!(
+            call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_UDP)),
+            0
+        );
+        assert_eq!(
+            call!(cm::rdma_resolve_addr(id, ptr::null(), (&raw const peer).cast(), 1000)),
+            0
+        );
         assert_eq!(next_event(), RDMA_CM_EVENT_ADDR_RESOLVED);
         // `rdma_join_multicast(3)`: a queue pair is attached when the program gets the event.
         assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);

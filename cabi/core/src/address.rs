@@ -37,8 +37,8 @@ impl AddressPtr<'_> {
         // address contains `sa_family` at the same place, and `read_unaligned` reads it at any
         // alignment.
         let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
-        let len =
-            family_len(family).ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
+        let len = family_len(family)
+            .ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
         // SAFETY: the pointer is not NULL, as checked above, so the address has `len` bytes, the
         // size of its family, which the program does not change during the call, as the type
         // requires. Bytes need no alignment, and those of the program count as initialized (module
@@ -141,7 +141,8 @@ pub fn to_real_same_family(address: SocketAddr) -> Option<SocketAddr> {
 pub fn to_real(address: SocketAddr) -> Result<SocketAddr> {
     let mut address = to_canonical(address);
     if address.port() != 0 {
-        let port = real_port(address.port(), offset()).ok_or_else(|| unmapped_port(address.port()))?;
+        let port =
+            real_port(address.port(), offset()).ok_or_else(|| unmapped_port(address.port()))?;
         address.set_port(port);
     }
     Ok(address)
@@ -195,8 +196,11 @@ pub fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
     if let Some(source) = stack::source_for(peer) {
         return source;
     }
-    let any: IpAddr =
-        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr = if peer.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        std::net::Ipv6Addr::UNSPECIFIED.into()
+    };
     // Connecting a datagram socket looks up the route and sends nothing. Any port except 0 is
     // suitable.
     let socket = UdpSocket::bind((any, 0)).inspect_err(|error| {
@@ -224,7 +228,9 @@ mod tests {
             for program in [1u16, 80, 7471, 32768, 65535] {
                 match real_port(program, offset) {
                     Some(real) => assert_eq!(real_port(real, -offset), Some(program), "{offset}"),
-                    None => assert!(!(1..=65535).contains(&(i32::from(program) + offset)), "{offset}"),
+                    None => {
+                        assert!(!(1..=65535).contains(&(i32::from(program) + offset)), "{offset}");
+                    }
                 }
             }
         }

@@ -414,7 +414,8 @@ impl<'a, T> OutPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL.
     pub fn write_prefix<L: Copy>(self, value: &L) -> Result<()> {
-        PrefixPtr::<'a, L>(self.0.cast(), PhantomData).write(Count(size_of::<T>(), PhantomData), value)
+        PrefixPtr::<'a, L>(self.0.cast(), PhantomData)
+            .write(Count(size_of::<T>(), PhantomData), value)
     }
 
     /// Checks that the pointer is not NULL.
@@ -603,7 +604,9 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
             // SAFETY: `known` is at most the size of `value` and of `room`, as computed above. The
             // two do not overlap, because `value` is borrowed and `room` is borrowed mutably.
             // Padding may be copied, because both sides are `MaybeUninit` bytes.
-            unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast(), room.as_mut_ptr(), known) };
+            unsafe {
+                ptr::copy_nonoverlapping(ptr::from_ref(value).cast(), room.as_mut_ptr(), known);
+            };
         }
         Ok(())
     }

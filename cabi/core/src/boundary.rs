@@ -30,7 +30,8 @@ fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 /// Hooks that disable cancellation of a program's thread while it does the engine's work.
-pub(crate) const PROGRESS_HOOKS: ProgressHooks = ProgressHooks { enter: uncancelled, leave: as_before };
+pub(crate) const PROGRESS_HOOKS: ProgressHooks =
+    ProgressHooks { enter: uncancelled, leave: as_before };
 
 #[inline]
 fn uncancelled() -> i32 {

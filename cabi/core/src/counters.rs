@@ -50,7 +50,8 @@ impl CounterDestination {
 /// Returns the default directory of this user: `uiw` in the directory that `XDG_RUNTIME_DIR` names,
 /// otherwise `/tmp/uiw-UID`.
 pub fn user_directory() -> Directory {
-    let runtime = environment::variable("XDG_RUNTIME_DIR", PrivilegePolicy::Ignored).map(PathBuf::from);
+    let runtime =
+        environment::variable("XDG_RUNTIME_DIR", PrivilegePolicy::Ignored).map(PathBuf::from);
     Directory::for_user(runtime.as_deref())
 }
 
@@ -65,7 +66,9 @@ pub(crate) fn library_publish_config(counters: &CounterDestination) -> Option<Pu
 pub(crate) fn report_unpublished(counters: &CounterDestination, is_published: bool) {
     let CounterDestination::In(path) = counters else { return };
     if !is_published {
-        let why = Directory::new(path).check().map_or_else(|error| format!(": {error}"), |()| String::new());
+        let why = Directory::new(path)
+            .check()
+            .map_or_else(|error| format!(": {error}"), |()| String::new());
         crate::log::note!(
             "uiw: counters cannot be published in {}{why}: this process is not counted",
             path.display()
@@ -99,10 +102,16 @@ mod tests {
     #[test]
     fn directory_must_be_absolute() {
         assert_eq!(CounterDestination::parse("off"), Ok(CounterDestination::Off));
-        assert_eq!(CounterDestination::parse("/run/x"), Ok(CounterDestination::In("/run/x".into())));
-        assert!(CounterDestination::parse("run/x").is_err() && CounterDestination::parse("on").is_err());
+        assert_eq!(
+            CounterDestination::parse("/run/x"),
+            Ok(CounterDestination::In("/run/x".into()))
+        );
+        assert!(
+            CounterDestination::parse("run/x").is_err() && CounterDestination::parse("on").is_err()
+        );
         assert!(CounterDestination::Off.publish_config(String::new()).is_none());
-        let publish = CounterDestination::In("/run/x".into()).publish_config("lib".to_owned()).unwrap();
+        let publish =
+            CounterDestination::In("/run/x".into()).publish_config("lib".to_owned()).unwrap();
         assert_eq!((publish.directory, &*publish.library), (Directory::new("/run/x"), "lib"));
     }
 

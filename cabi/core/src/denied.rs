@@ -28,7 +28,9 @@ impl DenialReason {
 
     fn advice(self) -> &'static str {
         match self {
-            Self::Descriptors => "raise the limit of open files (ulimit -n, LimitNOFILE= of a service)",
+            Self::Descriptors => {
+                "raise the limit of open files (ulimit -n, LimitNOFILE= of a service)"
+            }
             Self::Tasks => {
                 "raise the limit of threads (ulimit -u, TasksMax= of a service, --pids-limit of a container)"
             }
@@ -59,7 +61,8 @@ mod tests {
 
     #[test]
     fn limits_are_distinguished_from_other_errors() {
-        let reason = |tried, number| DenialReason::from_error(tried, &io::Error::from_raw_os_error(number));
+        let reason =
+            |tried, number| DenialReason::from_error(tried, &io::Error::from_raw_os_error(number));
         assert_eq!(reason("opening an eventfd", libc::EMFILE), Some(DenialReason::Descriptors));
         assert_eq!(reason("starting the driver thread", libc::EAGAIN), Some(DenialReason::Tasks));
         assert_eq!(reason("connecting", libc::EAGAIN), None);

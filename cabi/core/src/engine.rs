@@ -97,8 +97,11 @@ impl Engine {
         // threads wait for the result. A fork cannot happen meanwhile, because it waits for this
         // lock.
         std::hint::black_box((uiw_mpa::crc32c(b""), uiw_mem::recover::copies_with_crc()));
-        let watch =
-            settings.tls.as_ref().map(|file| TlsWatch::new(file, &settings.tls_options)).transpose()?;
+        let watch = settings
+            .tls
+            .as_ref()
+            .map(|file| TlsWatch::new(file, &settings.tls_options))
+            .transpose()?;
         let tls = settings.tls().map_err(|line| {
             // The error number alone would not name the file.
             crate::log::note!("{line}");
@@ -140,7 +143,9 @@ impl Engine {
         // A child process captures to its own file.
         let file = match fork::generation() {
             1 => file.clone(),
-            _ => file.clone().with_path(format!("{}.{}", file.path().display(), std::process::id())),
+            _ => {
+                file.clone().with_path(format!("{}.{}", file.path().display(), std::process::id()))
+            }
         };
         let sink = PcapSink::create(file.clone()).map_err(|error| {
             crate::log::note!("uiw: UIW_PCAP={file}: {error}");

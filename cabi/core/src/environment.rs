@@ -64,7 +64,8 @@ fn warning(names: impl Iterator<Item = OsString>, known: impl Fn(&str) -> bool) 
     let mut unknown: Vec<_> = unknown.collect();
     unknown.sort_unstable();
     unknown.truncate(MAX_UNKNOWN);
-    (!unknown.is_empty()).then(|| format!("no variable of uiw: {}; `uiw env` lists them", unknown.join(", ")))
+    (!unknown.is_empty())
+        .then(|| format!("no variable of uiw: {}; `uiw env` lists them", unknown.join(", ")))
 }
 
 fn read(name: &str) -> Option<OsString> {
@@ -100,7 +101,8 @@ mod tests {
         let is = |class, value: &str| is_obeyed(class, value.as_ref());
         assert!(is(PrivilegePolicy::Obeyed, "roce") && is(PrivilegePolicy::LevelOnly, "debug"));
         assert!(
-            !is(PrivilegePolicy::LevelOnly, "uiw_verbs=trace") && !is(PrivilegePolicy::LevelOnly, "trace,x")
+            !is(PrivilegePolicy::LevelOnly, "uiw_verbs=trace")
+                && !is(PrivilegePolicy::LevelOnly, "trace,x")
         );
         assert!(is(PrivilegePolicy::Refused, "file"), "it is refused by whoever reads it");
         assert!(!is(PrivilegePolicy::Ignored, "x"));
@@ -150,7 +152,8 @@ mod tests {
         }
         let code = |path: PathBuf| {
             let text = fs::read_to_string(&path).unwrap();
-            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned();
+            let code =
+                text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned();
             (path, code)
         };
         found.into_iter().map(code).collect()
@@ -162,7 +165,8 @@ mod tests {
         let reads = ["env::var", "getenv(", "libc::environ"];
         for (path, code) in sources() {
             let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
-            let found: Vec<_> = code.filter(|line| reads.iter().any(|read| line.contains(read))).collect();
+            let found: Vec<_> =
+                code.filter(|line| reads.iter().any(|read| line.contains(read))).collect();
             let is_here = path.ends_with("cabi/core/src/environment.rs");
             assert!(found.is_empty() || is_here, "{}: {found:?}", path.display());
         }
@@ -172,7 +176,8 @@ mod tests {
     fn unclassified_variable_is_found() {
         for (path, code) in sources() {
             let words = code.split('"').filter(|word| {
-                word.starts_with("UIW_") && !word.contains(|c: char| !(c.is_ascii_uppercase() || c == '_'))
+                word.starts_with("UIW_")
+                    && !word.contains(|c: char| !(c.is_ascii_uppercase() || c == '_'))
             });
             for name in words {
                 let is_read = name != PREFIX && !PROGRAM_VARIABLES.contains(&name);

@@ -46,7 +46,8 @@ struct StandardError;
 impl Write for StandardError {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // SAFETY: the call reads the bytes of `bytes`.
-        let written = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+        let written =
+            unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
         usize::try_from(written).map_err(|_| io::Error::last_os_error())
     }
 
@@ -137,7 +138,10 @@ mod tests {
     fn long_text_shown_without_middle() {
         let text = format!("begin{}end", "\u{e9}".repeat(10_000));
         let shown = shown(&text, 100);
-        assert!(shown.len() < 130 && shown.starts_with("begin") && shown.ends_with("end"), "{shown}");
+        assert!(
+            shown.len() < 130 && shown.starts_with("begin") && shown.ends_with("end"),
+            "{shown}"
+        );
         assert!(shown.contains(" [.. 19910 bytes ..] "), "{shown}");
     }
 }

@@ -162,14 +162,17 @@ impl<B: Body> Object<B> {
         if object.kind.load(Ordering::Acquire) == B::KIND as u32 {
             object.check_inherited()
         } else {
-            Err(Errno::INVAL.because("the pointer refers to an object of another kind or to a freed object"))
+            Err(Errno::INVAL
+                .because("the pointer refers to an object of another kind or to a freed object"))
         }
     }
 
     #[inline]
     fn check_inherited(&self) -> Result<&Self> {
         if self.is_inherited() {
-            return Err(Errno::INHERITED.because("the object was created by the parent, before a fork"));
+            return Err(
+                Errno::INHERITED.because("the object was created by the parent, before a fork")
+            );
         }
         Ok(self)
     }

@@ -110,12 +110,13 @@ pub fn reserve(
         let socket = if datagrams {
             Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?
         } else {
-            let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).inspect_err(|error| {
-                // Every system has IPv4, but IPv6 may be disabled.
-                if at.is_ipv4() {
-                    denied::report("opening a socket for a port", error);
-                }
-            })?;
+            let socket =
+                Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).inspect_err(|error| {
+                    // Every system has IPv4, but IPv6 may be disabled.
+                    if at.is_ipv4() {
+                        denied::report("opening a socket for a port", error);
+                    }
+                })?;
             // Earlier connections of the port in TIME-WAIT must not prevent the bind.
             socket.set_reuse_address(true)?;
             socket
@@ -132,7 +133,10 @@ pub fn reserve(
             continue;
         }
         let inheritable = InheritableSocket::from_fd(socket.as_raw_fd());
-        match record(PortEntry { at: bound, datagrams, reuse, holder, socket: inheritable }, Some(socket)) {
+        match record(
+            PortEntry { at: bound, datagrams, reuse, holder, socket: inheritable },
+            Some(socket),
+        ) {
             // The system may assign a port that is still recorded here, because the socket of an id
             // may be closed before its reservation ends.
             Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => {}
@@ -258,11 +262,15 @@ mod tests {
 
     #[test]
     fn port_held_until_reservation_ends() {
-        let (bound, reservation) = reserve(1, "127.0.0.1:0".parse().unwrap(), false, false, false).unwrap();
+        let (bound, reservation) =
+            reserve(1, "127.0.0.1:0".parse().unwrap(), false, false, false).unwrap();
         assert_eq!(reserve(2, bound, false, false, false).err(), Some(Errno(libc::EADDRINUSE)));
         assert!(!is_taken_by_wildcard(bound, false, false));
         let wildcard = SocketAddr::new(IpAddr::from([0, 0, 0, 0]), bound.port());
-        assert!(is_taken_by_wildcard(wildcard, false, false) && !is_taken_by_wildcard(wildcard, true, false));
+        assert!(
+            is_taken_by_wildcard(wildcard, false, false)
+                && !is_taken_by_wildcard(wildcard, true, false)
+        );
         drop(reservation);
         assert!(!is_taken_by_wildcard(wildcard, false, false));
         let (again, _reservation) = reserve(2, bound, false, false, false).unwrap();

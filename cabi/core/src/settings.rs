@@ -24,8 +24,8 @@ use uiw_tls::Tls;
 use uiw_verbs::{ConnConfig, FaultPlan, Revision, StableTx};
 
 use values::{
-    capability_exchange, depth, exact_or_padded, faults, fpdu, own_or_host, peer_profile, ports, rtr_kinds,
-    segment, stable_tx, switch,
+    capability_exchange, depth, exact_or_padded, faults, fpdu, own_or_host, peer_profile, ports,
+    rtr_kinds, segment, stable_tx, switch,
 };
 
 /// Environment variable. Those that concern connections are also command-line options of the
@@ -83,7 +83,11 @@ impl Variable {
     ///
     /// # Errors
     /// The rule that the value breaks.
-    pub fn set(&self, settings: &mut Settings, value: &str) -> std::result::Result<(), &'static str> {
+    pub fn set(
+        &self,
+        settings: &mut Settings,
+        value: &str,
+    ) -> std::result::Result<(), &'static str> {
         (self.set)(settings, value)
     }
 
@@ -261,7 +265,8 @@ pub struct Settings {
 const MAX_SHOWN: usize = 200;
 
 /// Reason why variables are ignored or refused.
-const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, setgid or capabilities)";
+const MORE_RIGHTS: &str =
+    "this program has more rights than its user (setuid, setgid or capabilities)";
 
 /// Time without any acknowledgement after which a peer is considered dead: `20s`, `5m`, `1h`, or
 /// `0` for the system's own time.
@@ -291,8 +296,11 @@ impl FromStr for DeadAfter {
             'h' => 3600,
             _ => return Err(rule),
         };
-        let seconds =
-            text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or(rule)?;
+        let seconds = text[..at]
+            .parse::<u64>()
+            .ok()
+            .and_then(|number| number.checked_mul(unit))
+            .ok_or(rule)?;
         if (2..=LONGEST).contains(&seconds) {
             Ok(Self(Some(Duration::from_secs(seconds))))
         } else {
@@ -321,7 +329,8 @@ impl Settings {
     /// queue pair whose attributes give up after `retries`.
     pub fn conn_config(&self, ird: u8, ord: u8, retries: Option<Duration>) -> ConnConfig {
         let mut options = self.conn.clone();
-        (options.ird, options.ord) = (self.ird.unwrap_or(ird.into()), self.ord.unwrap_or(ord.into()));
+        (options.ird, options.ord) =
+            (self.ird.unwrap_or(ird.into()), self.ord.unwrap_or(ord.into()));
         if self.acknowledged() {
             // Peers other than uiw acknowledge by Reads of no bytes, so both sides need at least
             // one.
@@ -351,7 +360,8 @@ impl Settings {
         let settings = SETTINGS.get().unwrap_or_else(|| {
             // A value that is not UTF-8 is converted and then rejected as invalid. If it were
             // ignored, UIW_TLS would be off.
-            let value = |variable: &Variable| Some(variable.value()?.to_string_lossy().into_owned());
+            let value =
+                |variable: &Variable| Some(variable.value()?.to_string_lossy().into_owned());
             let mut read = Self::read(value);
             if environment::is_privileged()
                 && let Ok(settings) = &mut read
@@ -361,7 +371,8 @@ impl Settings {
                 settings.counters = CounterDestination::Off;
             }
             let is_first = SETTINGS.set(Box::new(read)).is_ok();
-            let settings = SETTINGS.get_or_init(|| unreachable!("set by this thread or by an earlier one"));
+            let settings =
+                SETTINGS.get_or_init(|| unreachable!("set by this thread or by an earlier one"));
             match settings {
                 Ok(settings) if is_first => settings.log_filter().map_or((), log::start),
                 Err(line) if is_first => crate::log::note!("{line}"),
@@ -375,7 +386,9 @@ impl Settings {
             }
             let ignored: Vec<_> = VARIABLES
                 .iter()
-                .filter(|variable| is_first && environment::is_ignored(variable.name, variable.privileged))
+                .filter(|variable| {
+                    is_first && environment::is_ignored(variable.name, variable.privileged)
+                })
                 .map(|variable| variable.name)
                 .collect();
             if !ignored.is_empty() {
@@ -467,7 +480,9 @@ impl Settings {
         if !self.ud.unwrap_or(self.persona != Persona::Iwarp) {
             Some("an iWARP device has no datagrams, unless UIW_UD=on")
         } else if self.tls.is_some() && !self.tls_options.clear_datagrams {
-            Some("TLS does not protect datagrams, so there are none with UIW_TLS, unless UIW_TLS_UD=clear")
+            Some(
+                "TLS does not protect datagrams, so there are none with UIW_TLS, unless UIW_TLS_UD=clear",
+            )
         } else {
             None
         }
@@ -478,7 +493,10 @@ impl Settings {
     pub fn refused_tls(&self) -> Option<String> {
         let is_refused = self.is_privileged && self.tls.is_some();
         is_refused.then(|| {
-            format!("uiw: {} is refused, because {MORE_RIGHTS}: no device is opened", crate::tls::VARIABLE)
+            format!(
+                "uiw: {} is refused, because {MORE_RIGHTS}: no device is opened",
+                crate::tls::VARIABLE
+            )
         })
     }
 
@@ -504,7 +522,8 @@ impl Settings {
         let Some(file) = &self.tls else { return Ok(None) };
         // The watch is created before the files are read, so that it detects changes made
         // meanwhile.
-        let watch = TlsWatch::new(file, &self.tls_options).map_err(|error| wrong_tls(file, &error))?;
+        let watch =
+            TlsWatch::new(file, &self.tls_options).map_err(|error| wrong_tls(file, &error))?;
         let tls = self.tls()?;
         if let Some(tls) = &tls {
             watch.start(tls.clone()).map_err(|error| wrong_tls(file, &error))?;

@@ -19,7 +19,8 @@ pub(crate) fn open(settings: &Settings) -> Result<Box<dyn TransportStack>> {
     settings.llp.open().map_err(|error| {
         if settings.llp.own().is_some() {
             let denied = error.kind() == io::ErrorKind::PermissionDenied;
-            let fix = if denied { refusal(settings.llp.capabilities()).1 } else { "see `uiw doctor`" };
+            let fix =
+                if denied { refusal(settings.llp.capabilities()).1 } else { "see `uiw doctor`" };
             crate::log::note!("uiw: UIW_LLP: {error}: {fix}");
         }
         Errno::from(error)
@@ -41,14 +42,13 @@ pub fn is_in_process() -> bool {
 /// or otherwise the first of its family.
 pub(crate) fn source_for(peer: SocketAddr) -> Option<Result<SocketAddr>> {
     let (_, config) = in_process_config()?;
-    let family = || config.addresses.iter().filter(|(address, _)| address.is_ipv4() == peer.is_ipv4());
+    let family =
+        || config.addresses.iter().filter(|(address, _)| address.is_ipv4() == peer.is_ipv4());
     let near = family().find(|(address, prefix)| same_network(*address, peer.ip(), *prefix));
     let found = near.or_else(|| family().next()).map(|(address, _)| SocketAddr::new(*address, 0));
-    Some(
-        found.ok_or_else(|| {
-            Errno(libc::ENETUNREACH).because("the interface has no address of the peer's family")
-        }),
-    )
+    Some(found.ok_or_else(|| {
+        Errno(libc::ENETUNREACH).because("the interface has no address of the peer's family")
+    }))
 }
 
 fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn networks_of_both_families() {
-        let same = |a: &str, b: &str, prefix| same_network(a.parse().unwrap(), b.parse().unwrap(), prefix);
+        let same =
+            |a: &str, b: &str, prefix| same_network(a.parse().unwrap(), b.parse().unwrap(), prefix);
         assert!(same("10.1.2.3", "10.1.2.200", 24) && !same("10.1.2.3", "10.1.3.3", 24));
         assert!(same("10.1.2.3", "192.0.2.1", 0) && !same("10.1.2.3", "10.1.2.4", 32));
         assert!(same("fd00::1", "fd00::ffff", 64) && !same("fd00::1", "fd01::1", 64));

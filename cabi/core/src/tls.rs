@@ -14,7 +14,9 @@
 //! | `allow` | a name, address or fingerprint | one entry of the access list (the keyword may be repeated); `*` matches any characters |
 
 use std::path::{Path, PathBuf};
-use uiw_tls::{KeyError, PinnedKeys, PublicKey, SecretKey, TlsConfig, read_certificates, read_protected};
+use uiw_tls::{
+    KeyError, PinnedKeys, PublicKey, SecretKey, TlsConfig, read_certificates, read_protected,
+};
 
 /// Environment variable with the path of the configuration file.
 pub const VARIABLE: &str = "UIW_TLS";
@@ -84,7 +86,10 @@ impl ConfigLines {
             }
             let path = || Some(directory.join(value));
             let twice = match word {
-                "mode" => lines.mode.replace(parse_mode(value).map_err(|rule| line.error(rule))?).is_some(),
+                "mode" => lines
+                    .mode
+                    .replace(parse_mode(value).map_err(|rule| line.error(rule))?)
+                    .is_some(),
                 "key" => std::mem::replace(&mut lines.key, path()).is_some(),
                 "pinned" => std::mem::replace(&mut lines.pinned, path()).is_some(),
                 "certificate" => std::mem::replace(&mut lines.certificate, path()).is_some(),
@@ -108,7 +113,8 @@ impl ConfigLines {
 
     /// Reads the files that the lines name, and builds the configuration.
     fn into_config(self, file: &Path) -> Result<TlsConfig, KeyError> {
-        let content = |what: &str| KeyError::Content { path: file.to_owned(), what: what.to_owned() };
+        let content =
+            |what: &str| KeyError::Content { path: file.to_owned(), what: what.to_owned() };
         let needed = |value: Option<PathBuf>, what: &str| value.ok_or_else(|| content(what));
         let key = SecretKey::read(&needed(self.key, "no line `key FILE`")?)?;
         let has_raw_lines = self.pinned.is_some();
@@ -116,18 +122,24 @@ impl ConfigLines {
             self.certificate.is_some() || self.authority.is_some() || self.server_name.is_some();
         let config = match self.mode {
             Some(AuthMode::Raw) if has_x509_lines => {
-                return Err(content("`certificate`, `authority` and `server-name` belong to mode x509"));
+                return Err(content(
+                    "`certificate`, `authority` and `server-name` belong to mode x509",
+                ));
             }
             Some(AuthMode::Raw) => {
                 let pinned = PinnedKeys::read(&needed(self.pinned, "no line `pinned FILE`")?)?;
                 check_entries(file, &self.allow, |entry| check_pinned_entry(entry, &pinned))?;
                 TlsConfig::raw_keys(&key, pinned)?
             }
-            Some(AuthMode::X509) if has_raw_lines => return Err(content("`pinned` belongs to mode raw")),
+            Some(AuthMode::X509) if has_raw_lines => {
+                return Err(content("`pinned` belongs to mode raw"));
+            }
             Some(AuthMode::X509) => {
-                let chain = read_certificates(&needed(self.certificate, "no line `certificate FILE`")?)?;
+                let chain =
+                    read_certificates(&needed(self.certificate, "no line `certificate FILE`")?)?;
                 check_entries(file, &self.allow, |entry| check_name_entry(entry, file))?;
-                let authorities = read_certificates(&needed(self.authority, "no line `authority FILE`")?)?;
+                let authorities =
+                    read_certificates(&needed(self.authority, "no line `authority FILE`")?)?;
                 TlsConfig::x509(chain, &key, authorities)?
             }
             None => return Err(content("no line `mode raw` or `mode x509`")),
@@ -198,7 +210,9 @@ fn parse_mode(text: &str) -> Result<AuthMode, &'static str> {
 /// [`KeyError`] with the file, and the line if one is at fault.
 pub fn read(file: &Path, options: &TlsFileConfig) -> Result<TlsConfig, KeyError> {
     let text = read_protected(file)?;
-    let config = ConfigLines::parse(file, &text)?.into_config(file)?.clear_datagrams(options.clear_datagrams);
+    let config = ConfigLines::parse(file, &text)?
+        .into_config(file)?
+        .clear_datagrams(options.clear_datagrams);
     match &options.key_log {
         Some(log) => config.key_log(log),
         None => Ok(config),
@@ -219,7 +233,9 @@ pub(crate) fn referenced_files(file: &Path) -> Vec<PathBuf> {
     if let Ok(text) = read_protected(file)
         && let Ok(lines) = ConfigLines::parse(file, &text)
     {
-        files.extend([lines.key, lines.pinned, lines.certificate, lines.authority].into_iter().flatten());
+        files.extend(
+            [lines.key, lines.pinned, lines.certificate, lines.authority].into_iter().flatten(),
+        );
     }
     files
 }
@@ -236,7 +252,8 @@ pub(crate) mod directory {
     impl Directory {
         pub(crate) fn new() -> Self {
             let number = getrandom::u64().unwrap();
-            let path = std::env::temp_dir().join(format!("uiw-tls-{}-{number:x}", std::process::id()));
+            let path =
+                std::env::temp_dir().join(format!("uiw-tls-{}-{number:x}", std::process::id()));
             fs::create_dir(&path).unwrap();
             Self(path)
         }
@@ -274,8 +291,11 @@ mod tests {
         key.write(&directory.path("key.pem")).unwrap();
         directory.write("pins", &format!("{} self\n", key.public_key()));
         let read = |text: &str| {
-            let options = TlsFileConfig { key_log: Some(directory.path("log")), ..TlsFileConfig::default() };
-            read(&directory.write("tls", text), &options).map(drop).map_err(|error| error.to_string())
+            let options =
+                TlsFileConfig { key_log: Some(directory.path("log")), ..TlsFileConfig::default() };
+            read(&directory.write("tls", text), &options)
+                .map(drop)
+                .map_err(|error| error.to_string())
         };
         let good = "# ours\nmode raw\nkey key.pem\npinned pins\nallow self\nallow node*\n";
         assert_eq!(read(good), Ok(()));
@@ -293,13 +313,19 @@ mod tests {
             ),
             ("mode x509\nkey key.pem\npinned pins", "tls: `pinned` belongs to mode raw"),
             ("mode x509\nkey key.pem", "tls: no line `certificate FILE`"),
-            ("mode raw\nkey key.pem\npinned nowhere", "nowhere: No such file or directory (os error 2)"),
+            (
+                "mode raw\nkey key.pem\npinned nowhere",
+                "nowhere: No such file or directory (os error 2)",
+            ),
             (
                 "mode raw\nkey key.pem\npinned pins\nallow self\nallow pins",
                 "tls:5: `allow` has neither the name nor the fingerprint of a pinned key",
             ),
             ("key", "tls:1: expected a word and a value"),
-            ("keys a", "tls:1: expected mode, key, pinned, certificate, authority, server-name or allow"),
+            (
+                "keys a",
+                "tls:1: expected mode, key, pinned, certificate, authority, server-name or allow",
+            ),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.ends_with(why), "{text:?}: {error}");

@@ -60,7 +60,8 @@ impl TlsWatch {
         let watch = move || {
             loop {
                 thread::sleep(PERIOD);
-                match self.check_files().map(|config| config.and_then(|config| tls.replace(config))) {
+                match self.check_files().map(|config| config.and_then(|config| tls.replace(config)))
+                {
                     None => {}
                     Some(Ok(())) => {
                         tracing::info!(file = %self.file.display(), "the files of TLS were read again");

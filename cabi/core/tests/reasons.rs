@@ -34,12 +34,15 @@ fn every_refusal_has_a_reason() {
         let mut lines: Vec<(usize, String)> = Vec::new();
         for (number, line) in code.lines().enumerate() {
             match lines.last_mut() {
-                Some((_, last)) if line.trim_start().starts_with('.') => last.push_str(line.trim_start()),
+                Some((_, last)) if line.trim_start().starts_with('.') => {
+                    last.push_str(line.trim_start());
+                }
                 _ => lines.push((number, line.to_owned())),
             }
         }
         for (number, line) in lines {
-            let refuses = ["Err(", "ok_or", "map_err(", "Errno::from("].iter().any(|way| line.contains(way));
+            let refuses =
+                ["Err(", "ok_or", "map_err(", "Errno::from("].iter().any(|way| line.contains(way));
             for kind in kinds {
                 for behind in line.split(&format!("Errno::{kind}")).skip(1) {
                     // `settings.rs` has already reported the line on standard error.

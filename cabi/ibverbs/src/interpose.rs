@@ -114,8 +114,10 @@ extern "C" fn mremap<'a>(
 ) -> *mut c_void {
     let Some(next) = next::mremap::get() else { return no_address() };
     // The kernel rounds both lengths up to whole pages.
-    let whole_pages = |len: usize| len.checked_next_multiple_of(mapping::page_size()).unwrap_or(len);
-    let (from, len, to) = (old.get().addr(), whole_pages(old_len.get()), whole_pages(new_len.get()));
+    let whole_pages =
+        |len: usize| len.checked_next_multiple_of(mapping::page_size()).unwrap_or(len);
+    let (from, len, to) =
+        (old.get().addr(), whole_pages(old_len.get()), whole_pages(new_len.get()));
     if to < len {
         mapping::discard(from.saturating_add(to), len - to);
     }
@@ -126,7 +128,8 @@ extern "C" fn mremap<'a>(
             // SAFETY: the program passes a mapping that mremap(2) may resize or move with the flag
             // MREMAP_MAYMOVE. Without flags the page permits less: the mapping keeps its address,
             // is resized or left as it is, and the fifth argument is not used.
-            let (in_place, nowhere) = unsafe { (PassedValue::new(0), PassedValue::new(ptr::null_mut())) };
+            let (in_place, nowhere) =
+                unsafe { (PassedValue::new(0), PassedValue::new(ptr::null_mut())) };
             let stayed = next(old, old_len, new_len, in_place, nowhere);
             if stayed != libc::MAP_FAILED {
                 return stayed;
@@ -167,7 +170,12 @@ extern "C" fn mprotect<'a>(addr: Address<'a>, len: Len<'a>, protection: Flags<'a
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn pkey_mprotect<'a>(addr: Address<'a>, len: Len<'a>, protection: Flags<'a>, key: c_int) -> c_int {
+extern "C" fn pkey_mprotect<'a>(
+    addr: Address<'a>,
+    len: Len<'a>,
+    protection: Flags<'a>,
+    key: c_int,
+) -> c_int {
     about_to_protect(addr, len, protection, key);
     next::pkey_mprotect::get().map_or_else(absent, |next| next(addr, len, protection, key))
 }
@@ -213,7 +221,10 @@ extern "C" fn sigaction(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn signal(number: c_int, handler: PassedValue<'_, libc::sighandler_t>) -> libc::sighandler_t {
+extern "C" fn signal(
+    number: c_int,
+    handler: PassedValue<'_, libc::sighandler_t>,
+) -> libc::sighandler_t {
     fault_handler::signal(number, handler)
 }
 
@@ -223,7 +234,8 @@ extern "C" fn pthread_sigmask<'a>(
     set: InPtr<'a, libc::sigset_t>,
     old: OutPtr<'a, libc::sigset_t>,
 ) -> c_int {
-    next::pthread_sigmask::get().map_or(libc::ENOSYS, |next| fault_handler::mask(next, how, set, old))
+    next::pthread_sigmask::get()
+        .map_or(libc::ENOSYS, |next| fault_handler::mask(next, how, set, old))
 }
 
 #[unsafe(no_mangle)]

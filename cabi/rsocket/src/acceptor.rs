@@ -92,7 +92,8 @@ impl Acceptor {
 /// # Errors
 /// EINVAL for a socket that is connected; EADDRINUSE and other errors for the address.
 pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
-    let backlog = usize::try_from(backlog).ok().filter(|backlog| (1..MAX_BACKLOG).contains(backlog));
+    let backlog =
+        usize::try_from(backlog).ok().filter(|backlog| (1..MAX_BACKLOG).contains(backlog));
     let backlog = backlog.unwrap_or(MAX_BACKLOG);
     {
         let state = socket.lock();
@@ -124,8 +125,9 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     let Phase::New(Some(mut port)) = std::mem::replace(&mut state.phase, Phase::New(None)) else {
         return Err(Errno::IO);
     };
-    let bound = engine::get()
-        .and_then(|device| Ok(Listener::bind(&device, local, backlog as u32, &options, socket.channel())?));
+    let bound = engine::get().and_then(|device| {
+        Ok(Listener::bind(&device, local, backlog as u32, &options, socket.channel())?)
+    });
     let listener = match bound {
         Ok(listener) => listener,
         Err(errno) => {
@@ -136,7 +138,12 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     // The listener uses the port now, but within this process it stays reserved for the socket.
     drop(port.unbind());
     let acceptor = Arc::new(Acceptor {
-        queue: Mutex::new(AcceptQueue { is_closed: false, ready: VecDeque::new(), begun: 0, backlog }),
+        queue: Mutex::new(AcceptQueue {
+            is_closed: false,
+            ready: VecDeque::new(),
+            begun: 0,
+            backlog,
+        }),
         channel: Arc::clone(socket.channel()),
         listener: Mutex::new(Some((listener, port))),
         options,
@@ -155,7 +162,9 @@ async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
         match event.kind {
             CmEventKind::ConnectRequest(request) => waiting.push_back(request),
             CmEventKind::Posted(CLOSED) => return,
-            CmEventKind::ListenerDown { error, .. } => tracing::warn!(%error, "a listening rsocket is down"),
+            CmEventKind::ListenerDown { error, .. } => {
+                tracing::warn!(%error, "a listening rsocket is down");
+            }
             _ => {}
         }
         while !acceptor.is_full()

@@ -9,12 +9,19 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
 /// Reads an address of C that has `len` bytes.
-pub(crate) fn read_address<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<SocketAddr> {
+pub(crate) fn read_address<'a>(
+    addr: &ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+) -> Result<SocketAddr> {
     address::parse(addr.get(len)?.ok_or_else(|| Errno::INVAL.because("an address is NULL"))?)
 }
 
 /// Writes as much of an address as fits, and its length.
-pub(crate) fn write_address<'a>(real: SocketAddr, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> Result<()> {
+pub(crate) fn write_address<'a>(
+    real: SocketAddr,
+    addr: ArrayMutPtr<'a, u8>,
+    len: RoomPtr<'a>,
+) -> Result<()> {
     let shown = address::to_program(real);
     write_bytes(addr, len, address::significant_bytes(&shown))
 }

@@ -124,8 +124,9 @@ impl AnySocket {
     /// Returns the number of readable bytes; for datagrams, those of the next message.
     pub(crate) fn readable(&self) -> u64 {
         match self {
-            Self::Stream(socket) => socket
-                .update_then(None, |state| state.stream().map_or(0, |stream| stream.receiver.readable())),
+            Self::Stream(socket) => socket.update_then(None, |state| {
+                state.stream().map_or(0, |stream| stream.receiver.readable())
+            }),
             Self::Datagram(socket) => socket.readable(),
         }
     }

@@ -61,7 +61,8 @@ impl Attempts {
     pub(crate) fn expect_soon(&self) -> bool {
         // The lock is held only by another thread, or by a call on this thread that a signal
         // handler has interrupted.
-        self.is_short.load(Ordering::Relaxed) && self.choice.try_lock().is_some_and(|choice| choice.polls)
+        self.is_short.load(Ordering::Relaxed)
+            && self.choice.try_lock().is_some_and(|choice| choice.polls)
     }
 
     /// Repeats `attempt` for a wait that began at `begun`, for at most `most`. Returns `None` if
@@ -192,7 +193,10 @@ mod tests {
         });
         assert_eq!((found, tried), (Some(()), 3));
         assert_eq!(attempts.poll(Instant::now(), Duration::ZERO, || Poll::Ready(())), None);
-        assert_eq!(attempts.poll(Instant::now(), Duration::from_micros(1), || Poll::<()>::Pending), None);
+        assert_eq!(
+            attempts.poll(Instant::now(), Duration::from_micros(1), || Poll::<()>::Pending),
+            None
+        );
     }
 
     #[test]

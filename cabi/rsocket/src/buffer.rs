@@ -66,6 +66,10 @@ impl Buffer {
 
     /// Returns an element for a request.
     pub(super) fn sge(&self, range: Range<u32>) -> Sge {
-        Sge { addr: self.base + u64::from(range.start), length: range.end - range.start, lkey: self.lkey }
+        Sge {
+            addr: self.base + u64::from(range.start),
+            length: range.end - range.start,
+            lkey: self.lkey,
+        }
     }
 }

@@ -63,8 +63,9 @@ pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
     };
     let real = address::to_real(to)?;
     if !real.ip().is_unspecified() {
-        device::with_address(real.ip())
-            .map_err(|errno| if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno })?;
+        device::with_address(real.ip()).map_err(|errno| {
+            if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno }
+        })?;
     }
     let holder = Arc::as_ptr(socket).addr();
     // An IPv4 socket cannot have an IPv6 address, and an IPv6 socket can have an IPv4 address only

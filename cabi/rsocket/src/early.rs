@@ -62,7 +62,8 @@ impl State {
 
     fn send_stored(&mut self) -> Result<()> {
         let is_beginning = self.is_beginning();
-        let (Phase::Connected(stream, _), Some(opened)) = (&mut self.phase, &mut self.opened) else {
+        let (Phase::Connected(stream, _), Some(opened)) = (&mut self.phase, &mut self.opened)
+        else {
             return Err(if is_beginning { Errno::AGAIN } else { Errno(libc::ECONNRESET) });
         };
         while !opened.early.is_empty() {
@@ -157,8 +158,13 @@ impl Socket {
                         Poll::Ready(())
                     }
                 });
-                if flushed.is_pending() && socket.numbers().is_empty() && socket.is_over(&mut limit, cx) {
-                    tracing::info!("a closed rsocket does not wait any longer for its peer to accept it");
+                if flushed.is_pending()
+                    && socket.numbers().is_empty()
+                    && socket.is_over(&mut limit, cx)
+                {
+                    tracing::info!(
+                        "a closed rsocket does not wait any longer for its peer to accept it"
+                    );
                     socket.lock().give_up();
                     return Poll::Ready(());
                 }

@@ -18,7 +18,9 @@ use std::ffi::{c_int, c_long};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use uiw_cabi_core::address;
-use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
+use uiw_cabi_core::arguments::{
+    ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr,
+};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
@@ -89,7 +91,8 @@ fn new_datagram(domain: c_int) -> Result<c_int> {
         return Err(Errno::UNSUPPORTED.because(reason));
     }
     let udp = sys::udp_socket(domain)?;
-    let socket = Datagram::new(udp.as_raw_fd(), domain == libc::AF_INET6, Sizes::of_system(), 0, None)?;
+    let socket =
+        Datagram::new(udp.as_raw_fd(), domain == libc::AF_INET6, Sizes::of_system(), 0, None)?;
     Ok(table::add_as(udp, Entry::Datagram(socket)))
 }
 
@@ -141,7 +144,11 @@ pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr
 }
 
 /// `rconnect`.
-pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> c_int {
+pub extern "C" fn rconnect<'a>(
+    fd: c_int,
+    addr: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+) -> c_int {
     boundary::minus_one(|| {
         let socket = match table::socket(fd)? {
             AnySocket::Stream(socket) => socket,
@@ -165,12 +172,16 @@ pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a,
                 connected
             },
         );
-        connected.map_err(|errno| if errno == Errno::AGAIN { Errno(libc::EINPROGRESS) } else { errno })
+        connected
+            .map_err(|errno| if errno == Errno::AGAIN { Errno(libc::EINPROGRESS) } else { errno })
     })
 }
 
 /// Returns the peer for a datagram socket, or `None` for AF_UNSPEC.
-fn peer_of_datagrams<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
+fn peer_of_datagrams<'a>(
+    addr: &ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+) -> Result<Option<SocketAddr>> {
     match addr.get(len)?.and_then(address::family).map(c_int::from) {
         None => Err(Errno::INVAL.because("the address is shorter than its family")),
         Some(libc::AF_UNSPEC) => Ok(None),
@@ -192,8 +203,8 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             AnySocket::Stream(socket) => socket,
             AnySocket::Datagram(socket) => return socket.shutdown(read, write),
         };
-        let (done, needs_task) =
-            socket.update_then(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
+        let (done, needs_task) = socket
+            .update_then(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
         // Threads may be waiting for something that will not arrive.
         socket.wake(None);
         if needs_task {
@@ -209,7 +220,11 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
 }
 
 /// `rgetpeername`.
-pub extern "C" fn rgetpeername<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> c_int {
+pub extern "C" fn rgetpeername<'a>(
+    fd: c_int,
+    addr: ArrayMutPtr<'a, u8>,
+    len: RoomPtr<'a>,
+) -> c_int {
     boundary::minus_one(|| {
         let peer = match table::socket(fd)? {
             AnySocket::Datagram(socket) => socket.address(true)?,
@@ -226,13 +241,20 @@ pub extern "C" fn rgetpeername<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: Ro
 }
 
 /// `rgetsockname`.
-pub extern "C" fn rgetsockname<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> c_int {
+pub extern "C" fn rgetsockname<'a>(
+    fd: c_int,
+    addr: ArrayMutPtr<'a, u8>,
+    len: RoomPtr<'a>,
+) -> c_int {
     boundary::minus_one(|| {
         let local = match table::socket(fd)? {
             AnySocket::Datagram(socket) => socket.address(false)?,
             AnySocket::Stream(socket) => socket.update_then(None, |state| {
-                let any =
-                    if state.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+                let any = if state.ipv6 {
+                    Ipv6Addr::UNSPECIFIED.into()
+                } else {
+                    Ipv4Addr::UNSPECIFIED.into()
+                };
                 state.to_program_address(state.local.unwrap_or(SocketAddr::new(any, 0)))
             }),
         };
@@ -257,7 +279,9 @@ pub extern "C" fn rsetsockopt<'a>(
         let time = options::time_of(level, name, bytes)?;
         let socket = match socket {
             AnySocket::Stream(socket) => socket,
-            AnySocket::Datagram(socket) => return datagram::set_option(&socket, level, name, bytes, time),
+            AnySocket::Datagram(socket) => {
+                return datagram::set_option(&socket, level, name, bytes, time);
+            }
         };
         if let Some(time) = time {
             options::set_time(&socket, name, time);
@@ -270,10 +294,13 @@ pub extern "C" fn rsetsockopt<'a>(
         // The value of TCP_CONGESTION is the name of an algorithm and not an integer.
         let named = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
         let first = if named { Some(0) } else { int(0) };
-        let first = first
-            .ok_or_else(|| Errno::INVAL.because("the value of the option is shorter than an integer"))?;
+        let first = first.ok_or_else(|| {
+            Errno::INVAL.because("the value of the option is shorter than an integer")
+        })?;
         if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) && int(4).is_none() {
-            return Err(Errno::INVAL.because("the value of SO_LINGER is shorter than a struct linger"));
+            return Err(
+                Errno::INVAL.because("the value of SO_LINGER is shorter than a struct linger")
+            );
         }
         options::set(&socket, level, name, first, int(4))
     })
@@ -378,7 +405,8 @@ pub extern "C" fn rselect(
             }
             // Times below a millisecond are rounded up.
             Some(time) => {
-                let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec + 999) / 1000);
+                let ms =
+                    time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec + 999) / 1000);
                 c_int::try_from(ms).unwrap_or(c_int::MAX)
             }
         };

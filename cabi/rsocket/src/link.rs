@@ -12,8 +12,8 @@ use std::time::Duration;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_verbs::{
-    Access, Cq, CqConfig, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp,
-    SendWr, Sge, Wc, WcStatus,
+    Access, Cq, CqConfig, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags,
+    SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
 /// Number of receives in addition to the credits of the peer, for credits, mappings and control
@@ -110,7 +110,8 @@ impl Link {
         };
         // The completion contains the slot of the receive, so the order in which messages use
         // receives is irrelevant.
-        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false).newest_receive_first())?;
+        let qp =
+            pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false).newest_receive_first())?;
         let half = sizes.half();
         let lists = TARGETS * Target::LEN + usize::from(sizes.mappings) * Mapping::LEN;
         let ring = (u32::from(receives) * WORD).next_multiple_of(CACHE_LINE);
@@ -251,7 +252,13 @@ impl Link {
     }
 
     /// Posts a Write of `sges` to `to`, followed by `message`.
-    fn write_with(&self, sges: &[Sge], inline: SendFlags, to: Target, message: Message) -> Result<()> {
+    fn write_with(
+        &self,
+        sges: &[Sge],
+        inline: SendFlags,
+        to: Target,
+        message: Message,
+    ) -> Result<()> {
         let (remote, word) = (Self::remote(to), message.to_word());
         match self.variant {
             Variant::Immediate => self.post(&[SendWr {
@@ -283,7 +290,11 @@ impl Link {
         let (op, sges, inline) = match self.variant {
             Variant::Immediate => {
                 let remote = Remote { addr: 0, rkey: STag(0) };
-                (SendOp::WriteImm { remote, imm: message.to_word() }, &words[..0], SendFlags::empty())
+                (
+                    SendOp::WriteImm { remote, imm: message.to_word() },
+                    &words[..0],
+                    SendFlags::empty(),
+                )
             }
             Variant::Send => (SendOp::Send, &words[..], SendFlags::INLINE),
         };
@@ -299,7 +310,12 @@ impl Link {
     /// Posts a Write of staged bytes without a message that announces it.
     pub(crate) fn write_direct(&self, staged: Range<u32>, to: Target) -> Result<()> {
         let op = SendOp::Write { remote: Self::remote(to) };
-        self.post(&[SendWr { wr_id: 0, op, sges: &[self.staged(staged)], flags: SendFlags::SIGNALED }])
+        self.post(&[SendWr {
+            wr_id: 0,
+            op,
+            sges: &[self.staged(staged)],
+            flags: SendFlags::SIGNALED,
+        }])
     }
 
     /// Posts a Write of an entry to a list of the peer, and the message that announces it.
@@ -386,8 +402,14 @@ pub(crate) mod tests {
     use uiw_verbs::{ConnConfig, DeviceConfig};
 
     const CREDITS: u16 = 40;
-    pub(crate) const SIZES: Sizes =
-        Sizes { sends: 64, receives: CREDITS, inline: 0, sent: 1 << 16, received: 1 << 16, mappings: 0 };
+    pub(crate) const SIZES: Sizes = Sizes {
+        sends: 64,
+        receives: CREDITS,
+        inline: 0,
+        sent: 1 << 16,
+        received: 1 << 16,
+        mappings: 0,
+    };
 
     /// The links of a thread are on one shard. This also applies to the thread that has opened the
     /// device, whose own completion queues are assigned to all shards in turn.

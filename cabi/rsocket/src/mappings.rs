@@ -57,13 +57,15 @@ impl Mappings {
         offset: u64,
         shared: bool,
     ) -> Result<()> {
-        let mapped = MappedMemory { addr, len, region, _registered: registered, offset, published: false };
+        let mapped =
+            MappedMemory { addr, len, region, _registered: registered, offset, published: false };
         if !shared {
             self.local.push(mapped);
             return Ok(());
         }
         let index = (0..self.room).find(|index| !self.shared.contains_key(index));
-        let index = index.ok_or_else(|| Errno::NOMEM.because("the peer accepts no more mappings"))?;
+        let index =
+            index.ok_or_else(|| Errno::NOMEM.because("the peer accepts no more mappings"))?;
         self.shared.insert(index, mapped);
         Ok(())
     }
@@ -74,7 +76,9 @@ impl Mappings {
     /// EINVAL if the buffer is not mapped.
     pub(crate) fn remove(&mut self, addr: usize, len: usize) -> Result<()> {
         let is = |mapped: &MappedMemory| mapped.addr == addr && mapped.len == len;
-        if let Some(index) = self.shared.iter().find(|(_, mapped)| is(mapped)).map(|(index, _)| *index) {
+        if let Some(index) =
+            self.shared.iter().find(|(_, mapped)| is(mapped)).map(|(index, _)| *index)
+        {
             self.shared.remove(&index);
             return Ok(());
         }
@@ -88,7 +92,11 @@ impl Mappings {
     /// place of that entry in the memory of the peer.
     pub(crate) fn unpublished(&self) -> Option<(u16, Mapping, Target)> {
         let (index, mapped) = self.shared.iter().find(|(_, mapped)| !mapped.published)?;
-        let target = Target { addr: mapped.addr as u64, key: mapped.region.rkey().0, len: mapped.len as u32 };
+        let target = Target {
+            addr: mapped.addr as u64,
+            key: mapped.region.rkey().0,
+            len: mapped.len as u32,
+        };
         let at = self.list.addr.wrapping_add(u64::from(*index) * Mapping::LEN as u64);
         Some((*index, Mapping { offset: mapped.offset, target }, Target { addr: at, ..self.list }))
     }

@@ -34,7 +34,8 @@ pub(crate) enum Value {
 }
 
 pub(super) fn unsupported(level: c_int, name: c_int) -> Errno {
-    Errno(libc::ENOPROTOOPT).because(format_args!("an rsocket has no option {name} of level {level}"))
+    Errno(libc::ENOPROTOOPT)
+        .because(format_args!("an rsocket has no option {name} of level {level}"))
 }
 
 fn check_unconnected(state: &State) -> Result<()> {
@@ -185,8 +186,12 @@ pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Value> {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(set.reuse.into()),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => int(set.keep_alive.into()),
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(set.oob_inline.into()),
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => Ok(Value::Time(set.receive_timeout.unwrap_or_default())),
-        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => Ok(Value::Time(set.send_timeout.unwrap_or_default())),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
+            Ok(Value::Time(set.receive_timeout.unwrap_or_default()))
+        }
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => {
+            Ok(Value::Time(set.send_timeout.unwrap_or_default()))
+        }
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(set.sizes.received),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(set.sizes.sent),
         (libc::SOL_SOCKET, libc::SO_LINGER) => Ok(Value::Linger(libc::linger {
@@ -198,7 +203,9 @@ pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Value> {
             Ok(Value::Int(if state.ipv6 { libc::AF_INET6 } else { libc::AF_INET }))
         }
         (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(Value::Int(libc::IPPROTO_TCP)),
-        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(matches!(state.phase, Phase::Listening(_)).into()),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+            int(matches!(state.phase, Phase::Listening(_)).into())
+        }
         (libc::SOL_SOCKET, libc::SO_BROADCAST) => Ok(Value::Int(0)),
         (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
             int(set.tos.unwrap_or(0).into())

@@ -64,7 +64,8 @@ impl SortedFds {
     /// Checks all descriptors, and returns the number of ready ones.
     fn check(&mut self, fds: &mut [pollfd]) -> Result<usize> {
         let now = Limit::within(Duration::ZERO);
-        let mut count = if self.others.is_empty() { 0 } else { wait::poll_system(&mut self.others, &now)? };
+        let mut count =
+            if self.others.is_empty() { 0 } else { wait::poll_system(&mut self.others, &now)? };
         fds.iter_mut().for_each(|fd| fd.revents = 0);
         for (at, other) in self.places.iter().zip(&self.others) {
             fds[*at].revents = other.revents;
@@ -130,7 +131,8 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
                 if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
             };
             let shards = || shards(sockets);
-            let leave = |waker: &Waker| sockets.iter().for_each(|(_, socket)| socket.unwatch(waker));
+            let leave =
+                |waker: &Waker| sockets.iter().for_each(|(_, socket)| socket.unwatch(waker));
             wait::until_or(Some(&engine::get()?), others, limit, shards, leave, any)?;
             // Other descriptors may have become ready meanwhile.
             count = sorted.check(fds)?;
@@ -197,20 +199,21 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
     }
     let mut ready = 0;
     // A set contains the numbers that are asked for, and keeps those that are ready.
-    let mut mark = |set: &mut Option<&mut libc::fd_set>, fd: &pollfd, asked: c_short, found: c_short| {
-        if let Some(set) = set
-            && fd.events & asked != 0
-        {
-            if fd.revents & found != 0 {
-                ready += 1;
-                return;
+    let mut mark =
+        |set: &mut Option<&mut libc::fd_set>, fd: &pollfd, asked: c_short, found: c_short| {
+            if let Some(set) = set
+                && fd.events & asked != 0
+            {
+                if fd.revents & found != 0 {
+                    ready += 1;
+                    return;
+                }
+                // SAFETY: `fd.fd` is from 0 to FD_SETSIZE - 1, because the list contains only
+                // numbers below `count`, which was checked above, and `poll_all` changes only
+                // `revents`. The set is borrowed mutably and has FD_SETSIZE bits.
+                unsafe { libc::FD_CLR(fd.fd, *set) };
             }
-            // SAFETY: `fd.fd` is from 0 to FD_SETSIZE - 1, because the list contains only numbers
-            // below `count`, which was checked above, and `poll_all` changes only `revents`. The
-            // set is borrowed mutably and has FD_SETSIZE bits.
-            unsafe { libc::FD_CLR(fd.fd, *set) };
-        }
-    };
+        };
     for fd in &fds {
         mark(&mut sets.read, fd, POLLIN, POLLIN | POLLHUP | POLLERR);
         mark(&mut sets.write, fd, POLLOUT, POLLOUT | POLLERR);
@@ -235,7 +238,10 @@ mod tests {
         acceptor::listen(&socket, 8).unwrap();
         for _ in 0..3 {
             let waits = move || {
-                poll_all(&mut [pollfd { fd, events: POLLIN, revents: 0 }], &Limit::of_milliseconds(2))
+                poll_all(
+                    &mut [pollfd { fd, events: POLLIN, revents: 0 }],
+                    &Limit::of_milliseconds(2),
+                )
             };
             assert_eq!(std::thread::spawn(waits).join().unwrap(), Ok(0));
             assert_eq!(socket.watching(), 0);

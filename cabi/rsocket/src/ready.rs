@@ -27,11 +27,7 @@ fn ready(state: &State) -> c_short {
             }
         }
         Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => {
-            if state.has_early_room() {
-                WRITE
-            } else {
-                0
-            }
+            if state.has_early_room() { WRITE } else { 0 }
         }
         Phase::Refused => FALL_BACK,
         Phase::Gone => READ | WRITE | POLLHUP | POLLRDHUP,

@@ -204,7 +204,10 @@ mod tests {
             if let Some(grant) = receiver.due() {
                 if let Some(target) = grant.target.clone() {
                     let len = (10 << ((round + 1) / 1000)).min(100);
-                    assert!([0..len, 100..100 + len].contains(&target), "round {round}: {target:?}");
+                    assert!(
+                        [0..len, 100..100 + len].contains(&target),
+                        "round {round}: {target:?}"
+                    );
                     targets.push_back(target);
                 }
                 receiver.given(grant);

@@ -80,7 +80,13 @@ impl Sender {
     ///
     /// `credits` is the number of receives that the peer has posted, and `first` the target in its
     /// private data.
-    pub(crate) fn new(size: u32, slots: u16, control_slots: u16, credits: u16, first: Target) -> Self {
+    pub(crate) fn new(
+        size: u32,
+        slots: u16,
+        control_slots: u16,
+        credits: u16,
+        first: Target,
+    ) -> Self {
         Self {
             size,
             start: 0,
@@ -227,7 +233,10 @@ mod tests {
         let first = sender.next(100_000);
         assert_eq!((first.staged, first.to), (0..2048, Target { addr: 1000, key: 9, len: 2048 }));
         let second = sender.next(100_000);
-        assert_eq!((second.staged, second.to), (2048..6000, Target { addr: 3048, key: 9, len: 3952 }));
+        assert_eq!(
+            (second.staged, second.to),
+            (2048..6000, Target { addr: 3048, key: 9, len: 3952 })
+        );
         assert!(sender.needs_target() && !sender.has_room() && sender.has_slot());
         sender.set_target(Target { addr: 0, key: 8, len: 65536 });
         sender.completed();
@@ -259,7 +268,9 @@ mod tests {
     #[test]
     fn control_messages_have_own_slots() {
         let mut sender = sender(384);
-        assert!(sender.take_control_slot() && sender.take_control_slot() && !sender.take_control_slot());
+        assert!(
+            sender.take_control_slot() && sender.take_control_slot() && !sender.take_control_slot()
+        );
         sender.next(1);
         sender.completed();
         assert!(sender.take_control_slot());

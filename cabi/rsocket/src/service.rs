@@ -40,7 +40,8 @@ impl TaskQueue {
         let mut state = self.lock();
         loop {
             let first = state.timers.first_entry();
-            let left = first.as_ref().map(|timer| timer.key().0.saturating_duration_since(Instant::now()));
+            let left =
+                first.as_ref().map(|timer| timer.key().0.saturating_duration_since(Instant::now()));
             if let (Some(timer), Some(Duration::ZERO)) = (first, left) {
                 let waker = timer.remove();
                 // Waking takes the lock.
@@ -54,7 +55,9 @@ impl TaskQueue {
             }
             state = match left {
                 None => self.any.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(left) => self.any.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+                Some(left) => {
+                    self.any.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
             };
         }
     }
@@ -179,7 +182,8 @@ pub(crate) fn is_closing() -> bool {
 /// EAGAIN if the thread cannot be started.
 pub(crate) fn spawn(job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
     let queue = queue()?;
-    let task = Arc::new(ServiceTask { job: uiw_cabi_core::lock::Mutex::new(Some(Box::pin(job))), queue });
+    let task =
+        Arc::new(ServiceTask { job: uiw_cabi_core::lock::Mutex::new(Some(Box::pin(job))), queue });
     task.wake();
     Ok(())
 }
@@ -212,8 +216,9 @@ fn run(queue: &TaskQueue) {
         let task = queue.next();
         let waker = Waker::from(Arc::clone(&task));
         let mut job = task.job.lock();
-        let ended =
-            job.as_mut().is_none_or(|job| job.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+        let ended = job
+            .as_mut()
+            .is_none_or(|job| job.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
         let done = if ended { job.take() } else { None };
         drop(job);
         drop(done);

@@ -47,14 +47,21 @@ impl Sizes {
     /// receive buffer can be used again only after a round trip, and a round trip of TCP in
     /// software takes longer than that of an adapter. With 128 KiB, the throughput would be far
     /// below that of TCP even on loopback; long paths need more than 512 KiB (see `Receiver`).
-    const DEFAULT: Self =
-        Self { sends: 384, receives: 384, inline: 64, sent: 1 << 19, received: 1 << 22, mappings: 0 };
+    const DEFAULT: Self = Self {
+        sends: 384,
+        receives: 384,
+        inline: 64,
+        sent: 1 << 19,
+        received: 1 << 22,
+        mappings: 0,
+    };
 
     /// Returns the defaults of this system.
     pub(crate) fn of_system() -> Self {
         static SIZES: OnceBox<Sizes> = OnceBox::new();
-        *SIZES
-            .get_or_init(|| Box::new(Self::read(|name| fs::read_to_string(format!("{FOLDER}/{name}")).ok())))
+        *SIZES.get_or_init(|| {
+            Box::new(Self::read(|name| fs::read_to_string(format!("{FOLDER}/{name}")).ok()))
+        })
     }
 
     fn read(file: impl Fn(&str) -> Option<String>) -> Self {
@@ -125,7 +132,8 @@ mod tests {
 
     #[test]
     fn sizes_limited_to_possible_values() {
-        let least = Sizes { sends: 0, receives: 1, inline: 0, sent: 0, received: 3, mappings: 0 }.bounded();
+        let least =
+            Sizes { sends: 0, receives: 1, inline: 0, sent: 0, received: 3, mappings: 0 }.bounded();
         assert_eq!((least.sends, least.receives, least.sent, least.half()), (16, 16, 4096, 2048));
         let most = Sizes { sends: u16::MAX, received: u32::MAX, ..Sizes::DEFAULT }.bounded();
         assert_eq!((most.sends, most.received), (16000, 1 << 28));

@@ -89,7 +89,14 @@ pub(crate) struct FallbackSocket {
 
 impl PendingConversion {
     pub(crate) fn new(pending: bool, fallback: Option<FallbackSocket>) -> Self {
-        Self { pending, fallback, shut: [false; 2], early: VecDeque::new(), has_task: false, has_lost: false }
+        Self {
+            pending,
+            fallback,
+            shut: [false; 2],
+            early: VecDeque::new(),
+            has_task: false,
+            has_lost: false,
+        }
     }
 }
 
@@ -105,7 +112,10 @@ pub(crate) enum Phase {
     Requested(#[expect(dead_code, reason = "kept for its drop")] AwaitedRequest, Arc<ConnConfig>),
     /// The Request was accepted, and the peer has not received the Reply yet.
     Accepting(Box<Stream>),
-    Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<PortReservation>),
+    Connected(
+        Box<Stream>,
+        #[expect(dead_code, reason = "kept for its drop")] Option<PortReservation>,
+    ),
     /// The peer has no rsockets. The thread that detects this tries TCP.
     Refused,
     /// The program has accepted the connection, and the peer has closed it before it was
@@ -277,7 +287,11 @@ impl Socket {
 
     /// Updates the socket, driving the engine if necessary, and calls `ask`. Wakes other threads if
     /// anything was found.
-    pub(crate) fn update_then<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn update_then<T>(
+        &self,
+        own: Option<&Waker>,
+        ask: impl FnOnce(&mut State) -> T,
+    ) -> T {
         self.update_then_by(PollMode::Driving, own, ask)
     }
 
@@ -308,7 +322,11 @@ impl Socket {
 
     /// Like [`Socket::update_then`], but does not drive the engine, because the waiting thread or
     /// task does. If the answer is pending, registers the task, which the next change wakes.
-    pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
+    pub(crate) fn poll<T>(
+        &self,
+        cx: &mut Context<'_>,
+        ask: impl FnMut(&mut State) -> Poll<T>,
+    ) -> Poll<T> {
         self.poll_as(WakerPolicy::Pending, cx, ask)
     }
 
@@ -414,7 +432,9 @@ impl Socket {
         let fallback = state.opened.as_mut().and_then(|opened| opened.fallback.take());
         let aborts = state.set.linger == Some(0);
         let ended = match phase {
-            Phase::Connected(mut stream, _) | Phase::Accepting(mut stream) if !stream.has_ended() => {
+            Phase::Connected(mut stream, _) | Phase::Accepting(mut stream)
+                if !stream.has_ended() =>
+            {
                 if aborts {
                     stream.link.abort();
                 }
@@ -462,7 +482,8 @@ impl Socket {
                     Some(CmEventKind::Disconnected(_) | CmEventKind::Failed(_)) => break,
                     Some(_) => {}
                     None => {
-                        let before = std::mem::replace(&mut acknowledged, stream.link.acknowledged());
+                        let before =
+                            std::mem::replace(&mut acknowledged, stream.link.acknowledged());
                         if acknowledged != before {
                             service::note_acknowledgement();
                         }
@@ -540,7 +561,9 @@ impl State {
 
     /// Handles completions. Returns whether there were any.
     fn process(&mut self, take: PollMode) -> bool {
-        let (Phase::Connected(stream, _) | Phase::Accepting(stream)) = &mut self.phase else { return false };
+        let (Phase::Connected(stream, _) | Phase::Accepting(stream)) = &mut self.phase else {
+            return false;
+        };
         let before = stream.failure();
         let any = stream.process(take);
         self.error = stream.failure().filter(|_| before.is_none()).or(self.error);
@@ -554,10 +577,12 @@ impl State {
                 self.peer = Some(address::to_canonical(info.peer));
                 self.note_connection();
                 self.phase = match std::mem::replace(&mut self.phase, Phase::Closed) {
-                    Phase::Connecting(connecting, port) => match connect::established(*connecting, &info) {
-                        Ok(stream) => Phase::Connected(Box::new(stream), port),
-                        Err(errno) => self.fail(errno),
-                    },
+                    Phase::Connecting(connecting, port) => {
+                        match connect::established(*connecting, &info) {
+                            Ok(stream) => Phase::Connected(Box::new(stream), port),
+                            Err(errno) => self.fail(errno),
+                        }
+                    }
                     Phase::Accepting(stream) => Phase::Connected(stream, None),
                     other => other,
                 };
@@ -629,7 +654,9 @@ impl State {
     /// Shuts down the directions that were shut down while the connection was being established,
     /// once all early data has been sent.
     pub(super) fn apply_early_shutdown(&mut self) {
-        let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else { return };
+        let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else {
+            return;
+        };
         let shut = std::mem::take(&mut opened.shut);
         if let Phase::Connected(stream, _) = &mut self.phase
             && shut != [false; 2]
@@ -653,7 +680,9 @@ impl State {
     /// answers, and records that there is such a task.
     pub(super) fn needs_task_to_shut(&mut self) -> bool {
         match &mut self.opened {
-            Some(opened) if opened.shut != [false; 2] => !std::mem::replace(&mut opened.has_task, true),
+            Some(opened) if opened.shut != [false; 2] => {
+                !std::mem::replace(&mut opened.has_task, true)
+            }
             _ => false,
         }
     }
@@ -666,7 +695,11 @@ impl State {
             Phase::Connected(stream, _) => stream.is_closed_by_peer(),
             phase => matches!(phase, Phase::Gone),
         };
-        closed && self.opened.as_mut().is_some_and(|opened| !std::mem::replace(&mut opened.has_lost, true))
+        closed
+            && self
+                .opened
+                .as_mut()
+                .is_some_and(|opened| !std::mem::replace(&mut opened.has_lost, true))
     }
 
     /// Returns whether the peer's address is known, because the connection or its TCP connection is
@@ -674,7 +707,9 @@ impl State {
     pub(crate) fn has_peer(&self) -> bool {
         match &self.phase {
             Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => true,
-            Phase::Connecting(..) => matches!(&self.opened, Some(PendingConversion { pending: false, .. })),
+            Phase::Connecting(..) => {
+                matches!(&self.opened, Some(PendingConversion { pending: false, .. }))
+            }
             _ => false,
         }
     }

@@ -329,7 +329,8 @@ impl Stream {
         let mut sent = 0;
         while sent < from.len() as u64 {
             let at = offset.wrapping_add(sent);
-            let Some((to, room)) = self.link.mappings().find_map(|mapping| place(&mapping, at)) else {
+            let Some((to, room)) = self.link.mappings().find_map(|mapping| place(&mapping, at))
+            else {
                 break;
             };
             if let Err(errno) = self.check_slot() {
@@ -364,7 +365,11 @@ impl Stream {
     }
 
     fn notify(&mut self, message: Message) -> Result<()> {
-        if self.sender.take_control_slot() { self.link.post_message(message) } else { Err(Errno::IO) }
+        if self.sender.take_control_slot() {
+            self.link.post_message(message)
+        } else {
+            Err(Errno::IO)
+        }
     }
 
     /// Closes the connection: transmits all data, then DISCONNECT, and then ends the stream.
@@ -501,8 +506,10 @@ mod tests {
         let links = pair(Variant::Send, sizes);
         let data = links.each_ref().map(Link::conn_data);
         let peers = [data[1], data[0]];
-        let mut ends =
-            links.into_iter().zip(&peers).map(|(link, peer)| Stream::new(link, sizes, peer).unwrap());
+        let mut ends = links
+            .into_iter()
+            .zip(&peers)
+            .map(|(link, peer)| Stream::new(link, sizes, peer).unwrap());
         (ends.next().unwrap(), ends.next().unwrap())
     }
 

@@ -82,29 +82,42 @@ pub(crate) fn ppoll(
     // mutably, because the kernel writes `revents`. The time-out is NULL or this function's own
     // copy, which the kernel may write, too. The mask is NULL or borrowed during the call, and a
     // `sigset_t` has more than the `SIGNALS` bytes that the kernel reads.
-    result(unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, SIGNALS) })
-        .map(|ready| ready as usize)
+    result(unsafe {
+        libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, SIGNALS)
+    })
+    .map(|ready| ready as usize)
 }
 
 /// Waits for events of a set for `timeout` milliseconds, or without limit for -1.
 ///
 /// # Errors
 /// OS errors.
-pub(crate) fn epoll_wait(set: RawFd, events: &mut [libc::epoll_event], timeout: c_int) -> Result<usize> {
+pub(crate) fn epoll_wait(
+    set: RawFd,
+    events: &mut [libc::epoll_event],
+    timeout: c_int,
+) -> Result<usize> {
     let most = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
     let (events, mask) = (events.as_mut_ptr(), ptr::null::<libc::sigset_t>());
     // SAFETY: the kernel writes at most `most` structures of this type. The pointer is that of the
     // slice `events`, which has at least as many and is borrowed mutably during the call. The mask
     // is NULL, so the kernel reads none.
-    result(unsafe { libc::syscall(libc::SYS_epoll_pwait, set, events, most, timeout, mask, SIGNALS) })
-        .map(|found| found as usize)
+    result(unsafe {
+        libc::syscall(libc::SYS_epoll_pwait, set, events, most, timeout, mask, SIGNALS)
+    })
+    .map(|found| found as usize)
 }
 
 /// Calls epoll_ctl(2).
 ///
 /// # Errors
 /// OS errors.
-pub(crate) fn epoll_ctl(set: RawFd, op: c_int, fd: RawFd, event: Option<libc::epoll_event>) -> Result<()> {
+pub(crate) fn epoll_ctl(
+    set: RawFd,
+    op: c_int,
+    fd: RawFd,
+    event: Option<libc::epoll_event>,
+) -> Result<()> {
     let mut event = event;
     let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     // SAFETY: `event` is NULL, for which the kernel returns EFAULT where it needs an event, or
@@ -234,8 +247,8 @@ pub(crate) fn udp_socket(domain: c_int) -> Result<OwnedFd> {
 /// # Errors
 /// OS errors.
 pub(crate) fn send_message(fd: RawFd, parts: [&[u8]; 2], to: &[u8]) -> Result<()> {
-    let mut parts =
-        parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+    let mut parts = parts
+        .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
     let mut message: libc::msghdr = zeroed();
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len() as _;
@@ -305,7 +318,9 @@ pub(crate) fn option_bytes(fd: RawFd, level: c_int, name: c_int, to: &mut [u8]) 
     // `to`, which is borrowed mutably. A few options use more memory (SO_GET_FILTER counts `len` in
     // instructions). Only `rgetsockopt` reads these, whose caller, the program, passes the memory
     // that the option needs (getsockopt(2)).
-    result(unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, to.as_mut_ptr(), &raw mut len) })?;
+    result(unsafe {
+        libc::syscall(libc::SYS_getsockopt, fd, level, name, to.as_mut_ptr(), &raw mut len)
+    })?;
     Ok(len as usize)
 }
 
@@ -318,8 +333,10 @@ pub(crate) fn set_option_bytes(fd: RawFd, level: c_int, name: c_int, value: &[u8
     // The values of some options refer to more memory, which the kernel reads or writes. Only
     // `rsetsockopt` passes such values: those of the program, which passes with them the memory for
     // the option (setsockopt(2)). All other callers pass integers or a `linger`.
-    result(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), value.len()) })
-        .map(drop)
+    result(unsafe {
+        libc::syscall(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), value.len())
+    })
+    .map(drop)
 }
 
 /// Returns a number that identifies a socket among all that existed since the system started.
@@ -346,7 +363,9 @@ pub(crate) fn closed_socket() -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: the kernel writes two descriptors to `ends`, a local array of two numbers of that
     // type.
-    result(unsafe { libc::syscall(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
+    result(unsafe {
+        libc::syscall(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr())
+    })?;
     // SAFETY: the call has succeeded, so both numbers are those of new open descriptors
     // (socketpair(2)). Each becomes one `OwnedFd`, and nothing else owns it.
     let [end, _other] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });

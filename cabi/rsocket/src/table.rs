@@ -222,7 +222,9 @@ pub(crate) fn get_if_open(fd: RawFd) -> Option<Entry> {
 pub(crate) fn socket(fd: RawFd) -> Result<AnySocket> {
     let entry = get(fd);
     if let Some(Entry::Inherited(_)) = entry {
-        return Err(Errno::INHERITED.because("the rsocket was created by the parent, before a fork"));
+        return Err(
+            Errno::INHERITED.because("the rsocket was created by the parent, before a fork")
+        );
     }
     let socket = entry.and_then(Entry::socket);
     socket.ok_or_else(|| Errno(libc::EBADF).because("the descriptor is not an rsocket"))
@@ -235,7 +237,9 @@ pub(crate) fn socket(fd: RawFd) -> Result<AnySocket> {
 pub(crate) fn stream(fd: RawFd) -> Result<Arc<Socket>> {
     match socket(fd)? {
         AnySocket::Stream(socket) => Ok(socket),
-        AnySocket::Datagram(_) => Err(Errno::UNSUPPORTED.because("the call is not supported for datagrams")),
+        AnySocket::Datagram(_) => {
+            Err(Errno::UNSUPPORTED.because("the call is not supported for datagrams"))
+        }
     }
 }
 
@@ -247,7 +251,8 @@ pub(crate) fn close(fd: RawFd) -> Result<()> {
     // The number is ordinary for the system's calls from now on.
     BITMAP.clear(fd);
     let removed = shard(fd).write().0.remove(&fd);
-    let entry = removed.ok_or_else(|| Errno(libc::EBADF).because("the descriptor is not an rsocket"))?;
+    let entry =
+        removed.ok_or_else(|| Errno(libc::EBADF).because("the descriptor is not an rsocket"))?;
     uncount_number(entry);
     // The number is closed after the connection, so that it is not reused while the connection
     // ends.
@@ -280,14 +285,18 @@ fn uncount_number(entry: Entry) {
 /// Returns every socket, at the end of the process.
 pub(crate) fn all_sockets() -> Vec<AnySocket> {
     let mut all = Vec::new();
-    TABLE.visit_unlocked(|table| all.extend(table.0.values().filter_map(|entry| entry.clone().socket())));
+    TABLE.visit_unlocked(|table| {
+        all.extend(table.0.values().filter_map(|entry| entry.clone().socket()));
+    });
     all
 }
 
 /// Returns the numbers whose entries `is` accepts.
 pub(crate) fn find_numbers(is: impl Fn(&Entry) -> bool) -> Vec<RawFd> {
     let mut found = Vec::new();
-    TABLE.visit_all(|table| found.extend(table.0.iter().filter(|(_, entry)| is(entry)).map(|(fd, _)| *fd)));
+    TABLE.visit_all(|table| {
+        found.extend(table.0.iter().filter(|(_, entry)| is(entry)).map(|(fd, _)| *fd));
+    });
     found
 }
 

@@ -132,7 +132,11 @@ fn length<D>(list: &[Vector<D>]) -> Result<usize> {
 }
 
 /// Receives into buffers.
-pub(super) fn receive(socket: &AnySocket, list: &mut OutBuffers<'_>, flags: c_int) -> Result<isize> {
+pub(super) fn receive(
+    socket: &AnySocket,
+    list: &mut OutBuffers<'_>,
+    flags: c_int,
+) -> Result<isize> {
     match socket {
         AnySocket::Stream(socket) => receive_bytes(socket, list, flags),
         AnySocket::Datagram(socket) => {
@@ -164,13 +168,22 @@ fn receive_bytes(socket: &Socket, list: &mut OutBuffers<'_>, flags: c_int) -> Re
 }
 
 /// Receives a datagram into buffers.
-fn receive_datagram(socket: &Datagram, list: &mut OutBuffers<'_>, flags: c_int) -> Result<CopiedMessage> {
+fn receive_datagram(
+    socket: &Datagram,
+    list: &mut OutBuffers<'_>,
+    flags: c_int,
+) -> Result<CopiedMessage> {
     length(list.0)?;
     socket.receive(flags, &mut list.each().collect::<Vec<_>>())
 }
 
 /// Receives available data, after the first `skip` bytes of the buffers. Waits for the first byte.
-fn receive_some(socket: &Socket, list: &mut OutBuffers<'_>, skip: usize, flags: c_int) -> Result<usize> {
+fn receive_some(
+    socket: &Socket,
+    list: &mut OutBuffers<'_>,
+    skip: usize,
+    flags: c_int,
+) -> Result<usize> {
     let total = sum(list.0)?;
     let mut changed = false;
     let how = |state: &State| (state.is_nonblocking(flags), state.set.receive_timeout);
@@ -314,7 +327,12 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for RemainingParts<I> {
 }
 
 /// `rrecv`.
-pub extern "C" fn rrecv<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
+pub extern "C" fn rrecv<'a>(
+    fd: c_int,
+    buffer: ArrayMutPtr<'a, u8>,
+    len: Count<'a>,
+    flags: c_int,
+) -> isize {
     boundary::number(|| {
         let socket = table::socket(fd)?;
         OutBuffers::with_one(buffer, len, |list| receive(&socket, list, flags))
@@ -339,7 +357,9 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
     boundary::number(|| {
         let (taken, from) = OutBuffers::with_one(buffer, len, |list| {
             Ok(match table::socket(fd)? {
-                AnySocket::Stream(socket) => (receive_bytes(&socket, list, flags)?, peer_of(&socket)),
+                AnySocket::Stream(socket) => {
+                    (receive_bytes(&socket, list, flags)?, peer_of(&socket))
+                }
                 AnySocket::Datagram(socket) => {
                     let taken = receive_datagram(&socket, list, flags)?;
                     (taken.returned(flags), taken.from)
@@ -387,7 +407,8 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
                 // bytes that nothing else uses during the call (recvmsg(2), which `InOutPtr`
                 // requires). `message`, which contains the length and is borrowed mutably, is not
                 // used until `write_address` has returned.
-                let (name, len) = unsafe { (argument(name), argument(&raw mut message.msg_namelen)) };
+                let (name, len) =
+                    unsafe { (argument(name), argument(&raw mut message.msg_namelen)) };
                 write_address(from, name, len)?;
             }
             _ => message.msg_namelen = 0,
@@ -414,17 +435,29 @@ pub extern "C" fn rread<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'
 }
 
 /// `rreadv`.
-pub extern "C" fn rreadv<'a>(fd: c_int, list: ArrayPtr<'a, OutVec<'a>>, len: Count<'a, c_int>) -> isize {
+pub extern "C" fn rreadv<'a>(
+    fd: c_int,
+    list: ArrayPtr<'a, OutVec<'a>>,
+    len: Count<'a, c_int>,
+) -> isize {
     boundary::number(|| read(&table::socket(fd)?, &mut OutBuffers::new(list, len)?))
 }
 
 /// `rsend`. There is no SIGPIPE, as in rdma-core.
-pub extern "C" fn rsend<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
+pub extern "C" fn rsend<'a>(
+    fd: c_int,
+    buffer: ArrayPtr<'a, u8>,
+    len: Count<'a>,
+    flags: c_int,
+) -> isize {
     boundary::number(|| send(&table::socket(fd)?, &InVec::one(&buffer, len)?, flags))
 }
 
 /// Reads the address of a datagram call, which may be omitted.
-fn destination<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
+fn destination<'a>(
+    addr: &ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+) -> Result<Option<SocketAddr>> {
     if addr.is_null() { Ok(None) } else { read_address(addr, len).map(Some) }
 }
 
@@ -487,7 +520,11 @@ pub extern "C" fn rwrite<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>
 }
 
 /// `rwritev`.
-pub extern "C" fn rwritev<'a>(fd: c_int, list: ArrayPtr<'a, InVec<'a>>, len: Count<'a, c_int>) -> isize {
+pub extern "C" fn rwritev<'a>(
+    fd: c_int,
+    list: ArrayPtr<'a, InVec<'a>>,
+    len: Count<'a, c_int>,
+) -> isize {
     boundary::number(|| send(&table::socket(fd)?, elements(list, len)?, 0))
 }
 
@@ -506,7 +543,9 @@ pub extern "C" fn riomap(
     boundary::number(|| {
         let socket = table::stream(fd)?;
         if protection & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {
-            return Err(Errno::INVAL.because("the protection is not PROT_WRITE, or the length is invalid"));
+            return Err(
+                Errno::INVAL.because("the protection is not PROT_WRITE, or the length is invalid")
+            );
         }
         let shared = protection & libc::PROT_WRITE != 0;
         let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
@@ -516,9 +555,15 @@ pub extern "C" fn riomap(
             if shared && !stream.mappings.has_room() {
                 return Err(Errno::NOMEM.because("the peer accepts no more mappings"));
             }
-            let access = Access::LOCAL_WRITE | if shared { Access::REMOTE_WRITE } else { Access::empty() };
+            let access =
+                Access::LOCAL_WRITE | if shared { Access::REMOTE_WRITE } else { Access::empty() };
             let region = stream.link.pd().register_raw(memory, buffer.addr() as u64, access)?;
-            stream.mappings.add((buffer.addr(), len), (region, registered), offset.cast_unsigned(), shared)
+            stream.mappings.add(
+                (buffer.addr(), len),
+                (region, registered),
+                offset.cast_unsigned(),
+                shared,
+            )
         })?;
         Ok(offset as isize)
     }) as off_t

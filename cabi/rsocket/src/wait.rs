@@ -41,12 +41,14 @@ impl<'a> Limit<'a> {
 
     /// Creates a limit from milliseconds as in poll(2). Negative numbers mean no limit.
     pub(crate) fn of_milliseconds(ms: i32) -> Self {
-        u64::try_from(ms).map_or_else(|_| Self::default(), |ms| Self::within(Duration::from_millis(ms)))
+        u64::try_from(ms)
+            .map_or_else(|_| Self::default(), |ms| Self::within(Duration::from_millis(ms)))
     }
 
     /// Returns the same limit, but at most `time`.
     pub(crate) fn at_most(&self, time: Duration) -> Self {
-        let deadline = [self.deadline, Instant::now().checked_add(time)].into_iter().flatten().min();
+        let deadline =
+            [self.deadline, Instant::now().checked_add(time)].into_iter().flatten().min();
         Self { deadline, ..self.clone() }
     }
 
@@ -410,7 +412,8 @@ pub(crate) fn complete<T>(
         if let Some(found) = attempts.poll(begun, most, || pending(call(RetryMode::Processed))) {
             return found;
         }
-        let is_interrupted = if time.is_some() { held.interrupts_poll() } else { held.interrupts_read() };
+        let is_interrupted =
+            if time.is_some() { held.interrupts_poll() } else { held.interrupts_read() };
         if is_interrupted {
             return Err(Errno::INTR);
         }
@@ -422,7 +425,8 @@ pub(crate) fn complete<T>(
         None => until(&device, || source.arm(), leave, poll)?,
         Some(time) => {
             let limit = Limit::within(time.saturating_sub(begun.elapsed()));
-            let done = until_or(Some(&device), &mut Vec::new(), &limit, || source.shards(), leave, poll)?;
+            let done =
+                until_or(Some(&device), &mut Vec::new(), &limit, || source.shards(), leave, poll)?;
             done.unwrap_or(Err(Errno::AGAIN))
         }
     };
@@ -462,7 +466,11 @@ mod tests {
                 attempts += 1;
                 cx.waker().wake_by_ref();
                 // The wait ends here if it does not end by itself.
-                if begun.elapsed() < Duration::from_secs(5) { Poll::Pending } else { Poll::Ready(()) }
+                if begun.elapsed() < Duration::from_secs(5) {
+                    Poll::Pending
+                } else {
+                    Poll::Ready(())
+                }
             },
         );
         assert_eq!(waited, Ok(None), "after {attempts} attempts");

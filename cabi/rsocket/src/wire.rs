@@ -120,7 +120,9 @@ pub enum WireError {
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Short { len } => write!(f, "private data of {len} bytes, expected {}", ConnData::LEN),
+            Self::Short { len } => {
+                write!(f, "private data of {len} bytes, expected {}", ConnData::LEN)
+            }
             Self::Version { version } => write!(f, "version {version}, expected {VERSION}"),
             Self::Flags { flags } => write!(f, "flags {flags:#04x} name two variants"),
             Self::NoCredits => f.write_str("the peer has no receive posted"),
@@ -387,7 +389,8 @@ mod tests {
     #[test]
     fn private_data_matches_rdma_core() {
         let mut expected = vec![1, 2, 1, 0x80, 0, 0, 0, 5];
-        expected.extend([0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 10, 11, 12, 13, 0, 0, 0, 2]);
+        expected
+            .extend([0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 10, 11, 12, 13, 0, 0, 0, 2]);
         expected.extend([0, 0, 0, 0, 0, 0, 0, 0x99, 0, 0, 0, 7, 0, 1, 0, 0]);
         assert_eq!(DATA.to_bytes()[..], expected);
         expected.extend([0; 52]);
@@ -454,7 +457,11 @@ mod tests {
             assert_eq!(message.to_word(), word);
             assert_eq!(Message::from_word(word), Ok(message));
         }
-        assert_eq!(Message::from_word(0x8001_0005), Ok(Message::Credits { limit: 5 }), "the sum of two");
+        assert_eq!(
+            Message::from_word(0x8001_0005),
+            Ok(Message::Credits { limit: 5 }),
+            "the sum of two"
+        );
         for word in [0x2000_0000, 0x4000_0001, 0x6000_0000, 0xA000_0000, 0xE000_0003] {
             assert_eq!(Message::from_word(word), Err(WireError::Message { word }));
         }

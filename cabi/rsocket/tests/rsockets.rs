@@ -13,8 +13,8 @@ use uiw_cabi_rsocket::transfer::{rrecv, rsend};
 use uiw_cabi_rsocket::wire::{ConnData, Message, Order, Target, Variant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, ConnConfig, Cq, CqConfig, Device, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, Remote, STag,
-    SendFlags, SendOp, SendWr, Sge,
+    Access, ConnConfig, Cq, CqConfig, Device, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, Remote,
+    STag, SendFlags, SendOp, SendWr, Sge,
 };
 
 /// Number of receives that an rsocket announces. The size of its receive buffer follows.
@@ -36,7 +36,8 @@ fn set_timeout(fd: c_int, name: c_int) {
     let len = size_of_val(&time) as libc::socklen_t;
     // SAFETY: `time` is a local variable of the length that is passed, without padding, and nothing
     // changes it during the call.
-    let set = unsafe { call!(rsetsockopt(fd, libc::SOL_SOCKET, name, (&raw const time).cast(), len)) };
+    let set =
+        unsafe { call!(rsetsockopt(fd, libc::SOL_SOCKET, name, (&raw const time).cast(), len)) };
     assert_eq!(set, 0);
 }
 
@@ -136,8 +137,13 @@ impl ScriptedPeer {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(4096, CqConfig::default()).unwrap();
-        let cap =
-            QpCap { max_send_wr: 2048, max_recv_wr: 512, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
+        let cap = QpCap {
+            max_send_wr: 2048,
+            max_recv_wr: 512,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 64,
+        };
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let memory = pd.register_raw(Memory::owned(1 << 16).unwrap(), 0, access).unwrap();
         let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false)).unwrap();
@@ -146,8 +152,10 @@ impl ScriptedPeer {
         // exclusive (`Memory::owned`), so the engine writes them atomically. They are registered
         // until `memory` is dropped, normally after `qp`. If an assertion of `connect` fails, it is
         // dropped before, which deregisters the bytes, and the engine refuses to write them.
-        unsafe { qp.post_recv((0..500).map(|wr_id| RecvWr { wr_id, sges: std::slice::from_ref(&sge) })) }
-            .unwrap();
+        unsafe {
+            qp.post_recv((0..500).map(|wr_id| RecvWr { wr_id, sges: std::slice::from_ref(&sge) }))
+        }
+        .unwrap();
         let channel = Arc::<CmChannel>::default();
         let options = Arc::new(ConnConfig::default());
         let private_data = private_data(Target { addr: 0, key: memory.rkey().0, len: 0 });
@@ -182,7 +190,12 @@ impl ScriptedPeer {
         // SAFETY: the request is inline, so the engine reads its one element only during the call.
         // The element is `bytes`, with its length, which is borrowed.
         let sent = unsafe {
-            self.qp.post_send([SendWr { wr_id: 0, op: SendOp::Send, sges: &sges, flags: SendFlags::INLINE }])
+            self.qp.post_send([SendWr {
+                wr_id: 0,
+                op: SendOp::Send,
+                sges: &sges,
+                flags: SendFlags::INLINE,
+            }])
         };
         // This fails after the connection has ended.
         drop(sent);
@@ -195,13 +208,16 @@ impl ScriptedPeer {
 
     /// Writes `len` bytes to `addr` in the region `key`.
     fn write(&self, addr: u64, key: u32, len: u32) {
-        let sges = [Sge { addr: self.memory.addr() + 16_384, length: len, lkey: self.memory.lkey() }];
+        let sges =
+            [Sge { addr: self.memory.addr() + 16_384, length: len, lkey: self.memory.lkey() }];
         let op = SendOp::Write { remote: Remote { addr, rkey: STag(key) } };
         // SAFETY: `memory` is registered until it is dropped, after `qp` (the order of the fields
         // of `ScriptedPeer`). Nothing writes to the bytes that are sent, at most 100 from 16,384
         // on: receives are at 60,000, and the rsocket writes only to targets below 8,192.
-        unsafe { self.qp.post_send([SendWr { wr_id: 0, op, sges: &sges, flags: SendFlags::empty() }]) }
-            .unwrap();
+        unsafe {
+            self.qp.post_send([SendWr { wr_id: 0, op, sges: &sges, flags: SendFlags::empty() }])
+        }
+        .unwrap();
         self.cq.poll(&mut Vec::new(), 64);
     }
 
@@ -254,7 +270,11 @@ fn unpublished_bytes_not_delivered() {
         // The rsocket may have published its second half as well.
         peer.message(Message::Data { len });
         peer.message(Message::Data { len: 1 });
-        assert_eq!(socket.receive(1 << 20).and_then(|_| socket.receive(10)), Err(PROTOCOL), "{len} bytes");
+        assert_eq!(
+            socket.receive(1 << 20).and_then(|_| socket.receive(10)),
+            Err(PROTOCOL),
+            "{len} bytes"
+        );
         peer.ended();
     }
 }
@@ -334,7 +354,8 @@ fn accept_ends_after_receive_timeout() {
     let listening = ListeningSocket::new();
     set_timeout(listening.0, libc::SO_RCVTIMEO);
     // SAFETY: `ArrayMutPtr` and `RoomPtr` permit NULL, with which no address is requested.
-    let accepted = unsafe { call!(raccept(listening.0, std::ptr::null_mut(), std::ptr::null_mut())) };
+    let accepted =
+        unsafe { call!(raccept(listening.0, std::ptr::null_mut(), std::ptr::null_mut())) };
     assert_eq!((accepted, Errno::last()), (-1, Errno::AGAIN));
 }
 

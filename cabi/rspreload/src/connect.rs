@@ -29,7 +29,11 @@ extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn bind<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>) -> c_int {
+extern "C-unwind" fn bind<'a>(
+    fd: c_int,
+    addr: In<'a, sockaddr>,
+    len: Argument<'a, socklen_t>,
+) -> c_int {
     if is_rsocket_already(fd) {
         return sockets::rbind(fd, addr, len);
     }
@@ -89,7 +93,11 @@ fn room_of<'a>(addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>) -> Argument<'a,
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn accept<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>) -> c_int {
+extern "C-unwind" fn accept<'a>(
+    fd: c_int,
+    addr: Out<'a, sockaddr>,
+    len: Out<'a, socklen_t>,
+) -> c_int {
     if is_rsocket_already(fd) {
         return sockets::raccept(fd, addr, len);
     }
@@ -117,7 +125,11 @@ extern "C-unwind" fn accept4<'a>(
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn connect<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>) -> c_int {
+extern "C-unwind" fn connect<'a>(
+    fd: c_int,
+    addr: In<'a, sockaddr>,
+    len: Argument<'a, socklen_t>,
+) -> c_int {
     if is_rsocket_already(fd) {
         return sockets::rconnect(fd, addr, len);
     }
@@ -133,8 +145,9 @@ extern "C-unwind" fn connect<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argumen
         // SAFETY: `real_len` is positive, as checked above, and `uiw_sockets_target` has written an
         // address of as many bytes to `real`, an aligned local variable that nothing changes until
         // `next::connect`, the only function that gets the two values, has read it.
-        let (real, real_len) =
-            unsafe { (In::new((&raw const real.0).cast()), Argument::new(real_len.cast_unsigned())) };
+        let (real, real_len) = unsafe {
+            (In::new((&raw const real.0).cast()), Argument::new(real_len.cast_unsigned()))
+        };
         let connected = next::connect(fd, real, real_len);
         let outcome = if connected == 0 { 0 } else { errno() };
         let done = sockets::uiw_sockets_connected(fd, addr, len, outcome);
@@ -154,7 +167,11 @@ extern "C-unwind" fn connect<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argumen
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn getsockname<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>) -> c_int {
+extern "C-unwind" fn getsockname<'a>(
+    fd: c_int,
+    addr: Out<'a, sockaddr>,
+    len: Out<'a, socklen_t>,
+) -> c_int {
     if is_rsocket_already(fd) {
         return sockets::rgetsockname(fd, addr, len);
     }
@@ -168,7 +185,11 @@ extern "C-unwind" fn getsockname<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Ou
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn getpeername<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>) -> c_int {
+extern "C-unwind" fn getpeername<'a>(
+    fd: c_int,
+    addr: Out<'a, sockaddr>,
+    len: Out<'a, socklen_t>,
+) -> c_int {
     if is_rsocket_already(fd) {
         return sockets::rgetpeername(fd, addr, len);
     }

@@ -3,8 +3,8 @@
 use crate::argument::{Argument, In, Len, Out};
 use crate::waiting::{Cleanup, Routine};
 use libc::{
-    FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, sockaddr,
-    socklen_t, timespec, timeval,
+    FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t,
+    sockaddr, socklen_t, timespec, timeval,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::mem;

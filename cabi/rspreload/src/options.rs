@@ -48,7 +48,9 @@ fn control<'a>(
         libc::F_GETFL | libc::F_SETFL if is_rsocket_already(fd) => {
             sockets::rfcntl(fd, command, argument.get().addr() as c_long)
         }
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if is_set(fd) => duplicated(fd, next(fd, command, argument)),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if is_set(fd) => {
+            duplicated(fd, next(fd, command, argument))
+        }
         _ => next(fd, command, argument),
     }
 }

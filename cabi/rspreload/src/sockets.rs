@@ -3,7 +3,8 @@
 
 use crate::argument::{Argument, In, Len, Out};
 use libc::{
-    epoll_event, fd_set, iovec, msghdr, nfds_t, off64_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
+    epoll_event, fd_set, iovec, msghdr, nfds_t, off64_t, pollfd, sigset_t, sockaddr, socklen_t,
+    timespec,
 };
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 

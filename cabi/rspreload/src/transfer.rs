@@ -70,15 +70,26 @@ extern "C-unwind" fn __read_chk<'a>(
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn readv<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>) -> isize {
+extern "C-unwind" fn readv<'a>(
+    fd: c_int,
+    list: In<'a, iovec>,
+    count: Argument<'a, c_int>,
+) -> isize {
     tried!(fd, sockets::uiw_sockets_read(fd, list, count), next::readv(fd, list, count))
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn recv<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, flags: c_int) -> isize {
+extern "C-unwind" fn recv<'a>(
+    fd: c_int,
+    buffer: Out<'a, c_void>,
+    len: Len<'a>,
+    flags: c_int,
+) -> isize {
     tried!(
         fd,
-        with_one(buffer.as_in(), len, |list, count| sockets::uiw_sockets_receive(fd, list, count, flags)),
+        with_one(buffer.as_in(), len, |list, count| sockets::uiw_sockets_receive(
+            fd, list, count, flags
+        )),
         next::recv(fd, buffer, len, flags)
     )
 }
@@ -200,12 +211,21 @@ extern "C-unwind" fn write<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>) 
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn writev<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>) -> isize {
+extern "C-unwind" fn writev<'a>(
+    fd: c_int,
+    list: In<'a, iovec>,
+    count: Argument<'a, c_int>,
+) -> isize {
     tried!(fd, sockets::uiw_sockets_send(fd, list, count, 0), next::writev(fd, list, count))
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn send<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, flags: c_int) -> isize {
+extern "C-unwind" fn send<'a>(
+    fd: c_int,
+    buffer: In<'a, c_void>,
+    len: Len<'a>,
+    flags: c_int,
+) -> isize {
     tried!(
         fd,
         with_one(buffer, len, |list, count| sockets::uiw_sockets_send(fd, list, count, flags)),
@@ -261,7 +281,12 @@ extern "C-unwind" fn sendmmsg<'a>(
 }
 
 /// Sends messages one after the other, until one fails or is sent only in part.
-fn send_all<'a>(fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uint>, flags: c_int) -> c_int {
+fn send_all<'a>(
+    fd: c_int,
+    messages: Out<'a, mmsghdr>,
+    count: Argument<'a, c_uint>,
+    flags: c_int,
+) -> c_int {
     if count.get() > 0 && messages.as_in().as_ref().is_none() {
         return fail(libc::EFAULT);
     }
@@ -298,7 +323,12 @@ fn send_all<'a>(fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uin
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn sendfile<'a>(to: c_int, file: c_int, offset: Out<'a, off_t>, count: Len<'a>) -> isize {
+extern "C-unwind" fn sendfile<'a>(
+    to: c_int,
+    file: c_int,
+    offset: Out<'a, off_t>,
+    count: Len<'a>,
+) -> isize {
     of!(to, send_file(to, file, offset, count), next::sendfile(to, file, offset, count))
 }
 

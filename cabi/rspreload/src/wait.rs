@@ -76,11 +76,16 @@ impl WaitTime {
 
 /// Returns whether the list contains an rsocket.
 fn has_rsocket<'a>(fds: In<'a, pollfd>, count: Argument<'a, nfds_t>) -> bool {
-    fds.elements(count).iter().any(|fd| is_set(fd.fd)) && sockets::uiw_sockets_enter_all(fds, count) != 0
+    fds.elements(count).iter().any(|fd| is_set(fd.fd))
+        && sockets::uiw_sockets_enter_all(fds, count) != 0
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn poll<'a>(fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: c_int) -> c_int {
+extern "C-unwind" fn poll<'a>(
+    fds: Out<'a, pollfd>,
+    count: Argument<'a, nfds_t>,
+    timeout: c_int,
+) -> c_int {
     if has_rsocket(fds.as_in(), count) {
         let time = WaitTime::of_milliseconds(timeout);
         return sockets::uiw_sockets_poll(fds, count, time.argument(), In::from_option(None));
@@ -134,11 +139,13 @@ extern "C-unwind" fn __ppoll_chk<'a>(
 fn sets_have_rsocket<'a>(count: Argument<'a, c_int>, sets: [Out<'a, fd_set>; 3]) -> bool {
     let mut any = false;
     for fd in 0..count.get().min(libc::FD_SETSIZE as c_int) {
-        // SAFETY: a set that is not NULL, as checked, is initialized and has FD_SETSIZE bits, and
-        // the program does not change it during the call (select(2)), as [`Argument`] requires.
-        // `fd` is from 0 to FD_SETSIZE - 1, the bounds of the loop.
-        let is_in =
-            || sets.iter().any(|set| !set.get().is_null() && unsafe { libc::FD_ISSET(fd, set.get()) });
+        let has = |set: *const fd_set| {
+            // SAFETY: a set that is not NULL, as checked, is initialized and has FD_SETSIZE bits,
+            // and the program does not change it during the call (select(2)), as [`Argument`]
+            // requires. `fd` is from 0 to FD_SETSIZE - 1, the bounds of the loop.
+            !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+        };
+        let is_in = || sets.iter().any(|set| has(set.get()));
         // Every descriptor is checked, because the check converts an accepted connection to an
         // rsocket.
         if is_set(fd) && is_in() && is_rsocket(fd) {
@@ -165,8 +172,14 @@ extern "C-unwind" fn select<'a>(
         tv_nsec: time.tv_usec % 1_000_000 * 1000,
     }));
     let end = time.end();
-    let ready =
-        sockets::uiw_sockets_select(count, read, write, except, time.argument(), In::from_option(None));
+    let ready = sockets::uiw_sockets_select(
+        count,
+        read,
+        write,
+        except,
+        time.argument(),
+        In::from_option(None),
+    );
     // Linux stores the remaining time, also after an error (select(2)).
     if let Some(left) = WaitTime::until(end).0 {
         // SAFETY: there is an end, so `timeout` is not NULL and points to a structure. The reference
@@ -193,7 +206,12 @@ extern "C-unwind" fn pselect<'a>(
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn epoll_ctl<'a>(set: c_int, op: c_int, fd: c_int, event: Out<'a, epoll_event>) -> c_int {
+extern "C-unwind" fn epoll_ctl<'a>(
+    set: c_int,
+    op: c_int,
+    fd: c_int,
+    event: Out<'a, epoll_event>,
+) -> c_int {
     if is_set(set) || is_set(fd) {
         let done = sockets::uiw_sockets_epoll_ctl(set, op, fd, event);
         if done != sockets::ORDINARY {

@@ -79,8 +79,12 @@ unsafe extern "C" fn leave(count: *mut c_void) {
 /// cancelled or jumps out of the wait, a handler that is registered with the C library does this,
 /// because this frame must not hold a value with a destructor.
 pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int) -> c_int {
-    let mut handler =
-        Cleanup { routine: None, argument: ptr::null_mut(), cancel_type: 0, before: ptr::null_mut() };
+    let mut handler = Cleanup {
+        routine: None,
+        argument: ptr::null_mut(),
+        cancel_type: 0,
+        before: ptr::null_mut(),
+    };
     let has_handlers = next::has_cleanup();
     if has_handlers {
         let count = ptr::from_ref(count).cast_mut().cast();
@@ -88,7 +92,9 @@ pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int)
         // unused, until it is popped below: `system`, a function of the C library, does not panic.
         // If the thread is cancelled or jumps out of the frame, the C library takes it out and
         // calls `leave` with the count, which is static, as `leave` requires.
-        unsafe { next::cleanup_push(Out::new(&raw mut handler), Argument::new(leave), Out::new(count)) };
+        unsafe {
+            next::cleanup_push(Out::new(&raw mut handler), Argument::new(leave), Out::new(count));
+        };
     }
     let found = system();
     if has_handlers {

@@ -35,7 +35,8 @@ impl Body for Ah {
 /// `ibv_create_ah`.
 pub extern "C" fn ibv_create_ah(pd: Handle<'_, Pd>, attr: InPtr<'_, ibv_ah_attr>) -> *mut ibv_ah {
     boundary::pointer(|| {
-        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes were passed"))?;
+        let attr =
+            attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes were passed"))?;
         create(pd.get()?, attr)
     })
 }
@@ -94,8 +95,8 @@ fn answer(
         return Err(Errno::INVAL.because("the completion does not belong to a datagram with a GRH"));
     };
     let netdev = context.device.netdev()?;
-    let source =
-        gid::to_address(grh.sgid).ok_or_else(|| Errno::INVAL.because("the GRH contains no IP address"))?;
+    let source = gid::to_address(grh.sgid)
+        .ok_or_else(|| Errno::INVAL.because("the GRH contains no IP address"))?;
     // The destination of a multicast datagram is the group. In that case an address of the same
     // family is used.
     let local = gid::to_address(grh.dgid);
@@ -105,11 +106,16 @@ fn answer(
         .position(|(own, _)| Some(*own) == local)
         .or_else(|| netdev.addresses.iter().position(|(own, _)| own.is_ipv4() == source.is_ipv4()))
         .ok_or_else(|| Errno::INVAL.because("the device has no address of this IP version"))?;
-    let mut attr =
-        ibv_ah_attr { dlid: wc.slid, sl: wc.sl, is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
+    let mut attr = ibv_ah_attr {
+        dlid: wc.slid,
+        sl: wc.sl,
+        is_global: 1,
+        port_num: 1,
+        ..ibv_ah_attr::default()
+    };
     attr.grh.dgid = grh.sgid;
-    attr.grh.sgid_index =
-        u8::try_from(index).map_err(|_| Errno::INVAL.because("the device has more than 256 addresses"))?;
+    attr.grh.sgid_index = u8::try_from(index)
+        .map_err(|_| Errno::INVAL.because("the device has more than 256 addresses"))?;
     attr.grh.hop_limit = 0xFF;
     Ok(attr)
 }

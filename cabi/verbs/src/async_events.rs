@@ -45,7 +45,11 @@ fn attempt(
         }
         next = events.try_pop();
     }
-    if is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(Attempt::Sleep(events.token_fd()?.as_raw_fd())) }
+    if is_nonblocking(fd) {
+        Err(Errno::AGAIN)
+    } else {
+        Ok(Attempt::Sleep(events.token_fd()?.as_raw_fd()))
+    }
 }
 
 /// Converts an event to C's representation, and counts it as delivered. Returns `None` if its
@@ -100,7 +104,9 @@ pub extern "C" fn ibv_ack_async_event(event: InOutPtr<'_, ibv_async_event>) {
         // `leave` waits before the object is freed. Nothing uses it later.
         unsafe {
             match event.event_type {
-                kinds::IBV_EVENT_CQ_ERR => Object::<Cq>::get(element.cq)?.async_events.acknowledge(1),
+                kinds::IBV_EVENT_CQ_ERR => {
+                    Object::<Cq>::get(element.cq)?.async_events.acknowledge(1);
+                }
                 kinds::IBV_EVENT_SRQ_ERR | kinds::IBV_EVENT_SRQ_LIMIT_REACHED => {
                     Object::<Srq>::get(element.srq)?.async_events.acknowledge(1);
                 }

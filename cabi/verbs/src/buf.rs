@@ -49,7 +49,9 @@ pub extern "C" fn ibv_alloc_buf(
         // requires.
         let failed = unsafe { libc::posix_memalign(&raw mut addr, page_size(), size) };
         if failed != 0 {
-            return Err(Errno(failed).because(format_args!("out of memory for a buffer of {size} bytes")));
+            return Err(
+                Errno(failed).because(format_args!("out of memory for a buffer of {size} bytes"))
+            );
         }
         buf.write(Object::create(ibv_buf { addr, size }, Buf { pd }))?;
         Ok(addr)
@@ -94,7 +96,12 @@ pub extern "C" fn ibv_reg_buf_mr(
 }
 
 /// Checks that `length` bytes at `addr` are inside `buf`, and that `buf` belongs to `pd`.
-fn check_inside(pd: *mut ibv_pd, buf: &Object<Buf>, addr: *mut c_void, length: usize) -> Result<()> {
+fn check_inside(
+    pd: *mut ibv_pd,
+    buf: &Object<Buf>,
+    addr: *mut c_void,
+    length: usize,
+) -> Result<()> {
     let (base, size) = (buf.abi.get(|buf| &buf.addr), buf.abi.get(|buf| &buf.size));
     if buf.pd != pd {
         return Err(Errno::INVAL.because("the buffer belongs to another protection domain"));
@@ -109,9 +116,14 @@ fn check_inside(pd: *mut ibv_pd, buf: &Object<Buf>, addr: *mut c_void, length: u
 }
 
 /// `ibv_reg_mr_ex`: registers memory by its address, in a buffer, or in a DMA-buf.
-pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init_attr>) -> *mut ibv_mr {
+pub extern "C" fn ibv_reg_mr_ex(
+    pd: Handle<'_, Pd>,
+    given: InPtr<'_, ibv_mr_init_attr>,
+) -> *mut ibv_mr {
     boundary::pointer(|| {
-        let attr = given.as_ref().ok_or_else(|| Errno::INVAL.because("ibv_reg_mr_ex without attributes"))?;
+        let attr = given
+            .as_ref()
+            .ok_or_else(|| Errno::INVAL.because("ibv_reg_mr_ex without attributes"))?;
         let has = |mask| attr.comp_mask & mask != 0;
         let known = masks::IBV_REG_MR_MASK_IOVA
             | masks::IBV_REG_MR_MASK_ADDR
@@ -129,16 +141,23 @@ pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init
                 || has(masks::IBV_REG_MR_MASK_ADDR)
                 || has(masks::IBV_REG_MR_MASK_BUF)
             {
-                return Err(
-                    Errno::INVAL.because("ibv_reg_mr_ex for a DMA-buf without an offset, or with an address")
-                );
+                return Err(Errno::INVAL
+                    .because("ibv_reg_mr_ex for a DMA-buf without an offset, or with an address"));
             }
             let iova = if has(masks::IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.fd_offset };
             let from = (attr.fd, attr.fd_offset);
-            return dmabuf::register(pd.get()?, from, attr.length, iova, attr.access.cast_unsigned());
+            return dmabuf::register(
+                pd.get()?,
+                from,
+                attr.length,
+                iova,
+                attr.access.cast_unsigned(),
+            );
         }
         if !has(masks::IBV_REG_MR_MASK_ADDR) || has(masks::IBV_REG_MR_MASK_FD_OFFSET) {
-            return Err(Errno::INVAL.because("ibv_reg_mr_ex without an address, or with a file offset"));
+            return Err(
+                Errno::INVAL.because("ibv_reg_mr_ex without an address, or with a file offset")
+            );
         }
         let iova = has(masks::IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
         if has(masks::IBV_REG_MR_MASK_BUF) {

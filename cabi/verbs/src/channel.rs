@@ -88,7 +88,8 @@ impl CompEvents {
     /// Returns the queue of the oldest event, and counts the event as delivered. May drive the
     /// engine. Events of destroyed queues are skipped.
     fn try_get(&self, has_token: bool) -> Option<*mut ibv_cq> {
-        let mut event = if has_token { self.engine.pop_with_token() } else { self.engine.try_pop() };
+        let mut event =
+            if has_token { self.engine.pop_with_token() } else { self.engine.try_pop() };
         loop {
             if let Some(cq) = self.deliver(event?.upgrade()) {
                 return Some(cq);
@@ -120,7 +121,9 @@ impl Body for CompChannel {
 const DRIVE: Duration = Duration::from_millis(5);
 
 /// `ibv_create_comp_channel`.
-pub extern "C" fn ibv_create_comp_channel(context: Handle<'_, OpenContext>) -> *mut ibv_comp_channel {
+pub extern "C" fn ibv_create_comp_channel(
+    context: Handle<'_, OpenContext>,
+) -> *mut ibv_comp_channel {
     boundary::pointer(|| CompChannel::create(context.get()?))
 }
 
@@ -133,7 +136,8 @@ impl CompChannel {
         let engine = Arc::<uiw_verbs::CompChannel>::default();
         engine.set_direct(false);
         let fd = engine.fd()?.as_raw_fd();
-        let events = Arc::new(CompEvents { engine, queues: Mutex::default(), arms: AtomicU32::new(0) });
+        let events =
+            Arc::new(CompEvents { engine, queues: Mutex::default(), arms: AtomicU32::new(0) });
         let channel = Self { context: context.share(), events, users: Users::default() };
         Ok(Object::create(ibv_comp_channel { context: context.abi(), fd, refcnt: 0 }, channel))
     }
@@ -201,7 +205,8 @@ impl CompChannel {
     fn get_driving(&self) -> Option<*mut ibv_cq> {
         let deadline = Instant::now() + DRIVE;
         loop {
-            let event = self.context.engine.wait(Some(deadline), |cx| self.events.engine.poll_pop(cx))?;
+            let event =
+                self.context.engine.wait(Some(deadline), |cx| self.events.engine.poll_pop(cx))?;
             if let Some(cq) = self.events.deliver(event.upgrade()) {
                 return Some(cq);
             }

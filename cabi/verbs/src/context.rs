@@ -123,7 +123,8 @@ impl Context {
         abi.context.async_fd = engine.async_events().fd().map_err(Errno::from)?.as_raw_fd();
         abi.context.cmd_fd = command.as_raw_fd();
         let persona = Settings::get()?.persona;
-        let context = Self { device, engine, persona, _command: command, numbers: Mutex::default() };
+        let context =
+            Self { device, engine, persona, _command: command, numbers: Mutex::default() };
         let context = Arc::new(context);
         device_events::add(&context);
         Ok(Object::create(abi, OpenContext(context)))

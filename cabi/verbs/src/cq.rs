@@ -150,7 +150,8 @@ impl Cq {
     /// that checks for `RDMA_CM_EVENT_DISCONNECTED` after an empty poll would destroy its queue
     /// pair, and with it the completions that arrived during the yield.
     pub(crate) fn yield_before_poll(&self) {
-        if self.empty_polls.load(Ordering::Relaxed) >= POLLS_BEFORE_YIELD && self.engine.is_empty() {
+        if self.empty_polls.load(Ordering::Relaxed) >= POLLS_BEFORE_YIELD && self.engine.is_empty()
+        {
             thread::yield_now();
         }
     }
@@ -180,7 +181,8 @@ impl Cq {
         if let Some(channel) = &self.channel {
             channel.remove(&self.engine);
         }
-        let about = |event: &AsyncEvent| matches!(event, AsyncEvent::CqError { cq } if *cq == number);
+        let about =
+            |event: &AsyncEvent| matches!(event, AsyncEvent::CqError { cq } if *cq == number);
         drop(self.context.engine.async_events().remove_if(about));
         self.events.wait();
         self.async_events.wait();

@@ -21,23 +21,24 @@ pub(crate) extern "C" fn create_cq_ex(
 ) -> *mut ibv_cq_ex {
     boundary::pointer(|| {
         let given = attr.get()?;
-        let timestamps =
-            flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+        let timestamps = flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+            | flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         let masks = flags::IBV_CQ_INIT_ATTR_MASK_FLAGS | flags::IBV_CQ_INIT_ATTR_MASK_PD;
         if given.comp_mask & !masks != 0 {
             return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
-        let known = flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+        let known =
+            flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
         let asked = given.comp_mask & flags::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
         if asked && given.flags & !known != 0
             || given.wc_flags & !(flags::IBV_WC_STANDARD_FLAGS | timestamps) != 0
         {
-            return Err(
-                Errno::UNSUPPORTED.because("completion fields that are not supported (wc_flags, flags)")
-            );
+            return Err(Errno::UNSUPPORTED
+                .because("completion fields that are not supported (wc_flags, flags)"));
         }
         let context = context.get()?;
-        let channel = if given.channel.is_null() { None } else { Some(attr.object(|attr| &attr.channel)?) };
+        let channel =
+            if given.channel.is_null() { None } else { Some(attr.object(|attr| &attr.channel)?) };
         let init = CqInit {
             depth: given.cqe,
             cq_context: given.cq_context,
@@ -76,7 +77,10 @@ impl Batched for Cq {
 }
 
 /// `ibv_start_poll`: returns 0, or ENOENT if there is no completion.
-extern "C" fn start_poll(cq: TableHandle<'_, Cq, ibv_cq_ex>, attr: InPtr<'_, ibv_poll_cq_attr>) -> c_int {
+extern "C" fn start_poll(
+    cq: TableHandle<'_, Cq, ibv_cq_ex>,
+    attr: InPtr<'_, ibv_poll_cq_attr>,
+) -> c_int {
     boundary::code_fast(|| {
         let cq = cq.get()?;
         if attr.as_ref().is_some_and(|attr| attr.comp_mask != 0) {
@@ -94,7 +98,11 @@ extern "C" fn start_poll(cq: TableHandle<'_, Cq, ibv_cq_ex>, attr: InPtr<'_, ibv
 /// `ibv_next_poll`.
 extern "C" fn next_poll(mut cq: BatchHandle<'_, Cq>) -> c_int {
     boundary::code_fast(|| {
-        cq.with(|cq, cursor| if cursor.continues() { take(cq, cursor) } else { Err(Errno(libc::ENOENT)) })
+        cq.with(
+            |cq, cursor| {
+                if cursor.continues() { take(cq, cursor) } else { Err(Errno(libc::ENOENT)) }
+            },
+        )
     })
 }
 
@@ -122,7 +130,8 @@ fn field<T: Default>(mut cq: BatchHandle<'_, Cq>, read: impl FnOnce(&Wc) -> T) -
     boundary::value_fast(T::default(), || {
         cq.with(|_, cursor| {
             cursor.wc.as_ref().map(read).ok_or_else(|| {
-                Errno::INVAL.because("a completion is read outside of ibv_start_poll and ibv_end_poll")
+                Errno::INVAL
+                    .because("a completion is read outside of ibv_start_poll and ibv_end_poll")
             })
         })
     })

@@ -116,7 +116,8 @@ fn report(name: &str, change: InterfaceChange) {
         let events = DEVICE_EVENTS.read();
         events.contexts.iter().filter_map(Weak::upgrade).collect()
     };
-    let contexts: Vec<_> = contexts.into_iter().filter(|open| open.device.netdev_name() == name).collect();
+    let contexts: Vec<_> =
+        contexts.into_iter().filter(|open| open.device.netdev_name() == name).collect();
     if contexts.is_empty() {
         return;
     }
@@ -156,6 +157,9 @@ fn raise(context: &Context, event: &AsyncEvent) {
 fn is_of_device(event: &AsyncEvent) -> bool {
     matches!(
         event,
-        AsyncEvent::PortError | AsyncEvent::PortActive | AsyncEvent::GidChange | AsyncEvent::DeviceFatal
+        AsyncEvent::PortError
+            | AsyncEvent::PortActive
+            | AsyncEvent::GidChange
+            | AsyncEvent::DeviceFatal
     )
 }

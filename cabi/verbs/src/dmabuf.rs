@@ -92,9 +92,8 @@ fn size(file: &File) -> Result<u64> {
 /// EBADF, EMFILE.
 fn duplicate(fd: RawFd) -> Result<File> {
     if fd < 0 {
-        return Err(
-            Errno(libc::EBADF).because(format_args!("duplicating descriptor {fd} of a DMA-buf failed"))
-        );
+        return Err(Errno(libc::EBADF)
+            .because(format_args!("duplicating descriptor {fd} of a DMA-buf failed")));
     }
     // SAFETY: the descriptor is not -1, as checked above, and the program keeps it open during the
     // call, because it identifies the DMA-buf to register (ibv_reg_mr(3)). If it is not open,
@@ -125,7 +124,9 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
     // SAFETY: without an address and MAP_FIXED, the kernel chooses an address where nothing is
     // mapped, so the call changes no memory that is in use. `len` is not 0, and an error gives
     // MAP_FAILED.
-    let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    let at = unsafe {
+        libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
     if at == libc::MAP_FAILED {
         return Err(not_mapped(fd, Errno::last()));
     }
@@ -159,19 +160,22 @@ pub(crate) fn register(
 ) -> Result<*mut ibv_mr> {
     let rights = mr::access(access)?;
     if access & flags::IBV_ACCESS_ON_DEMAND != 0 || rights.contains(Access::ZERO_BASED) {
-        return Err(Errno::INVAL.because("a DMA-buf supports neither on-demand paging nor a zero base"));
+        return Err(
+            Errno::INVAL.because("a DMA-buf supports neither on-demand paging nor a zero base")
+        );
     }
     // The kernel has the same restriction, because it maps whole pages.
     let page = page_size() as u64;
     if offset % page != iova % page {
-        return Err(
-            Errno::INVAL.because(format_args!("{offset:#x} and {iova:#x} have different offsets in a page"))
-        );
+        return Err(Errno::INVAL
+            .because(format_args!("{offset:#x} and {iova:#x} have different offsets in a page")));
     }
     fault_handler::install();
     let memory = map(fd, offset, length, access & flags::IBV_ACCESS_WRITABLE != 0)?;
     // rdma-core reports the offset as the address.
-    let addr = ptr::without_provenance_mut(usize::try_from(offset).map_err(|_| Errno::INVAL.out_of_range())?);
+    let addr = ptr::without_provenance_mut(
+        usize::try_from(offset).map_err(|_| Errno::INVAL.out_of_range())?,
+    );
     let bounds = RegionBounds { addr, length, base: iova };
     mr::add(domain, memory, RegisteredRange::on_demand(), bounds, rights)
 }

@@ -87,9 +87,12 @@ impl RequestedAction {
     fn lock(&self) {
         let this_process = generation();
         let mut holder = FREE;
-        while let Err(found) =
-            self.locked.compare_exchange_weak(holder, this_process, Ordering::Acquire, Ordering::Relaxed)
-        {
+        while let Err(found) = self.locked.compare_exchange_weak(
+            holder,
+            this_process,
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        ) {
             holder = if found == this_process { FREE } else { found };
             std::hint::spin_loop();
         }
@@ -199,7 +202,11 @@ pub(crate) fn install() {
 ///
 /// # Safety
 /// Only the kernel calls this function, as the handler with SA_SIGINFO that [`install`] has set.
-unsafe extern "C-unwind" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+unsafe extern "C-unwind" fn on_fault(
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
     // A signal that was sent has a code that is not positive.
     // SAFETY: the kernel passes a pointer to the information of the signal to a handler with
     // SA_SIGINFO, which this is, as the caller ensures. The information stays on the stack until
@@ -223,8 +230,15 @@ unsafe extern "C-unwind" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, 
 /// # Safety
 /// The arguments are those with which the kernel has called a handler with SA_SIGINFO for this
 /// signal, and the handler has not returned yet.
-unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, sent: bool) {
-    let Some((action, wanted)) = wanted(signal).map(|wanted| (wanted.get(), wanted)) else { return };
+unsafe fn forward_signal(
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+    sent: bool,
+) {
+    let Some((action, wanted)) = wanted(signal).map(|wanted| (wanted.get(), wanted)) else {
+        return;
+    };
     match action.sa_sigaction {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
@@ -248,7 +262,8 @@ unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mu
                 change_mask(libc::SIG_SETMASK, &without(now, &[signal]));
             }
             if action.sa_flags & libc::SA_SIGINFO != 0 {
-                type Handler = unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+                type Handler =
+                    unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
                 // SAFETY: the address is not SIG_DFL or SIG_IGN, as matched above, so it is a
                 // handler of this type, set with SA_SIGINFO (sigaction(2)). The arguments are the
                 // kernel's, as the caller ensures. A handler that does not return skips only this
@@ -267,7 +282,11 @@ unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mu
 }
 
 /// `sigaction`, as `libibverbs.so.1` exports it.
-pub extern "C" fn sigaction(signal: c_int, new: InPtr<'_, Action>, old: OutPtr<'_, Action>) -> c_int {
+pub extern "C" fn sigaction(
+    signal: c_int,
+    new: InPtr<'_, Action>,
+    old: OutPtr<'_, Action>,
+) -> c_int {
     match wanted(signal).filter(|_| INSTALLED.load(Ordering::Acquire)) {
         Some(wanted) => {
             let before = wanted.replace(new.as_ref().copied());
@@ -307,7 +326,10 @@ pub fn mask<'a>(
 
 /// `signal`, as `libibverbs.so.1` exports it. The C library's `signal` would not call the exported
 /// `sigaction`.
-pub extern "C" fn signal(signal: c_int, handler: PassedValue<'_, libc::sighandler_t>) -> libc::sighandler_t {
+pub extern "C" fn signal(
+    signal: c_int,
+    handler: PassedValue<'_, libc::sighandler_t>,
+) -> libc::sighandler_t {
     if handler.get() == libc::SIG_ERR {
         Errno::INVAL.set();
         return libc::SIG_ERR;
@@ -424,7 +446,10 @@ mod tests {
         // SA_SIGINFO does, and ends any thread that raises SIGSEGV, which only this test does.
         unsafe {
             assert_eq!(call!(sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut())), 0);
-            assert_eq!(pthread_create(&raw mut thread, ptr::null(), raise_fault, ptr::null_mut()), 0);
+            assert_eq!(
+                pthread_create(&raw mut thread, ptr::null(), raise_fault, ptr::null_mut()),
+                0
+            );
             assert_eq!(libc::pthread_join(thread, &raw mut value), 0);
         }
         assert!(!value.is_null());

@@ -132,7 +132,10 @@ impl RangeTable {
         loop {
             match self.owner.compare_exchange(0, this, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => {
-                    return Some(LockedTable { ranges: self.ranges.lock(), _owner: LockOwner(&self.owner) });
+                    return Some(LockedTable {
+                        ranges: self.ranges.lock(),
+                        _owner: LockOwner(&self.owner),
+                    });
                 }
                 Err(owner) if owner == this => return None,
                 Err(_) => std::thread::yield_now(),
@@ -176,8 +179,10 @@ fn table_or_new() -> &'static RangeTable {
     }
     drop(FORKS.read());
     // If two threads arrive here at the same time, one of the two tables stays unused.
-    let new: &RangeTable =
-        Box::leak(Box::new(RangeTable { owner: AtomicUsize::new(0), ranges: Mutex::new(Ranges::new()) }));
+    let new: &RangeTable = Box::leak(Box::new(RangeTable {
+        owner: AtomicUsize::new(0),
+        ranges: Mutex::new(Ranges::new()),
+    }));
     let shared = ptr::from_ref(new).cast_mut();
     match TABLE.compare_exchange(ptr::null_mut(), shared, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => new,
@@ -257,7 +262,11 @@ pub fn protect(start: usize, len: usize) {
 
 /// Calls `f` for the state of each registered memory that overlaps the `len` bytes at `start`, with
 /// the range of whole pages. Returns the range if there was any such memory.
-fn each_registration(start: usize, len: usize, f: fn(&PageState, &Range<usize>)) -> Option<Range<usize>> {
+fn each_registration(
+    start: usize,
+    len: usize,
+    f: fn(&PageState, &Range<usize>),
+) -> Option<Range<usize>> {
     if COUNT.load(Ordering::SeqCst) == 0 || len == 0 {
         return None;
     }
@@ -283,7 +292,8 @@ pub fn page_size() -> usize {
     match SIZE.load(Ordering::Relaxed) {
         0 => {
             // SAFETY: the call takes an integer and uses no memory of this process.
-            let size = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+            let size =
+                usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
             SIZE.store(size, Ordering::Relaxed);
             size
         }
@@ -303,7 +313,8 @@ const ADDRESSES: usize = 1 << 56;
 pub(crate) fn check(start: usize, len: usize, write: bool) -> Result<()> {
     let page = page_size();
     let refused = |why: &str| {
-        Errno(libc::EFAULT).because(format_args!("{len} bytes at {start:#x} cannot be registered: {why}"))
+        Errno(libc::EFAULT)
+            .because(format_args!("{len} bytes at {start:#x} cannot be registered: {why}"))
     };
     if start >= ADDRESSES || len > ADDRESSES - start {
         return Err(refused("no program can have these addresses"));
@@ -319,7 +330,9 @@ pub(crate) fn check(start: usize, len: usize, write: bool) -> Result<()> {
     }
     match Errno::last().0 {
         // There is either no mapping or no memory.
-        libc::ENOMEM if is_mapped(first..end) => Err(Errno::NOMEM.because("out of memory for the pages")),
+        libc::ENOMEM if is_mapped(first..end) => {
+            Err(Errno::NOMEM.because("out of memory for the pages"))
+        }
         libc::ENOMEM => Err(refused("a page is unmapped")),
         libc::EINVAL => Err(refused("a page is protected, or of a device")),
         libc::EHWPOISON => Err(refused("a page is damaged")),
@@ -375,7 +388,9 @@ mod tests {
             assert!(is_mapped(first..first + 3 * page));
             assert_eq!(libc::munmap(start.byte_add(page), page), 0);
             assert!(!is_mapped(first..first + 3 * page));
-            assert!(is_mapped(first..first + page) && is_mapped(first + 2 * page..first + 3 * page));
+            assert!(
+                is_mapped(first..first + page) && is_mapped(first + 2 * page..first + 3 * page)
+            );
             assert_eq!(libc::munmap(start, page), 0);
             assert_eq!(libc::munmap(start.byte_add(2 * page), page), 0);
         }
@@ -389,6 +404,9 @@ mod tests {
         assert_eq!(check(usize::MAX - 100, 50, false), Err(Errno(libc::EFAULT)));
         // Code is readable.
         let code = check as *const () as usize;
-        assert_eq!((check(code, 8, false), check(code, 8, true)), (Ok(()), Err(Errno(libc::EFAULT))));
+        assert_eq!(
+            (check(code, 8, false), check(code, 8, true)),
+            (Ok(()), Err(Errno(libc::EFAULT)))
+        );
     }
 }

@@ -41,8 +41,9 @@ impl Mr {
         let region = engine
             .as_ref()
             .ok_or_else(|| Errno::INVAL.because("another call is deregistering the region"))?;
-        let inside =
-            addr.checked_sub(region.addr()).and_then(|offset| (region.len() as u64).checked_sub(offset));
+        let inside = addr
+            .checked_sub(region.addr())
+            .and_then(|offset| (region.len() as u64).checked_sub(offset));
         // The bind itself refuses a window that begins outside the region.
         Ok((
             STag(region.rkey().0),
@@ -58,8 +59,10 @@ impl Mr {
 pub fn access(flags: c_uint) -> Result<Access> {
     // Relaxed ordering and similar flags are optional, huge pages are a hint, and on-demand paging
     // is a property of the memory.
-    let flags =
-        flags & !(flags::IBV_ACCESS_OPTIONAL_RANGE | flags::IBV_ACCESS_HUGETLB | flags::IBV_ACCESS_ON_DEMAND);
+    let flags = flags
+        & !(flags::IBV_ACCESS_OPTIONAL_RANGE
+            | flags::IBV_ACCESS_HUGETLB
+            | flags::IBV_ACCESS_ON_DEMAND);
     Access::from_bits(flags)
         .ok_or_else(|| Errno::INVAL.because(format_args!("access flags {flags:#x} are undefined")))
 }
@@ -86,17 +89,23 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     let start = addr.addr();
     fault_handler::install();
     if on_demand && start == 0 && length == usize::MAX {
-        let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
+        let (lowest, all) =
+            (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
         // SAFETY: an access to bytes that are not mapped fails (`fault_handler`) or ends the
         // process. The engine accesses only bytes that requests name. Until a request completes,
         // the program does not use its buffers (ibv_post_send(3), ibv_post_recv(3)). Memory for
         // peers is shared, and accessed atomically.
         let memory = unsafe { Memory::on_demand(lowest, all) };
-        return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
+        return Ok(ProgramMemory {
+            memory,
+            registered: RegisteredRange::on_demand(),
+            start: LOWEST as u64,
+        });
     }
     if length == 0 || start.checked_add(length).is_none() {
-        return Err(Errno::INVAL
-            .because(format_args!("{length} bytes at {addr:p} are empty or exceed the address space")));
+        return Err(Errno::INVAL.because(format_args!(
+            "{length} bytes at {addr:p} are empty or exceed the address space"
+        )));
     }
     if on_demand {
         // SAFETY: an access to bytes that are not mapped fails (`fault_handler`) or ends the
@@ -104,7 +113,11 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
         // (ibv_post_send(3), ibv_post_recv(3)). Memory that a peer may access is shared, and the
         // engine accesses it atomically.
         let memory = unsafe { Memory::on_demand(addr.cast(), length) };
-        return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: start as u64 });
+        return Ok(ProgramMemory {
+            memory,
+            registered: RegisteredRange::on_demand(),
+            start: start as u64,
+        });
     }
     // Like the kernel, which pins pages for writing if there is any of these rights.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
@@ -114,9 +127,9 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     // completes, the program does not use its buffers (ibv_post_send(3), ibv_post_recv(3)). The
     // engine accesses memory that peers can access atomically.
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
-    let registered = memory
-        .page_state()
-        .map_or(RegisteredRange::on_demand(), |page_state| RegisteredRange::new(start, length, page_state));
+    let registered = memory.page_state().map_or(RegisteredRange::on_demand(), |page_state| {
+        RegisteredRange::new(start, length, page_state)
+    });
     Ok(ProgramMemory { memory, registered, start: start as u64 })
 }
 
@@ -126,7 +139,11 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
 ///
 /// # Errors
 /// The errors of `ibv_reg_mr`.
-pub fn program_memory(addr: *mut c_void, length: usize, writable: bool) -> Result<(Memory, RegisteredRange)> {
+pub fn program_memory(
+    addr: *mut c_void,
+    length: usize,
+    writable: bool,
+) -> Result<(Memory, RegisteredRange)> {
     let flags = if writable { flags::IBV_ACCESS_WRITABLE } else { 0 };
     bytes(addr, length, flags).map(|bytes| (bytes.memory, bytes.registered))
 }
@@ -268,7 +285,9 @@ fn rereg(
         return Err(input(Errno::INVAL.because("the call changes nothing, or something unknown")));
     }
     if flags != 0 && what & flags::IBV_REREG_MR_CHANGE_ACCESS == 0 {
-        return Err(input(Errno::INVAL.because("access rights without IBV_REREG_MR_CHANGE_ACCESS")));
+        return Err(input(
+            Errno::INVAL.because("access rights without IBV_REREG_MR_CHANGE_ACCESS"),
+        ));
     }
     let object = mr.get().map_err(input)?;
     let domain = match what & flags::IBV_REREG_MR_CHANGE_PD {
@@ -285,19 +304,24 @@ fn rereg(
         .ok_or_else(|| input(Errno::INVAL.because("another call is deregistering the region")))?;
     let memory = match what & flags::IBV_REREG_MR_CHANGE_TRANSLATION {
         0 => None,
-        _ if addr.is_null() => return Err(input(Errno::INVAL.because("ibv_rereg_mr with memory at NULL"))),
+        _ if addr.is_null() => {
+            return Err(input(Errno::INVAL.because("ibv_rereg_mr with memory at NULL")));
+        }
         _ => {
             let rights = access.map_or(region.region().access().bits(), |_| flags.cast_unsigned());
             Some(bytes(addr, length, rights).map_err(input)?)
         }
     };
     let (memory, registered) = match memory {
-        Some(ProgramMemory { memory, registered, start }) => (Some((memory, start)), Some(registered)),
+        Some(ProgramMemory { memory, registered, start }) => {
+            (Some((memory, start)), Some(registered))
+        }
         None => (None, None),
     };
     region.rereg(domain.map(|d| &d.engine), memory, access).map_err(|error| {
-        let errno = if let ReregError::WindowsBound { .. } = error { Errno::BUSY } else { Errno::INVAL }
-            .because(error);
+        let errno =
+            if let ReregError::WindowsBound { .. } = error { Errno::BUSY } else { Errno::INVAL }
+                .because(error);
         (IBV_REREG_MR_ERR_CMD, errno)
     })?;
     object.abi.set(|mr| &mr.lkey, region.lkey().0);

@@ -37,7 +37,10 @@ impl Pd {
         uses: [Option<UserToken>; 2],
     ) -> *mut ibv_pd {
         let abi = ibv_pd { context: context.abi(), handle: engine.num() };
-        Object::create(abi, Self { context: context.share(), engine, users: Users::default(), _uses: uses })
+        Object::create(
+            abi,
+            Self { context: context.share(), engine, users: Users::default(), _uses: uses },
+        )
     }
 
     /// Creates a domain.

@@ -38,7 +38,8 @@ impl AlignedLists {
         // SAFETY: `list` points to `count` initialized elements that nothing changes during the
         // call, as the caller ensures. `at` is less than `count`, and `read_unaligned` reads at any
         // alignment.
-        let copy = (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Vec<Sge>>();
+        let copy =
+            (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Vec<Sge>>();
         let (at, len) = (copy.as_ptr(), copy.len());
         self.0.push(copy);
         // SAFETY: `at` and `len` are those of the elements of the vector that is now in `self.0`.
@@ -156,7 +157,11 @@ pub(crate) trait Chained: Copy {
     /// and the program does not destroy the objects to which it refers. If `ud` is not `None`,
     /// `wr.ud.ah` is NULL or points to a live address handle of this library. `copies` is neither
     /// dropped nor cleared during `'a`.
-    unsafe fn convert<'a>(&self, ud: Option<u32>, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
+    unsafe fn convert<'a>(
+        &self,
+        ud: Option<u32>,
+        copies: &mut AlignedLists,
+    ) -> Result<Self::Wr<'a>>;
 }
 
 impl Chained for ibv_send_wr {
@@ -182,7 +187,12 @@ impl Chained for ibv_send_wr {
                 to_datagram(op, ah::destination(ah, ud, to.remote_qpn, to.remote_qkey)?)?
             }
         };
-        Ok(SendWr { wr_id: self.wr_id, op, sges, flags: SendFlags::from_bits_truncate(self.send_flags) })
+        Ok(SendWr {
+            wr_id: self.wr_id,
+            op,
+            sges,
+            flags: SendFlags::from_bits_truncate(self.send_flags),
+        })
     }
 }
 
@@ -193,7 +203,11 @@ impl Chained for ibv_recv_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self, _ud: Option<u32>, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
+    unsafe fn convert<'a>(
+        &self,
+        _ud: Option<u32>,
+        copies: &mut AlignedLists,
+    ) -> Result<RecvWr<'a>> {
         // SAFETY: the caller ensures that nothing changes the `num_sge` elements at `sg_list`, and
         // that `copies` lives, during `'a`.
         Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge, copies) }? })
@@ -302,8 +316,13 @@ impl<W: Chained> ChainPtr<W> {
         ud: Option<u32>,
         post: impl FnOnce(&mut RequestChain<W>) -> std::result::Result<(), PostError>,
     ) -> Result<()> {
-        let mut chain =
-            RequestChain { next: self.0, last: self.0, failed: None, copies: AlignedLists::default(), ud };
+        let mut chain = RequestChain {
+            next: self.0,
+            last: self.0,
+            failed: None,
+            copies: AlignedLists::default(),
+            ud,
+        };
         let errno = match post(&mut chain) {
             // The engine takes one request at a time, so the last one is the refused one.
             Err(refused) => Errno::from(refused.error),
@@ -332,7 +351,8 @@ pub(crate) extern "C" fn post_send(
         // call, and the engine of the memory of requests. `send_op` makes no `FastRegister`. `ud`
         // is `None` unless the queue pair is UD. `post` owns `chain`, whose copies only grow,
         // until the engine has returned.
-        let posted = wr.post(bad, ud, |chain| unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) });
+        let posted =
+            wr.post(bad, ud, |chain| unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) });
         qp.note_post();
         posted
     })

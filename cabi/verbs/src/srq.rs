@@ -64,7 +64,10 @@ pub fn create(
 }
 
 /// `ibv_create_srq`.
-pub extern "C" fn ibv_create_srq(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_srq_init_attr>) -> *mut ibv_srq {
+pub extern "C" fn ibv_create_srq(
+    pd: Handle<'_, Pd>,
+    init: InOutPtr<'_, ibv_srq_init_attr>,
+) -> *mut ibv_srq {
     boundary::pointer(|| {
         let init = init.get()?;
         create(pd.get()?, init.srq_context, &mut init.attr)
@@ -82,7 +85,9 @@ pub(crate) extern "C" fn create_srq_ex(
         let typed = given.comp_mask & flags::IBV_SRQ_INIT_ATTR_TYPE != 0;
         let known = flags::IBV_SRQ_INIT_ATTR_TYPE | flags::IBV_SRQ_INIT_ATTR_PD;
         if typed && given.srq_type != flags::IBV_SRQT_BASIC || given.comp_mask & !known != 0 {
-            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are supported"));
+            return Err(
+                Errno::UNSUPPORTED.because("only basic shared receive queues are supported")
+            );
         }
         if given.comp_mask & flags::IBV_SRQ_INIT_ATTR_PD == 0 {
             return Err(Errno::INVAL.because("the attributes contain no protection domain"));
@@ -101,7 +106,11 @@ pub(crate) extern "C" fn get_srq_num(srq: Handle<'_, Srq>, _number: OutPtr<'_, u
 }
 
 /// `ibv_modify_srq`: changes the depth and the limit.
-pub extern "C" fn ibv_modify_srq(srq: Handle<'_, Srq>, attr: InPtr<'_, ibv_srq_attr>, mask: c_int) -> c_int {
+pub extern "C" fn ibv_modify_srq(
+    srq: Handle<'_, Srq>,
+    attr: InPtr<'_, ibv_srq_attr>,
+    mask: c_int,
+) -> c_int {
     boundary::code(|| {
         let (srq, attr) = (srq.get()?, attr.get()?);
         if mask & !(flags::IBV_SRQ_MAX_WR | flags::IBV_SRQ_LIMIT) != 0 {
@@ -136,8 +145,7 @@ impl Srq {
         }
         let number = self.engine.num();
         self.context.numbers.lock().srqs.remove(&number);
-        let about =
-            |event: &AsyncEvent| matches!(event, AsyncEvent::SrqLimitReached { srq } if *srq == number);
+        let about = |event: &AsyncEvent| matches!(event, AsyncEvent::SrqLimitReached { srq } if *srq == number);
         drop(self.context.engine.async_events().remove_if(about));
         self.async_events.wait();
         Ok(())

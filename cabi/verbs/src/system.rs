@@ -80,8 +80,9 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
     // searched first for its own symbols (RTLD_DEEPBIND), because it must call its own functions.
     // SAFETY: the path is a `CString`, which ends in NUL and lives during the call. The user of the
     // program has chosen the library and vouches for its constructors, which run here.
-    let library =
-        unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND) };
+    let library = unsafe {
+        libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND)
+    };
     if library.is_null() {
         return Err(dl_error());
     }
@@ -103,15 +104,16 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
     let system = unsafe {
         use std::mem::transmute;
         SystemLibrary {
-            get_device_list: transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device>(
-                needed(c"ibv_get_device_list")?,
+            get_device_list: transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
+            >(needed(c"ibv_get_device_list")?),
+            free_device_list: transmute::<*mut c_void, unsafe extern "C" fn(*mut *mut ibv_device)>(
+                needed(c"ibv_free_device_list")?,
             ),
-            free_device_list: transmute::<*mut c_void, unsafe extern "C" fn(*mut *mut ibv_device)>(needed(
-                c"ibv_free_device_list",
-            )?),
-            ack_async_event: transmute::<*mut c_void, unsafe extern "C" fn(*mut ibv_async_event)>(needed(
-                c"ibv_ack_async_event",
-            )?),
+            ack_async_event: transmute::<*mut c_void, unsafe extern "C" fn(*mut ibv_async_event)>(
+                needed(c"ibv_ack_async_event")?,
+            ),
         }
     };
     for slot in slots {
@@ -233,7 +235,10 @@ pub(crate) fn free_with(list: *mut *mut ibv_device) {
     }
     let theirs = LISTS.write().0.remove(&list.addr());
     if let (Some(list), Ok(Some(system))) = (theirs, system()) {
-        drop(SystemDevices { list: ptr::with_exposed_provenance_mut(list), free: system.free_device_list });
+        drop(SystemDevices {
+            list: ptr::with_exposed_provenance_mut(list),
+            free: system.free_device_list,
+        });
     }
 }
 

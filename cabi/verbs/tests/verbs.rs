@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use uiw_cabi_core::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
 use uiw_cabi_core::abi::{
-    ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
+    ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq,
+    ibv_wc,
 };
 use uiw_cabi_core::call;
 use uiw_cabi_verbs::{ah, async_events, buf, channel, cq, device, mr, open, pd, qp, srq};
@@ -26,7 +27,9 @@ fn open() -> *mut ibv_context {
         let list = call!(device::ibv_get_device_list(ptr::null_mut()));
         assert!(!list.is_null());
         let mut at = list;
-        while !(*at).is_null() && CStr::from_ptr(call!(device::ibv_get_device_name(*at))) != c"uiw_lo" {
+        while !(*at).is_null()
+            && CStr::from_ptr(call!(device::ibv_get_device_name(*at))) != c"uiw_lo"
+        {
             at = at.add(1);
         }
         let opened = call!(open::ibv_open_device(*at));
@@ -76,8 +79,11 @@ impl TestEnd {
                 srq_context: ptr::null_mut(),
                 attr: abi::ibv_srq_attr { max_wr: 16, max_sge: 2, srq_limit: 0 },
             };
-            let srq =
-                if with_srq { call!(srq::ibv_create_srq(pd, &raw mut srq_init)) } else { ptr::null_mut() };
+            let srq = if with_srq {
+                call!(srq::ibv_create_srq(pd, &raw mut srq_init))
+            } else {
+                ptr::null_mut()
+            };
             let mut init: abi::ibv_qp_init_attr_ex = abi::zeroed();
             (init.send_cq, init.recv_cq, init.srq) = (cq.cast(), cq.cast(), srq);
             init.cap.max_send_wr = 32;
@@ -130,33 +136,45 @@ impl TestEnd {
     fn connect(&self, peer: &Self) {
         let mut attr: abi::ibv_qp_attr = abi::zeroed();
         (attr.qp_state, attr.port_num, attr.qp_access_flags) = (1, 1, ACCESS.cast_unsigned());
-        let init =
-            flags::IBV_QP_STATE | flags::IBV_QP_PORT | flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_ACCESS_FLAGS;
+        let init = flags::IBV_QP_STATE
+            | flags::IBV_QP_PORT
+            | flags::IBV_QP_PKEY_INDEX
+            | flags::IBV_QP_ACCESS_FLAGS;
         self.modify(&mut attr, init);
         let mut gid = ibv_gid::default();
         // SAFETY: the context is open until after `drop` (see `TestEnd`). `gid` is a local variable
         // of the type that the call writes.
-        assert_eq!(unsafe { call!(device::port::ibv_query_gid(self.context, 1, 0, &raw mut gid)) }, 0);
+        let rc = unsafe { call!(device::port::ibv_query_gid(self.context, 1, 0, &raw mut gid)) };
+        assert_eq!(rc, 0);
         attr.qp_state = 2;
         (attr.dest_qp_num, attr.path_mtu) = (peer.number(), 3);
         attr.ah_attr.is_global = 1;
         attr.ah_attr.port_num = 1;
         attr.ah_attr.grh.dgid = gid;
         (attr.min_rnr_timer, attr.max_dest_rd_atomic, attr.max_rd_atomic) = (12, 4, 4);
-        let rtr = flags::IBV_QP_STATE | flags::IBV_QP_AV | flags::IBV_QP_DEST_QPN | flags::IBV_QP_RQ_PSN;
-        let needed = flags::IBV_QP_MIN_RNR_TIMER | flags::IBV_QP_PATH_MTU | flags::IBV_QP_MAX_DEST_RD_ATOMIC;
+        let rtr =
+            flags::IBV_QP_STATE | flags::IBV_QP_AV | flags::IBV_QP_DEST_QPN | flags::IBV_QP_RQ_PSN;
+        let needed =
+            flags::IBV_QP_MIN_RNR_TIMER | flags::IBV_QP_PATH_MTU | flags::IBV_QP_MAX_DEST_RD_ATOMIC;
         self.modify(&mut attr, rtr | needed);
         attr.qp_state = 3;
         (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 7);
-        let rts =
-            flags::IBV_QP_STATE | flags::IBV_QP_TIMEOUT | flags::IBV_QP_RETRY_CNT | flags::IBV_QP_RNR_RETRY;
+        let rts = flags::IBV_QP_STATE
+            | flags::IBV_QP_TIMEOUT
+            | flags::IBV_QP_RETRY_CNT
+            | flags::IBV_QP_RNR_RETRY;
         self.modify(&mut attr, rts | flags::IBV_QP_SQ_PSN | flags::IBV_QP_MAX_QP_RD_ATOMIC);
     }
 
     /// Posts one receive of eight bytes at the index `word`, to the shared queue if there is one.
     fn receive(&self, id: u64, word: usize) {
         let mut sge = self.sge(word, 8);
-        let mut wr = abi::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
+        let mut wr = abi::ibv_recv_wr {
+            wr_id: id,
+            next: ptr::null_mut(),
+            sg_list: &raw mut sge,
+            num_sge: 1,
+        };
         let mut bad = ptr::null_mut();
         // SAFETY: the objects live, only this thread uses them, and the word stays registered and
         // unused (see `TestEnd` and `open`). `ChainPtr` permits `wr`: one request with one element,
@@ -260,8 +278,9 @@ fn every_request_by_ibv_wr() {
     // variables, which the functions copy.
     unsafe {
         let sge = a.sge(0, 8);
-        let set =
-            |ex: *mut ibv_qp_ex, sge: ibv_sge| (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length);
+        let set = |ex: *mut ibv_qp_ex, sge: ibv_sge| {
+            (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length);
+        };
         b.receive(100, 1);
         assert_eq!(
             a.build(1, |ex| {
@@ -272,7 +291,10 @@ fn every_request_by_ibv_wr() {
         );
         a.done(1);
         let wc = b.done(100);
-        assert_eq!((wc.imm, wc.wc_flags & wr::IBV_WC_WITH_IMM), (7u32.to_be(), wr::IBV_WC_WITH_IMM));
+        assert_eq!(
+            (wc.imm, wc.wc_flags & wr::IBV_WC_WITH_IMM),
+            (7u32.to_be(), wr::IBV_WC_WITH_IMM)
+        );
         assert_eq!(b.memory[1], 0x1122_3344);
         b.receive(101, 2);
         assert_eq!(
@@ -378,7 +400,9 @@ fn refused_batch_posts_nothing() {
     // SAFETY: `build` passes its live `ex`, between start and completion, and `write` has begun a
     // request. The element is a word of `a`, which stays registered until `TestEnd::drop` has
     // destroyed the queue pair, and which nothing else accesses.
-    let set = |ex: *mut ibv_qp_ex| unsafe { (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length) };
+    let set = |ex: *mut ibv_qp_ex| unsafe {
+        (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length);
+    };
     for length in [33, 40] {
         let refused = a.build(0, |ex| {
             for id in 0..length {
@@ -466,7 +490,10 @@ fn asynchronous_events_await_acknowledgement() {
         b.done(1);
         let mut event: abi::ibv_async_event = abi::zeroed();
         assert_eq!(call!(async_events::ibv_get_async_event(opened, &raw mut event)), 0);
-        assert_eq!((event.event_type, event.element.srq), (kinds::IBV_EVENT_SRQ_LIMIT_REACHED, b.srq));
+        assert_eq!(
+            (event.event_type, event.element.srq),
+            (kinds::IBV_EVENT_SRQ_LIMIT_REACHED, b.srq)
+        );
         let fd = (*other).async_fd;
         libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
         let mut none: abi::ibv_async_event = abi::zeroed();
@@ -665,9 +692,11 @@ fn buffers_page_aligned_with_regions_inside() {
         addr.cast::<u8>().write_bytes(7, 10_000);
         let inside = call!(buf::ibv_reg_buf_mr(domain, handle, addr.byte_add(16), 9_984, ACCESS));
         assert!(!inside.is_null() && (*inside).length == 9_984);
-        for (pd, start, length) in
-            [(other, addr, 8), (domain, addr.byte_add(16), 9_985), (domain, addr.wrapping_byte_sub(1), 8)]
-        {
+        for (pd, start, length) in [
+            (other, addr, 8),
+            (domain, addr.byte_add(16), 9_985),
+            (domain, addr.wrapping_byte_sub(1), 8),
+        ] {
             assert!(call!(buf::ibv_reg_buf_mr(pd, handle, start, length, ACCESS)).is_null());
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
         }
@@ -695,7 +724,10 @@ fn buffers_page_aligned_with_regions_inside() {
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENODATA));
         assert_eq!((call!(mr::ibv_dereg_mr(inside)), call!(mr::ibv_dereg_mr(with_iova))), (0, 0));
         call!(buf::ibv_free_buf(handle));
-        assert!(call!(buf::ibv_reg_buf_mr(domain, handle, addr, 8, ACCESS)).is_null(), "it is freed");
+        assert!(
+            call!(buf::ibv_reg_buf_mr(domain, handle, addr, 8, ACCESS)).is_null(),
+            "it is freed"
+        );
         assert_eq!((call!(pd::ibv_dealloc_pd(domain)), call!(pd::ibv_dealloc_pd(other))), (0, 0));
         assert_eq!(call!(open::ibv_close_device(opened)), 0);
     }
@@ -716,7 +748,10 @@ fn every_call_states_the_same_speed() {
         let mut speed = 0;
         assert_eq!(call!(device::speed::ibv_query_port_speed(opened, 1, &raw mut speed)), 0);
         assert_eq!(speed, 1000);
-        assert_eq!(call!(device::speed::ibv_query_port_speed(opened, 2, &raw mut speed)), libc::EINVAL);
+        assert_eq!(
+            call!(device::speed::ibv_query_port_speed(opened, 2, &raw mut speed)),
+            libc::EINVAL
+        );
         assert_eq!(call!(open::ibv_close_device(opened)), 0);
     }
 }
@@ -738,7 +773,10 @@ fn null_pointers_are_errors() {
         assert_eq!(call!(device::attributes::ibv_query_device(none(), none())), libc::EINVAL);
         assert_eq!(call!(device::port::ibv_query_port(none(), 1, none())), libc::EINVAL);
         assert_eq!(call!(device::port::ibv_query_gid(none(), 1, 0, none())), -1);
-        assert_eq!(call!(device::port::_ibv_query_gid_ex(none(), 1, 0, none(), 0, 32)), libc::EINVAL);
+        assert_eq!(
+            call!(device::port::_ibv_query_gid_ex(none(), 1, 0, none(), 0, 32)),
+            libc::EINVAL
+        );
         assert_eq!(
             call!(device::port::_ibv_query_gid_table(none(), none(), 1, 0, 32)),
             -(libc::EINVAL as isize)
@@ -777,8 +815,14 @@ fn wild_pointers_are_errors() {
     let opened = open();
     let end = TestEnd::new(opened, false);
     let page = [0u64; 1024];
-    let wild =
-        [8, 0x7FFF_0000_0000, usize::MAX - 7, usize::MAX, page.as_ptr().addr(), end.memory.as_ptr().addr()];
+    let wild = [
+        8,
+        0x7FFF_0000_0000,
+        usize::MAX - 7,
+        usize::MAX,
+        page.as_ptr().addr(),
+        end.memory.as_ptr().addr(),
+    ];
     for address in wild {
         fn at<T>(address: usize) -> *mut T {
             ptr::without_provenance_mut(address)
@@ -810,9 +854,13 @@ fn wild_pointers_are_errors() {
             assert_eq!(call!(cq::ibv_resize_cq(at(address), 1)), libc::EINVAL);
             assert_eq!(call!(cq::ibv_destroy_cq(at(address))), libc::EINVAL);
             call!(cq::ibv_ack_cq_events(at(address), 1));
-            assert_eq!(call!(srq::ibv_modify_srq(at(address), &raw const srq_attr, 1)), libc::EINVAL);
+            assert_eq!(
+                call!(srq::ibv_modify_srq(at(address), &raw const srq_attr, 1)),
+                libc::EINVAL
+            );
             assert_eq!(call!(srq::ibv_destroy_srq(at(address))), libc::EINVAL);
-            (init.qp_type, init.send_cq, init.recv_cq) = (flags::IBV_QPT_RC, end.cq.cast(), at(address));
+            (init.qp_type, init.send_cq, init.recv_cq) =
+                (flags::IBV_QPT_RC, end.cq.cast(), at(address));
             assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
             (init.recv_cq, init.srq) = (end.cq.cast(), at(address));
             assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
@@ -860,7 +908,10 @@ fn failed_modify_changes_nothing() {
     (attr.qp_state, attr.qp_access_flags) = (2, ACCESS.cast_unsigned());
     // The number contains no port.
     (attr.dest_qp_num, attr.rq_psn, attr.path_mtu) = (5, 7, 1);
-    let rtr = flags::IBV_QP_STATE | flags::IBV_QP_ACCESS_FLAGS | flags::IBV_QP_AV | flags::IBV_QP_DEST_QPN;
+    let rtr = flags::IBV_QP_STATE
+        | flags::IBV_QP_ACCESS_FLAGS
+        | flags::IBV_QP_AV
+        | flags::IBV_QP_DEST_QPN;
     let mask = rtr | flags::IBV_QP_RQ_PSN | flags::IBV_QP_PATH_MTU;
     let query = || {
         let (mut found, mut init) = (abi::zeroed::<abi::ibv_qp_attr>(), abi::zeroed());
@@ -901,7 +952,8 @@ fn arguments_without_a_meaning_are_refused() {
         let vectors = (*opened).num_comp_vectors;
         for (cqe, vector) in [(0, 0), (-1, 0), (c_int::MAX, 0), (8, vectors), (8, -1)] {
             assert!(
-                call!(cq::ibv_create_cq(opened, cqe, ptr::null_mut(), ptr::null_mut(), vector)).is_null()
+                call!(cq::ibv_create_cq(opened, cqe, ptr::null_mut(), ptr::null_mut(), vector))
+                    .is_null()
             );
         }
         let mut gid = ibv_gid::default();
@@ -926,9 +978,15 @@ fn arguments_without_a_meaning_are_refused() {
         // The highest attribute below IBV_QP_RATE_LIMIT is IBV_QP_DEST_QPN, 1 << 20.
         assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, 1 << 21)), libc::EINVAL);
         attr.qp_state = 9;
-        assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)), libc::EINVAL);
+        assert_eq!(
+            call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)),
+            libc::EINVAL
+        );
         attr.qp_state = 3;
-        assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)), libc::EINVAL);
+        assert_eq!(
+            call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)),
+            libc::EINVAL
+        );
         attr.qp_state = 6;
         assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)), 0);
         let post = (*opened).ops.post_send.unwrap();
@@ -990,7 +1048,8 @@ fn enable_datagrams(qp: *mut ibv_qp) {
         attr.qp_state = state;
         // SAFETY: the queue pair is one that the caller has created and uses in no other thread.
         // `attr` is a local variable without pointers.
-        let changed = unsafe { call!(qp::ibv_modify_qp(qp, &raw const attr, flags::IBV_QP_STATE | mask)) };
+        let changed =
+            unsafe { call!(qp::ibv_modify_qp(qp, &raw const attr, flags::IBV_QP_STATE | mask)) };
         assert_eq!(changed, 0, "state {state}");
     }
 }
@@ -1037,7 +1096,8 @@ fn queue_pair_type_limits_its_attributes() {
             let qp = create_qp(end, end.pd, qp_type, ptr::null_mut(), ops);
             if offered {
                 // SAFETY: only this thread has used the queue pair, which is checked by the call.
-                assert_eq!(unsafe { call!(qp::ibv_destroy_qp(qp)) }, 0, "type {qp_type} with {ops:#x}");
+                let rc = unsafe { call!(qp::ibv_destroy_qp(qp)) };
+                assert_eq!(rc, 0, "type {qp_type} with {ops:#x}");
             } else {
                 assert!(qp.is_null(), "type {qp_type} with {ops:#x}");
                 assert_eq!(last_errno(), Some(libc::EOPNOTSUPP));
@@ -1079,12 +1139,14 @@ fn parent_domain_shares_address_handles() {
             let qp = create_qp(end, parent, flags::IBV_QPT_UD, ptr::null_mut(), 1 << 2);
             enable_datagrams(qp);
             assert_eq!(call!(device::port::ibv_query_gid(end.context, 1, 0, &raw mut gid)), 0);
-            let mut to = abi::ibv_ah_attr { is_global: 1, port_num: 1, ..abi::ibv_ah_attr::default() };
+            let mut to =
+                abi::ibv_ah_attr { is_global: 1, port_num: 1, ..abi::ibv_ah_attr::default() };
             to.grh.dgid = gid;
             let handle = call!(ah::ibv_create_ah(end.pd, &raw const to));
             let mut send: abi::ibv_send_wr = abi::zeroed();
             (send.opcode, send.send_flags) = (wr::IBV_WR_SEND, 2);
-            send.wr.ud = abi::ibv_target_ud { ah: handle, remote_qpn: (*qp).qp_num, remote_qkey: 0 };
+            send.wr.ud =
+                abi::ibv_target_ud { ah: handle, remote_qpn: (*qp).qp_num, remote_qkey: 0 };
             let post = (*end.context).ops.post_send.unwrap();
             assert_eq!(post(qp, &raw mut send, ptr::null_mut()), 0);
             end.done(0);

@@ -14,7 +14,12 @@ pub(super) struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    pub(super) fn new(stripe: Stripe, plan: &'a CopyPlan, target: &'a ConnectTarget, slots: u16) -> Self {
+    pub(super) fn new(
+        stripe: Stripe,
+        plan: &'a CopyPlan,
+        target: &'a ConnectTarget,
+        slots: u16,
+    ) -> Self {
         Self { stripe, plan, target, slots }
     }
 

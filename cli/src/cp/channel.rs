@@ -105,7 +105,8 @@ impl SlotMemory {
         let len = usize::from(slots) * SLOT as usize;
         let landing = lands.then(|| Buffer::shared(&pd, len, Access::REMOTE_WRITE)).transpose()?;
         let source = Buffer::untouched(&pd, len)?;
-        let outbox = Buffer::untouched(&pd, (u32::from(slots) + SPARE) as usize * MESSAGE as usize)?;
+        let outbox =
+            Buffer::untouched(&pd, (u32::from(slots) + SPARE) as usize * MESSAGE as usize)?;
         Ok(Self { pd, slots, landing, source, outbox })
     }
 
@@ -134,7 +135,8 @@ impl Channel {
         let receives = memory.messages() + HEARTBEATS;
         let depths = QueueDepths::new(memory.messages() + u32::from(memory.slots), receives);
         let pending = PendingQp::new(device, &memory.pd, &depths)?;
-        let conn = MsgConn::connect(pending, (receives, MESSAGE), peer, options, private_data, until)?;
+        let conn =
+            MsgConn::connect(pending, (receives, MESSAGE), peer, options, private_data, until)?;
         Ok(Self::new(conn, memory, None))
     }
 
@@ -149,7 +151,8 @@ impl Channel {
         until: WaitLimits<'_>,
     ) -> Result<Self> {
         let receives = memory.messages();
-        let depths = QueueDepths::new(memory.messages() + u32::from(memory.slots) + HEARTBEATS, receives);
+        let depths =
+            QueueDepths::new(memory.messages() + u32::from(memory.slots) + HEARTBEATS, receives);
         let pending = PendingQp::new(device, &memory.pd, &depths)?;
         let conn = MsgConn::accept(pending, (receives, MESSAGE), request, options, reply, until)?;
         Ok(Self::new(conn, memory, Some(remote)))
@@ -158,7 +161,16 @@ impl Channel {
     fn new(conn: MsgConn, memory: SlotMemory, remote: Option<RemoteMr>) -> Self {
         let free = (0..u32::from(memory.slots) + SPARE).collect();
         let busy = vec![false; memory.slots.into()];
-        Self { conn, memory, remote, free, busy, arrived: VecDeque::new(), is_client: false, silence: None }
+        Self {
+            conn,
+            memory,
+            remote,
+            free,
+            busy,
+            arrived: VecDeque::new(),
+            is_client: false,
+            silence: None,
+        }
     }
 
     /// Limits the time without a sign of life of the server to `time`.
@@ -180,8 +192,11 @@ impl Channel {
                 break;
             }
         }
-        self.silence =
-            silence.map(|silence| SilenceLimit { heard: Instant::now(), received: None, ..silence });
+        self.silence = silence.map(|silence| SilenceLimit {
+            heard: Instant::now(),
+            received: None,
+            ..silence
+        });
         Ok(())
     }
 
@@ -206,7 +221,9 @@ impl Channel {
     /// first.
     fn next_event(&mut self, until: WaitLimits<'_>) -> Result<Option<ConnEvent>> {
         loop {
-            let Some(silence) = &self.silence else { return self.conn.next(WaitMode::Sleep, until) };
+            let Some(silence) = &self.silence else {
+                return self.conn.next(WaitMode::Sleep, until);
+            };
             let next_check = (silence.heard + silence.time).min(Instant::now() + CHECK_INTERVAL);
             let deadline = until.deadline.map_or(next_check, |at| at.min(next_check));
             if let Some(event) =
@@ -261,7 +278,10 @@ impl Channel {
                 // The peer may send one message for each slot, which bounds the number of waiting
                 // messages.
                 if self.arrived.len() > usize::from(self.memory.slots) {
-                    return Err(Failure::lost(self.peer(), "sends more messages than it has slots"));
+                    return Err(Failure::lost(
+                        self.peer(),
+                        "sends more messages than it has slots",
+                    ));
                 }
                 self.arrived.push_back(message);
             }
@@ -317,7 +337,9 @@ impl Channel {
     pub(crate) fn write(&mut self, slot: u16, bytes: &[u8], until: WaitLimits<'_>) -> Result<()> {
         let start = usize::from(slot) * SLOT as usize;
         let Some(remote) = self.remote.filter(|remote| {
-            bytes.len() <= SLOT as usize && slot < self.memory.slots && start + bytes.len() <= remote.len
+            bytes.len() <= SLOT as usize
+                && slot < self.memory.slots
+                && start + bytes.len() <= remote.len
         }) else {
             return Err(Failure::lost(self.peer(), "has no memory for what it asks for"));
         };
@@ -338,7 +360,8 @@ impl Channel {
 
     /// Returns a copy of the first bytes of a slot, which the peer cannot change any more.
     pub(crate) fn read_slot(&self, slot: u16, len: u32) -> Result<Vec<u8>> {
-        let landing = self.memory.landing.as_ref().filter(|_| slot < self.memory.slots && len <= SLOT);
+        let landing =
+            self.memory.landing.as_ref().filter(|_| slot < self.memory.slots && len <= SLOT);
         let Some(landing) = landing else {
             return Err(Failure::lost(self.peer(), "names a slot that it does not have"));
         };

@@ -41,8 +41,9 @@ pub(super) fn transfer(
     find: impl FnOnce(&mut Caller<'_>) -> Result<()>,
 ) -> Result<()> {
     std::thread::scope(|scope| {
-        let begin =
-            |stripe| scope.spawn(move || run_connection(stripe, plan, direction, target, shape.slots));
+        let begin = |stripe| {
+            scope.spawn(move || run_connection(stripe, plan, direction, target, shape.slots))
+        };
         let mut workers: Vec<_> = (1..shape.stripes).map(|_| begin(None)).collect();
         let mut caller = Caller::new(first, plan, target, shape.slots);
         match find(&mut caller) {

@@ -88,12 +88,28 @@ impl Drop for MemoryShare {
 }
 
 impl CopyDirectory {
-    pub(super) fn new(place: EntryPaths, meta: Meta, parent: Option<Arc<Self>>, lists: &ListMemory) -> Self {
-        let name = place.remote.split().map(|(_, name)| name.as_bytes().to_vec()).unwrap_or_default();
-        let below = parent.as_ref().map_or(Vec::new(), |parent| [&parent.below, &name[..], b"/"].concat());
+    pub(super) fn new(
+        place: EntryPaths,
+        meta: Meta,
+        parent: Option<Arc<Self>>,
+        lists: &ListMemory,
+    ) -> Self {
+        let name =
+            place.remote.split().map(|(_, name)| name.as_bytes().to_vec()).unwrap_or_default();
+        let below =
+            parent.as_ref().map_or(Vec::new(), |parent| [&parent.below, &name[..], b"/"].concat());
         let memory = MemoryShare { all: Arc::clone(lists), own: AtomicU64::new(0) };
         let pending = AtomicUsize::new(1);
-        Self { place, meta, parent, below, is_surplus: false, pending, removals: Mutex::default(), memory }
+        Self {
+            place,
+            meta,
+            parent,
+            below,
+            is_surplus: false,
+            pending,
+            removals: Mutex::default(),
+            memory,
+        }
     }
 
     /// Counts the memory of entries of the list. Returns false if it exceeds [`MAX_LISTS`].
@@ -175,10 +191,12 @@ impl LargeFile {
     /// Sets the blocks to be transferred. Returns their bytes.
     pub(super) fn set_missing(&self, ranges: Vec<Range<u64>>) -> u64 {
         let head = self.head();
-        let sum = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(head.range_len(range)));
+        let sum =
+            ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(head.range_len(range)));
         let mut blocks = self.blocks();
-        blocks.asked =
-            ranges.iter().fold(blocks.asked, |sum, range| sum.saturating_add(range.end - range.start));
+        blocks.asked = ranges
+            .iter()
+            .fold(blocks.asked, |sum, range| sum.saturating_add(range.end - range.start));
         blocks.missing = ranges.into();
         sum
     }
@@ -211,7 +229,8 @@ impl LargeFile {
     /// hole. Returns the end of the removed range.
     pub(super) fn skip_hole(&self, block: u64, end: u64) -> u64 {
         let mut blocks = self.blocks();
-        let Some(range) = blocks.missing.front_mut().filter(|range| range.start == block + 1) else {
+        let Some(range) = blocks.missing.front_mut().filter(|range| range.start == block + 1)
+        else {
             return block + 1;
         };
         range.start = end.clamp(range.start, range.end);

@@ -33,13 +33,19 @@ pub(crate) struct Args {
 
 /// Runs `uiw ls`.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
-    let Location::Remote(RemotePath { host, share, path, .. }) = Location::parse(&args.place)? else {
-        let fix = "write HOST[:PORT]:SHARE[/PATH]; whoever runs the server knows the names of its shares";
+    let Location::Remote(RemotePath { host, share, path, .. }) = Location::parse(&args.place)?
+    else {
+        let fix =
+            "write HOST[:PORT]:SHARE[/PATH]; whoever runs the server knows the names of its shares";
         return Err(Failure::usage(args.place.to_string_lossy(), "no path of a server", fix));
     };
     let stop = StopFlag::on_signal()?;
     let (target, first) = connect(opener, &args.access, (&host, &share), false, None, &stop)?;
-    let plan = CopyPlan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, CopyOptions::default());
+    let plan = CopyPlan::new(
+        Report::new(args.json, Arc::clone(&target.heard)),
+        stop,
+        CopyOptions::default(),
+    );
     let mut caller =
         Caller::new(first, &plan, &target, ConnectionShape::from_round_trip(Duration::MAX).slots);
     let listed = print_list(&mut caller, &path, args.json);
@@ -67,7 +73,8 @@ fn print_list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<
     }
     let mut after = Vec::new();
     loop {
-        let request = Request::List { path: path.clone(), after: after.clone(), create: CreateMode::No };
+        let request =
+            Request::List { path: path.clone(), after: after.clone(), create: CreateMode::No };
         let (len, more) = match caller.call(&request)? {
             Reply::Listed { len, more } => (len, more),
             Reply::Failed { text, .. } => return Err(failed(text)),
@@ -117,10 +124,14 @@ fn print_entry(name: &[u8], meta: &Meta, as_json: bool) {
         EntryKind::Special => '?',
     };
     let bits = "rwxrwxrwx".chars().enumerate();
-    let mode: String =
-        bits.map(|(at, letter)| if meta.mode & (0o400 >> at) != 0 { letter } else { '-' }).collect();
-    let target =
-        if meta.target.is_empty() { String::new() } else { format!(" -> {}", EscapedName(&meta.target)) };
+    let mode: String = bits
+        .map(|(at, letter)| if meta.mode & (0o400 >> at) != 0 { letter } else { '-' })
+        .collect();
+    let target = if meta.target.is_empty() {
+        String::new()
+    } else {
+        format!(" -> {}", EscapedName(&meta.target))
+    };
     let time = utc(meta.mtime.seconds);
     text::line(format!(
         "{letter}{mode} {:>15} {time} {}{target}",

@@ -70,7 +70,9 @@ impl Location {
             )
         };
         let part = |bytes: &[u8]| OsStr::from_bytes(bytes).to_str().map(str::to_owned);
-        let host = part(&bytes[..colon]).filter(|host| !host.is_empty()).ok_or_else(|| wrong(&"no host"))?;
+        let host = part(&bytes[..colon])
+            .filter(|host| !host.is_empty())
+            .ok_or_else(|| wrong(&"no host"))?;
         let share = part(&bytes[colon + 1..slash]).filter(|share| !share.is_empty());
         let share = share.ok_or_else(|| wrong(&"no share"))?;
         let path = bytes.get(slash + 1..).unwrap_or_default();
@@ -107,7 +109,9 @@ mod tests {
         for local in ["a", "./a:b", "/x:y/z", "a/b:c"] {
             assert_eq!(Location::parse(&local.into()).unwrap(), Location::Local(local.into()));
         }
-        for bad in [":data/a", "node:/a", "node:", "node:data/../a", "node:data//a", "node:data/a/./b"] {
+        for bad in
+            [":data/a", "node:/a", "node:", "node:data/../a", "node:data//a", "node:data/a/./b"]
+        {
             assert!(Location::parse(&bad.into()).is_err(), "{bad}");
         }
     }

@@ -103,7 +103,11 @@ impl CopyPaths {
     fn from_args(paths: &[OsString]) -> Result<Self> {
         let mut locations = paths.iter().map(Location::parse).collect::<Result<Vec<_>>>()?;
         let usage = |why: &str| {
-            Failure::usage("uiw cp", why, "one end is HOST[:PORT]:SHARE/PATH, and the other one is local")
+            Failure::usage(
+                "uiw cp",
+                why,
+                "one end is HOST[:PORT]:SHARE/PATH, and the other one is local",
+            )
         };
         let target = locations.pop().ok_or_else(|| usage("no target"))?;
         check_different_names(&locations)?;
@@ -118,9 +122,13 @@ impl CopyPaths {
             Location::Remote(target) if remote.is_empty() => Ok(Self::Push(local, target)),
             Location::Remote(_) => Err(usage("a source and the target are both remote")),
             Location::Local(_) if remote.is_empty() => Err(usage("no path has a host")),
-            Location::Local(_) if !local.is_empty() => Err(usage("some sources are local, as the target is")),
+            Location::Local(_) if !local.is_empty() => {
+                Err(usage("some sources are local, as the target is"))
+            }
             Location::Local(target) => {
-                let one = |other: &RemotePath| other.host == remote[0].host && other.share == remote[0].share;
+                let one = |other: &RemotePath| {
+                    other.host == remote[0].host && other.share == remote[0].share
+                };
                 if remote.iter().all(one) {
                     Ok(Self::Pull(remote, target))
                 } else {
@@ -133,7 +141,9 @@ impl CopyPaths {
     fn server(&self) -> (&str, &str) {
         match self {
             Self::Push(_, remote) => (&remote.host, &remote.share),
-            Self::Pull(remote, _) => remote.first().map_or(("", ""), |first| (&first.host, &first.share)),
+            Self::Pull(remote, _) => {
+                remote.first().map_or(("", ""), |first| (&first.host, &first.share))
+            }
         }
     }
 }
@@ -187,16 +197,18 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     if let Some(rate_limit) = &target.rate_limit {
         shape.stripes = shape.stripes.min(rate_limit.max_stripes());
     }
-    let rules = CopyOptions { dry_run: args.dry_run, delete: args.delete, excluded: args.exclude.clone() };
+    let rules =
+        CopyOptions { dry_run: args.dry_run, delete: args.delete, excluded: args.exclude.clone() };
     let plan = CopyPlan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, rules);
     let direction: Box<dyn Direction> = match &paths {
         CopyPaths::Push(..) => Box::new(Push),
         CopyPaths::Pull(..) => Box::new(Pull { label: format!("{:08x}", target.token as u32) }),
     };
-    let done = client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &paths {
-        CopyPaths::Push(from, to) => sources::add_local_sources(caller, from, to),
-        CopyPaths::Pull(from, to) => sources::add_remote_sources(caller, from, to),
-    });
+    let done =
+        client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &paths {
+            CopyPaths::Push(from, to) => sources::add_local_sources(caller, from, to),
+            CopyPaths::Pull(from, to) => sources::add_remote_sources(caller, from, to),
+        });
     if let Err(failure) = done {
         plan.report.print_failed_summary(shape.stripes.into(), args.dry_run);
         return Err(failure);
@@ -246,12 +258,14 @@ fn connect(
         identity: OnceLock::new(),
     };
     let connect = || {
-        let connect =
-            || Stripe::connect(&target, ConnectionShape::from_round_trip(Duration::MAX).slots, stop);
+        let connect = || {
+            Stripe::connect(&target, ConnectionShape::from_round_trip(Duration::MAX).slots, stop)
+        };
         let before = target.segment_size.for_next_connection();
         // The first message of TLS may be too long for the path, unlike that of MPA. If the failed
         // attempt has led to another segment size, try again with it.
-        let is_other = || security.opener.has_tls() && target.segment_size.for_next_connection() != before;
+        let is_other =
+            || security.opener.has_tls() && target.segment_size.for_next_connection() != before;
         connect().or_else(|failure| if is_other() { connect() } else { Err(failure) })
     };
     let first = security.connect(access, host, connect)?;
@@ -283,13 +297,22 @@ impl SecurityMode {
         };
         if args.accept_new && files.is_none() {
             let fix = "add the key to the file of pinned keys with `uiw key pin`";
-            return Err(Failure::usage("--accept-new", "keys are pinned as --tls or UIW_TLS say", fix));
+            return Err(Failure::usage(
+                "--accept-new",
+                "keys are pinned as --tls or UIW_TLS say",
+                fix,
+            ));
         }
         Ok(Self { opener, files })
     }
 
     /// Makes the first connection, and pins the key of a new server if the user accepts it.
-    fn connect(&self, args: &Access, host: &str, connect: impl Fn() -> Result<Stripe>) -> Result<Stripe> {
+    fn connect(
+        &self,
+        args: &Access,
+        host: &str,
+        connect: impl Fn() -> Result<Stripe>,
+    ) -> Result<Stripe> {
         let Some(files) = &self.files else { return connect() };
         let mut connected = connect();
         if args.accept_new

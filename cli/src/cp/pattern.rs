@@ -23,7 +23,9 @@ impl Pattern {
         match self.0.strip_prefix(b"/") {
             Some(pattern) => is_match(pattern, path),
             None if self.0.contains(&b'/') => is_match(&self.0, path),
-            None => path.rsplit(|byte| *byte == b'/').next().is_some_and(|name| is_match(&self.0, name)),
+            None => {
+                path.rsplit(|byte| *byte == b'/').next().is_some_and(|name| is_match(&self.0, name))
+            }
         }
     }
 }

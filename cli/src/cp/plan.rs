@@ -163,7 +163,12 @@ impl CopyPlan {
     }
 
     /// Adds an entry to be copied.
-    pub(super) fn add_entry(&self, place: EntryPaths, meta: Meta, parent: Option<Arc<CopyDirectory>>) {
+    pub(super) fn add_entry(
+        &self,
+        place: EntryPaths,
+        meta: Meta,
+        parent: Option<Arc<CopyDirectory>>,
+    ) {
         self.state().pending += 1;
         if let Some(parent) = &parent {
             parent.add_pending();
@@ -175,7 +180,10 @@ impl CopyPlan {
             }
             EntryKind::Special => {
                 let item = CopyItem { place, meta, parent, restarts: 0 };
-                self.fail(&item, "a device, FIFO or socket, or a file above 64 TiB, which is not copied");
+                self.fail(
+                    &item,
+                    "a device, FIFO or socket, or a file above 64 TiB, which is not copied",
+                );
             }
             EntryKind::Symlink => {
                 self.report.count_found(0);
@@ -231,7 +239,8 @@ impl CopyPlan {
         sources: Vec<Entry>,
         targets: Vec<Entry>,
     ) {
-        let mut targets: HashMap<_, _> = targets.into_iter().map(|entry| (entry.name, entry.meta)).collect();
+        let mut targets: HashMap<_, _> =
+            targets.into_iter().map(|entry| (entry.name, entry.meta)).collect();
         for Entry { name, meta } in sources {
             let target = targets.remove(&name);
             if self.is_excluded(directory, &name) {
@@ -250,14 +259,20 @@ impl CopyPlan {
                 self.report.count_unchanged();
                 continue;
             }
-            if self.options.dry_run && meta.kind != EntryKind::Directory && meta.kind != EntryKind::Special {
+            if self.options.dry_run
+                && meta.kind != EntryKind::Directory
+                && meta.kind != EntryKind::Special
+            {
                 self.report.report_would_copy(&place.remote, &meta);
                 continue;
             }
             self.add_entry(place, meta, Some(Arc::clone(directory)));
         }
         if self.options.delete {
-            self.add_surplus(directory, targets.into_iter().map(|(name, meta)| Entry { name, meta }));
+            self.add_surplus(
+                directory,
+                targets.into_iter().map(|(name, meta)| Entry { name, meta }),
+            );
         }
     }
 
@@ -285,7 +300,9 @@ impl CopyPlan {
                 continue;
             }
             match directory.place.join(&name) {
-                Ok(place) if meta.kind == EntryKind::Directory && !self.options.excluded.is_empty() => {
+                Ok(place)
+                    if meta.kind == EntryKind::Directory && !self.options.excluded.is_empty() =>
+                {
                     let parent = Some(Arc::clone(directory));
                     let mut surplus = CopyDirectory::new(place, meta, parent, &self.lists);
                     surplus.is_surplus = true;
@@ -321,7 +338,11 @@ impl CopyPlan {
         }
         removals.places.sort_unstable_by(|a, b| b.remote.cmp(&a.remote));
         if self.options.dry_run {
-            removals.places.iter().rev().for_each(|place| self.report.report_would_delete(&place.remote));
+            removals
+                .places
+                .iter()
+                .rev()
+                .for_each(|place| self.report.report_would_delete(&place.remote));
         } else if !removals.places.is_empty() {
             self.state().surplus.push((Arc::clone(directory), removals.places));
         }
@@ -448,7 +469,8 @@ impl CopyPlan {
     /// Returns whether there are tasks for more than `count` requests now.
     fn has_more_than(&self, count: u64) -> bool {
         let state = self.state();
-        let tasks = state.urgent.len() + state.ready.len() + state.opens.len() + state.directories.len();
+        let tasks =
+            state.urgent.len() + state.ready.len() + state.opens.len() + state.directories.len();
         let blocks = state.files.iter().map(|file| file.missing()).sum::<u64>();
         blocks.saturating_add(tasks as u64) > count
     }
@@ -488,7 +510,9 @@ impl CopyPlan {
     pub(super) fn failures_to_report(&self) -> Option<u64> {
         let state = self.state();
         match &state.failure {
-            Some(Failure { exit: Exit::Failed | Exit::Usage, .. }) => Some(self.report.failures() + 1),
+            Some(Failure { exit: Exit::Failed | Exit::Usage, .. }) => {
+                Some(self.report.failures() + 1)
+            }
             None if state.pending == 0 => Some(self.report.failures()),
             _ => None,
         }
@@ -646,7 +670,8 @@ mod tests {
     fn repeated_losses_noted_once() {
         let report = Report::new(true, Arc::new(LastHeard::default()));
         let plan = CopyPlan::new(report, StopFlag::on_signal().unwrap(), CopyOptions::default());
-        let noted = ["refused", "refused", "reset", "refused", ""].map(|cause| plan.note_loss(cause));
+        let noted =
+            ["refused", "refused", "reset", "refused", ""].map(|cause| plan.note_loss(cause));
         assert_eq!(noted, [true, false, true, true, true]);
         assert!(plan.note_loss("refused"), "the server has answered meanwhile");
     }
@@ -671,8 +696,10 @@ mod tests {
         plan.on_sources_added();
         let Some(Task::Directory(directory, _)) = plan.take_task() else { panic!("a directory") };
         let names: Vec<_> = (0..100).map(|number| format!("{number:03}")).collect();
-        let entry =
-            |name: &String| Entry { name: Name::new(name.as_bytes()).unwrap(), meta: meta(EntryKind::File) };
+        let entry = |name: &String| Entry {
+            name: Name::new(name.as_bytes()).unwrap(),
+            meta: meta(EntryKind::File),
+        };
         plan.add_entries(&directory, Vec::new(), names.iter().map(entry).collect());
         plan.on_listed(&directory);
         assert!(matches!(plan.take_task(), Some(Task::Seal(_))));

@@ -44,7 +44,12 @@ impl Direction for Pull {
             }
             Task::Link(item) => {
                 let place = &item.place;
-                match place.root.symlink(&place.local, &item.meta.target, item.meta.mtime, &self.label) {
+                match place.root.symlink(
+                    &place.local,
+                    &item.meta.target,
+                    item.meta.mtime,
+                    &self.label,
+                ) {
                     Ok(()) => plan.on_copied(item),
                     Err(error) => plan.fail(item, error),
                 }
@@ -58,7 +63,8 @@ impl Direction for Pull {
                 if large_file.is_cancelled() {
                     return None;
                 }
-                let (path, version) = (large_file.item.place.remote.clone(), large_file.item.meta.version);
+                let (path, version) =
+                    (large_file.item.place.remote.clone(), large_file.item.meta.version);
                 Some((Request::Get { path, version, index: *index }, None))
             }
             // Only copying to the server uses this task.
@@ -69,7 +75,8 @@ impl Direction for Pull {
             }
             Task::Seal(directory) => {
                 let (place, meta) = (&directory.place, &directory.meta);
-                match place.root.set_directory(&place.local, plan.local_mode(directory), meta.mtime) {
+                match place.root.set_directory(&place.local, plan.local_mode(directory), meta.mtime)
+                {
                     Ok(()) => plan.on_sealed(directory),
                     Err(error) => plan.fail_directory(directory, error),
                 }
@@ -118,7 +125,9 @@ impl Direction for Pull {
                 match root.list(local) {
                     _ if plan.is_target_absent() => plan.add_entries(&directory, known, Vec::new()),
                     Ok(targets) => plan.add_entries(&directory, known, targets),
-                    Err(_) if plan.options.dry_run => plan.add_entries(&directory, known, Vec::new()),
+                    Err(_) if plan.options.dry_run => {
+                        plan.add_entries(&directory, known, Vec::new());
+                    }
                     Err(error) => {
                         plan.fail_directory(&directory, error);
                         return Ok(None);
@@ -127,7 +136,9 @@ impl Direction for Pull {
                 plan.on_listed(&directory);
             }
             Task::Batch(items) => self.store_batch(plan, items, reply, read_slot)?,
-            Task::Block(large_file, index) => store_block(plan, &large_file, index, reply, read_slot)?,
+            Task::Block(large_file, index) => {
+                store_block(plan, &large_file, index, reply, read_slot)?;
+            }
             _ => return Err(Violation::Reply("nothing")),
         }
         Ok(None)
@@ -152,7 +163,8 @@ fn remove_entries(plan: &CopyPlan, directory: &Arc<CopyDirectory>, places: &mut 
 /// Creates a directory at this end. Returns false if that has failed.
 fn make_directory(plan: &CopyPlan, directory: &CopyDirectory) -> bool {
     let place = &directory.place;
-    let made = if place.local.is_empty() { Ok(()) } else { place.root.make_directory(&place.local, true) };
+    let made =
+        if place.local.is_empty() { Ok(()) } else { place.root.make_directory(&place.local, true) };
     match made {
         Ok(()) => {
             // An error shows again when an entry is created.
@@ -197,7 +209,9 @@ impl Pull {
             plan.add_small(rest);
         }
         // All items of a transfer have the same target directory.
-        let Some(root) = items.first().map(|item| Arc::clone(&item.place.root)) else { return Ok(()) };
+        let Some(root) = items.first().map(|item| Arc::clone(&item.place.root)) else {
+            return Ok(());
+        };
         let mut whole: Vec<(u16, &CopyItem, &[u8])> = Vec::new();
         for ((item, (_, content)), position) in items.iter_mut().zip(&records).zip(0..) {
             if let BatchContent::Bytes(meta, _) | BatchContent::TooLarge(meta) = content {
@@ -211,12 +225,15 @@ impl Pull {
                 BatchContent::TooLarge(_) => plan.restart(item.clone()),
             }
         }
-        let files =
-            whole.iter().map(|(position, item, bytes)| (*position, &item.place.local, &item.meta, *bytes));
+        let files = whole
+            .iter()
+            .map(|(position, item, bytes)| (*position, &item.place.local, &item.meta, *bytes));
         let failures = batch::store(&root, files, &self.label);
         for (position, item, _) in whole {
             match failures.iter().find(|(failed, _)| *failed == position) {
-                Some((_, errno)) => plan.fail(item, std::io::Error::from_raw_os_error((*errno).into())),
+                Some((_, errno)) => {
+                    plan.fail(item, std::io::Error::from_raw_os_error((*errno).into()));
+                }
                 None => {
                     plan.report.count_moved(item.meta.size);
                     plan.on_copied(item);

@@ -138,11 +138,15 @@ impl Direction for Push {
                     Reply::Failed { text, .. } if removed.is_some() => {
                         plan.report.report_not_removed(&place.remote, &text);
                     }
-                    Reply::Failed { text, .. } => plan.report.report_failed(place.remote.as_bytes(), &text),
+                    Reply::Failed { text, .. } => {
+                        plan.report.report_failed(place.remote.as_bytes(), &text);
+                    }
                     _ => return Err(Violation::Reply("an entry to be removed")),
                 }
                 match removed {
-                    Some(_) if !places.is_empty() => return Ok(Some(Task::Remove(directory, places))),
+                    Some(_) if !places.is_empty() => {
+                        return Ok(Some(Task::Remove(directory, places)));
+                    }
                     Some(_) => plan.on_removed(&directory),
                     None => plan.on_sealed_again(),
                 }
@@ -193,7 +197,9 @@ fn on_batch_stored(plan: &CopyPlan, items: &[CopyItem], reply: Reply) -> ReplyRe
             failures.sort_unstable();
             for (item, position) in items.iter().zip(0u16..) {
                 match failures.binary_search_by_key(&position, |(position, _)| *position) {
-                    Ok(at) => plan.fail(item, std::io::Error::from_raw_os_error(failures[at].1.into())),
+                    Ok(at) => {
+                        plan.fail(item, std::io::Error::from_raw_os_error(failures[at].1.into()));
+                    }
                     Err(_) => {
                         plan.report.count_moved(item.meta.size);
                         plan.on_copied(item);
@@ -263,7 +269,10 @@ fn send_block(plan: &CopyPlan, large_file: &LargeFile, index: u64) -> Option<Sen
         Ok(BlockRead::Block(bytes)) => {
             let hash = *blake3::hash(&bytes).as_bytes();
             let len = bytes.len() as u32;
-            Some(SentPart::Block((Request::Put { file: large_file.head(), index, len, hash }, Some(bytes))))
+            Some(SentPart::Block((
+                Request::Put { file: large_file.head(), index, len, hash },
+                Some(bytes),
+            )))
         }
         Ok(BlockRead::HoleUntil(end)) => Some(SentPart::Hole(end)),
         Ok(BlockRead::Changed(_)) => {

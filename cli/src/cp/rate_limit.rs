@@ -50,7 +50,8 @@ impl RateLimit {
 
 /// Parses a rate, and returns bytes per second. `25M` means bytes, `200Mbit` means bits.
 pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
-    let wrong = || "expected bytes a second, such as 500K or 25M, or bits, such as 200Mbit".to_owned();
+    let wrong =
+        || "expected bytes a second, such as 500K or 25M, or bits, such as 200Mbit".to_owned();
     let bytes = if text.ends_with("bit") {
         crate::wan::rate(text).map(|bits| bits / 8)
     } else {
@@ -80,7 +81,10 @@ mod tests {
 
     #[test]
     fn small_rate_uses_few_connections() {
-        assert_eq!([LEAST, 256 << 10, 25 << 20].map(|rate| RateLimit::new(rate).max_stripes()), [1, 5, 500]);
+        assert_eq!(
+            [LEAST, 256 << 10, 25 << 20].map(|rate| RateLimit::new(rate).max_stripes()),
+            [1, 5, 500]
+        );
     }
 
     #[test]

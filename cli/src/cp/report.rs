@@ -174,15 +174,19 @@ impl Report {
 
     /// Returns the progress line for a terminal.
     pub(super) fn progress_line(&self) -> String {
-        let (moved, resumed, found) = (get(&self.moved), get(&self.resumed), get(&self.bytes_found));
+        let (moved, resumed, found) =
+            (get(&self.moved), get(&self.resumed), get(&self.bytes_found));
         let seconds = self.begun.elapsed().as_secs_f64();
         let rate = moved as f64 / seconds.max(0.001);
         let there = moved.saturating_add(resumed);
         let left = found.saturating_sub(there);
-        let part = if found == 0 { 100.0 } else { (there as f64 / found as f64 * 100.0).min(100.0) };
+        let part =
+            if found == 0 { 100.0 } else { (there as f64 / found as f64 * 100.0).min(100.0) };
         let silent = self.silent_for();
         let remaining = match rate {
-            _ if silent > SILENT => format!("no answer for {}", format_duration(silent.as_secs_f64())),
+            _ if silent > SILENT => {
+                format!("no answer for {}", format_duration(silent.as_secs_f64()))
+            }
             0.0 => String::new(),
             _ => format!("{} left", format_duration(left as f64 / rate)),
         };
@@ -271,7 +275,10 @@ mod tests {
     #[test]
     fn paths_in_json_are_exact() {
         assert_eq!(with_path(b"a\nb\\", json!({})), json!({"path": "a\nb\\"}));
-        assert_eq!(with_path(b"a\xff", json!({})), json!({"path": "a\u{fffd}", "path_hex": "61ff"}));
+        assert_eq!(
+            with_path(b"a\xff", json!({})),
+            json!({"path": "a\u{fffd}", "path_hex": "61ff"})
+        );
     }
 
     #[test]

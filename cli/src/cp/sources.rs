@@ -65,7 +65,8 @@ fn open_source(path: &Path) -> Result<LocalSource> {
     }
     let name = path.file_name().unwrap_or_default();
     let name = Name::new(name.as_bytes()).map_err(|error| failed(&error))?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let root = Arc::new(Root::open(parent).map_err(|error| failed(&error))?);
     let local = RelPath::default().join(&name).map_err(|error| failed(&error))?;
     let meta = root.meta(&local).map_err(|error| failed(&error))?;
@@ -73,18 +74,27 @@ fn open_source(path: &Path) -> Result<LocalSource> {
 }
 
 /// Adds local sources to be copied to the server.
-pub(super) fn add_local_sources(caller: &mut Caller<'_>, from: &[PathBuf], to: &RemotePath) -> Result<()> {
+pub(super) fn add_local_sources(
+    caller: &mut Caller<'_>,
+    from: &[PathBuf],
+    to: &RemotePath,
+) -> Result<()> {
     let plan = caller.plan();
     let named = |path: &PathBuf| {
-        let failed =
-            |failure: &Failure| plan.report.report_source_failed(path.as_os_str().as_bytes(), failure);
+        let failed = |failure: &Failure| {
+            plan.report.report_source_failed(path.as_os_str().as_bytes(), failure);
+        };
         open_source(path).inspect_err(failed)
     };
     let sources = from.iter().map(named).collect::<Result<Vec<_>>>()?;
     let there = stat_remote(caller, &to.path)?;
     let is_directory = there.as_ref().is_some_and(|meta| meta.kind == EntryKind::Directory);
     if there.is_some() && !is_directory && (to.is_directory() || from.len() > 1) {
-        return Err(source_failure(&to.path, "it is no directory", "name a directory as the target"));
+        return Err(source_failure(
+            &to.path,
+            "it is no directory",
+            "name a directory as the target",
+        ));
     }
     let into = is_directory || to.is_directory() || from.len() > 1;
     for LocalSource { root, local, meta, name } in sources {
@@ -97,9 +107,10 @@ pub(super) fn add_local_sources(caller: &mut Caller<'_>, from: &[PathBuf], to: &
             _ => None,
         };
         let remote = match below {
-            Some(name) => {
-                to.path.join(name).map_err(|error| source_failure(name, error, "use a shorter name"))?
-            }
+            Some(name) => to
+                .path
+                .join(name)
+                .map_err(|error| source_failure(name, error, "use a shorter name"))?,
             None => to.path.clone(),
         };
         if below.is_some() && !is_directory && !plan.options.dry_run {
@@ -117,13 +128,17 @@ pub(super) fn add_local_sources(caller: &mut Caller<'_>, from: &[PathBuf], to: &
 
 /// Creates the target directory at the server.
 fn make_target_directory(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> {
-    let request = Request::List { path: path.clone(), after: Vec::new(), create: CreateMode::Usual };
+    let request =
+        Request::List { path: path.clone(), after: Vec::new(), create: CreateMode::Usual };
     match caller.call(&request)? {
         Reply::Listed { .. } => Ok(()),
         Reply::Failed { errno, text } => {
             let is_absent = i32::from(errno) == Errno::NOENT.raw_os_error();
-            let fix =
-                if is_absent { "create the directories above it first" } else { "see the server's messages" };
+            let fix = if is_absent {
+                "create the directories above it first"
+            } else {
+                "see the server's messages"
+            };
             Err(source_failure(path, text, fix))
         }
         _ => Err(Failure::lost(path, "the server gave another answer than a list")),
@@ -134,7 +149,8 @@ fn make_target_directory(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> 
 fn stat_source(caller: &mut Caller<'_>, source: &RemotePath) -> Result<Meta> {
     let path = &source.path;
     let meta = stat_remote(caller, path)?;
-    let meta = meta.ok_or_else(|| source_failure(path, "the share has no such entry", "check the path"))?;
+    let meta =
+        meta.ok_or_else(|| source_failure(path, "the share has no such entry", "check the path"))?;
     if source.is_directory() && meta.kind != EntryKind::Directory {
         return Err(source_failure(path, "it is no directory", "leave out the slash at the end"));
     }
@@ -142,7 +158,11 @@ fn stat_source(caller: &mut Caller<'_>, source: &RemotePath) -> Result<Meta> {
 }
 
 /// Adds sources at the server to be copied to a local target.
-pub(super) fn add_remote_sources(caller: &mut Caller<'_>, from: &[RemotePath], to: &Path) -> Result<()> {
+pub(super) fn add_remote_sources(
+    caller: &mut Caller<'_>,
+    from: &[RemotePath],
+    to: &Path,
+) -> Result<()> {
     let plan = caller.plan();
     let fix = "name a directory that is there, or a new name in one";
     let failed = |error: &dyn std::fmt::Display| source_failure(to.display(), error, fix);
@@ -155,7 +175,8 @@ pub(super) fn add_remote_sources(caller: &mut Caller<'_>, from: &[RemotePath], t
     for source in from {
         let path = &source.path;
         let meta = stat_source(caller, source);
-        let meta = meta.inspect_err(|failure| plan.report.report_source_failed(path.as_bytes(), failure))?;
+        let meta =
+            meta.inspect_err(|failure| plan.report.report_source_failed(path.as_bytes(), failure))?;
         sources.push((source, meta));
     }
     let has_slash = to.as_os_str().as_bytes().ends_with(b"/");
@@ -173,7 +194,9 @@ pub(super) fn add_remote_sources(caller: &mut Caller<'_>, from: &[RemotePath], t
         let root = Root::open(if plan.is_target_absent() { Path::new(".") } else { to });
         let root = Arc::new(root.map_err(|error| failed(&error))?);
         if there.is_some() {
-            plan.set_target_mode(root.meta(&RelPath::default()).map_err(|error| failed(&error))?.mode);
+            plan.set_target_mode(
+                root.meta(&RelPath::default()).map_err(|error| failed(&error))?.mode,
+            );
         }
         remove_abandoned(plan, &root);
         for (source, meta) in sources {
@@ -192,13 +215,18 @@ pub(super) fn add_remote_sources(caller: &mut Caller<'_>, from: &[RemotePath], t
     }
     let name = to.file_name().ok_or_else(|| failed(&"it has no name"))?;
     let name = Name::new(name.as_bytes()).map_err(|error| failed(&error))?;
-    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent =
+        to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let root = Arc::new(Root::open(parent).map_err(|error| failed(&error))?);
     remove_abandoned(plan, &root);
     let local = RelPath::default().join(&name).map_err(|error| failed(&error))?;
     for (source, meta) in sources {
         let target = root.meta(&local).ok();
-        let place = EntryPaths { root: Arc::clone(&root), local: local.clone(), remote: source.path.clone() };
+        let place = EntryPaths {
+            root: Arc::clone(&root),
+            local: local.clone(),
+            remote: source.path.clone(),
+        };
         add_unless_copied(plan, place, meta, target.as_ref());
     }
     Ok(())

@@ -24,7 +24,8 @@ use uiw_mem::STag;
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// First and longest pause between two attempts to connect again.
-pub(super) const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+pub(super) const RETRY_PAUSES: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_secs(5));
 
 /// Minimum time for an attempt to connect, and time limit for the final report.
 const LEAST: Duration = Duration::from_secs(1);
@@ -86,7 +87,8 @@ impl SlotFlow {
         }
         if let Some(last) = self.last.replace(now) {
             let interval = now.saturating_duration_since(last);
-            self.interval = Some(self.interval.map_or(interval, |before| (before * 3 + interval) / 4));
+            self.interval =
+                Some(self.interval.map_or(interval, |before| (before * 3 + interval) / 4));
         }
     }
 
@@ -130,7 +132,8 @@ impl ConnectTarget {
     /// Returns the error that ends the transfer if the server has been silent for too long.
     pub(super) fn check_give_up(&self, failure: &Failure) -> Option<Failure> {
         let silent = self.heard.at().elapsed();
-        let why = || format!("no answer for {} s (--dead-after): {}", silent.as_secs(), failure.cause());
+        let why =
+            || format!("no answer for {} s (--dead-after): {}", silent.as_secs(), failure.cause());
         (silent >= self.give_up).then(|| Failure::new(Exit::Lost, self.peer, why(), CONTINUE))
     }
 }
@@ -155,8 +158,10 @@ impl Stripe {
         let options = target.options(segment);
         let private_data = order.private_data();
         let deadline = target.heard.at() + target.give_up;
-        let until = WaitLimits { deadline: Some(deadline.max(begun + LEAST)), ..WaitLimits::stop(stop) };
-        let channel = Channel::connect(&target.device, memory, target.peer, &options, &private_data, until);
+        let until =
+            WaitLimits { deadline: Some(deadline.max(begun + LEAST)), ..WaitLimits::stop(stop) };
+        let channel =
+            Channel::connect(&target.device, memory, target.peer, &options, &private_data, until);
         let connected = begun.elapsed();
         let mut channel = match channel {
             Ok(channel) => channel,
@@ -170,10 +175,12 @@ impl Stripe {
         target.segment_size.on_connected(segment);
         let identity = channel.conn.link.info.peer_identity.clone();
         if *target.identity.get_or_init(|| identity.clone()) != identity {
-            let failure = Failure::lost(target.peer, "another server answers than for the first connection");
+            let failure =
+                Failure::lost(target.peer, "another server answers than for the first connection");
             return Err(failure.with_refusal(Refusal::Unaccepted));
         }
-        let said: Option<CpReply> = serde_json::from_slice(&channel.conn.link.info.private_data).ok();
+        let said: Option<CpReply> =
+            serde_json::from_slice(&channel.conn.link.info.private_data).ok();
         let said = said.filter(|said| said.at.is_some() == target.push).ok_or_else(|| {
             Failure::new(
                 Exit::Unreachable,
@@ -254,12 +261,19 @@ impl Stripe {
         called
     }
 
-    fn exchange(&mut self, request: &Request, stop: &StopFlag) -> std::result::Result<Reply, StripeError> {
+    fn exchange(
+        &mut self,
+        request: &Request,
+        stop: &StopFlag,
+    ) -> std::result::Result<Reply, StripeError> {
         let until = WaitLimits::stop(stop);
         self.channel.restart_silence()?;
         self.channel.send(&request.encode(0), until)?;
         let Some(message) = self.channel.next(until)? else {
-            return Err(StripeError::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
+            return Err(StripeError::Lost(Failure::lost(
+                self.channel.peer(),
+                "closed the connection",
+            )));
         };
         let (_, reply) = Reply::decode(&message).map_err(|error| self.broken(&error.into()))?;
         Ok(reply)
@@ -291,7 +305,9 @@ impl Stripe {
                 Ok(())
             }
             // A failed post on a connection that has ended is not an error of this machine.
-            Err(StripeError::Fatal(failure)) if failure.exit == Exit::Failed && self.channel.is_down() => {
+            Err(StripeError::Fatal(failure))
+                if failure.exit == Exit::Failed && self.channel.is_down() =>
+            {
                 Err(StripeError::Lost(failure))
             }
             broken => broken,
@@ -319,7 +335,10 @@ impl Stripe {
                 if plan.stop.is_set() {
                     return Ok(());
                 }
-                return Err(StripeError::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
+                return Err(StripeError::Lost(Failure::lost(
+                    self.channel.peer(),
+                    "closed the connection",
+                )));
             };
             self.on_message(&message, plan, direction, target)?;
         }
@@ -344,7 +363,8 @@ impl Stripe {
         target: &ConnectTarget,
     ) -> std::result::Result<(), StripeError> {
         let Some((request, bytes)) = direction.start(plan, &mut task) else { return Ok(()) };
-        let (is_waiting, bytes_to_send) = (self.in_flight.iter().any(Option::is_some), task_bytes(&task));
+        let (is_waiting, bytes_to_send) =
+            (self.in_flight.iter().any(Option::is_some), task_bytes(&task));
         // From now on the task is under way, and is repeated if the connection breaks.
         self.in_flight[usize::from(slot)] = Some(task);
         if let Some(rate_limit) = &target.rate_limit {

@@ -106,7 +106,12 @@ fn check_kernel_tcp() -> Check {
     };
     match connected() {
         Ok(()) => Check::ok(TCP, "this machine can connect to itself"),
-        Err(error) if matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::AddrNotAvailable) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::NetworkUnreachable | ErrorKind::AddrNotAvailable
+            ) =>
+        {
             Check::ok(TCP, format!("this machine cannot connect to itself: {error}"))
                 .with_problem(CheckState::Limited, "ip link set lo up")
         }
@@ -119,9 +124,13 @@ fn check_kernel_tcp() -> Check {
 /// can add another one.
 fn check_multipath() -> Check {
     match uiw_llp::tcp::TcpStack::multipath() {
-        Ok(_) => Check::ok(MPTCP, "Multipath TCP: --llp mptcp, on the paths of `ip mptcp endpoint`"),
-        Err(error) => Check::ok(MPTCP, error.to_string())
-            .with_problem(CheckState::No, "sysctl -w net.mptcp.enabled=1, or use a kernel with CONFIG_MPTCP"),
+        Ok(_) => {
+            Check::ok(MPTCP, "Multipath TCP: --llp mptcp, on the paths of `ip mptcp endpoint`")
+        }
+        Err(error) => Check::ok(MPTCP, error.to_string()).with_problem(
+            CheckState::No,
+            "sysctl -w net.mptcp.enabled=1, or use a kernel with CONFIG_MPTCP",
+        ),
     }
 }
 
@@ -140,26 +149,34 @@ fn check_capabilities() -> Check {
     }
     match Capability::missing(&Capability::XDP) {
         None => check,
-        Some(missing) => {
-            check.with_problem(CheckState::Limited, format!("for smoltcp run as root, or grant {missing}"))
-        }
+        Some(missing) => check.with_problem(
+            CheckState::Limited,
+            format!("for smoltcp run as root, or grant {missing}"),
+        ),
     }
 }
 
 fn check_packet() -> Check {
     match PacketLink::permitted() {
-        Ok(()) => Check::ok(PACKET, "smoltcp on any interface that is up: --llp packet:IFACE,ip=ADDR/PREFIX"),
+        Ok(()) => Check::ok(
+            PACKET,
+            "smoltcp on any interface that is up: --llp packet:IFACE,ip=ADDR/PREFIX",
+        ),
         Err(error) => permission_check(PACKET, &error, &Capability::PACKET),
     }
 }
 
 fn check_xdp(is_bpf_fatal: bool) -> Check {
     if is_bpf_fatal {
-        return Check::ok(XDP, "a seccomp filter ends a process that calls bpf")
-            .with_problem(CheckState::No, "permit it (SystemCallFilter=@system-service bpf, with CAP_BPF)");
+        return Check::ok(XDP, "a seccomp filter ends a process that calls bpf").with_problem(
+            CheckState::No,
+            "permit it (SystemCallFilter=@system-service bpf, with CAP_BPF)",
+        );
     }
     match XdpLink::permitted() {
-        Ok(()) => Check::ok(XDP, "programs and sockets are allowed: --llp xdp:IFACE,ip=ADDR/PREFIX"),
+        Ok(()) => {
+            Check::ok(XDP, "programs and sockets are allowed: --llp xdp:IFACE,ip=ADDR/PREFIX")
+        }
         Err(error) => permission_check(XDP, &error, &Capability::XDP),
     }
 }
@@ -185,9 +202,13 @@ fn check_locked_memory(interfaces: &[Interface]) -> Vec<Check> {
     let details = json!({ "limit": limit, "frames": most });
     let frames = format!("frames of AF_XDP take up to {} bytes an interface", grouped(most));
     let check = match limit {
-        _ if Capability::IpcLock.is_held() => Check::ok(NAME, format!("no limit by CAP_IPC_LOCK; {frames}")),
+        _ if Capability::IpcLock.is_held() => {
+            Check::ok(NAME, format!("no limit by CAP_IPC_LOCK; {frames}"))
+        }
         None => Check::ok(NAME, format!("no limit; {frames}")),
-        Some(limit) if limit >= most => Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit))),
+        Some(limit) if limit >= most => {
+            Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit)))
+        }
         Some(limit) => Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit))).with_problem(
             CheckState::Limited,
             format!("ulimit -l {} (limits.conf: memlock)", most.div_ceil(1024)),
@@ -221,21 +242,30 @@ fn check_buffer(name: &'static str, knob: &str, bdp: u64) -> Check {
     }
     check.with_problem(
         CheckState::Limited,
-        format!("sysctl -w net.ipv4.{knob}=\"{least} {usual} {wanted}\"; with smoltcp buffer={bdp}"),
+        format!(
+            "sysctl -w net.ipv4.{knob}=\"{least} {usual} {wanted}\"; with smoltcp buffer={bdp}"
+        ),
     )
 }
 
 fn check_congestion() -> Check {
     const NAME: &str = "congestion control";
-    let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
+    let read =
+        |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
     let is_free = Capability::NetAdmin.is_held();
-    let available =
-        read(if is_free { "tcp_available_congestion_control" } else { "tcp_allowed_congestion_control" });
+    let available = read(if is_free {
+        "tcp_available_congestion_control"
+    } else {
+        "tcp_allowed_congestion_control"
+    });
     let available: Vec<_> = available.split_whitespace().collect();
     let now = read("tcp_congestion_control");
     let now = now.trim();
-    let check = Check::ok(NAME, format!("{now} of {}; smoltcp has cubic and reno", available.join(" ")))
-        .with_details(json!({ "now": now, "available": available, "smoltcp": ["cubic", "reno"] }));
+    let check =
+        Check::ok(NAME, format!("{now} of {}; smoltcp has cubic and reno", available.join(" ")))
+            .with_details(
+                json!({ "now": now, "available": available, "smoltcp": ["cubic", "reno"] }),
+            );
     if available.contains(&"bbr") {
         check
     } else if !is_free
@@ -247,7 +277,10 @@ fn check_congestion() -> Check {
         );
         check.with_problem(CheckState::Limited, fix)
     } else {
-        check.with_problem(CheckState::Limited, "for lossy paths modprobe tcp_bbr, then --congestion bbr")
+        check.with_problem(
+            CheckState::Limited,
+            "for lossy paths modprobe tcp_bbr, then --congestion bbr",
+        )
     }
 }
 
@@ -256,7 +289,8 @@ fn check_congestion() -> Check {
 fn check_mtu_probing() -> Check {
     const NAME: &str = "path MTU probing";
     let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_mtu_probing").unwrap_or_default();
-    let check = |says: &str| Check::ok(NAME, says).with_details(json!({ "tcp_mtu_probing": text.trim() }));
+    let check =
+        |says: &str| Check::ok(NAME, says).with_details(json!({ "tcp_mtu_probing": text.trim() }));
     match text.trim() {
         "0" => {
             let fix = "sysctl -w net.ipv4.tcp_mtu_probing=1; or --mss 1220 on such a path";
@@ -272,16 +306,18 @@ fn check_mtu_probing() -> Check {
 
 fn check_interface(interface: &Interface) -> Check {
     let Interface { name, mtu, is_up, .. } = interface;
-    let check = Check::ok("interface", format!("MTU {mtu}, {}", if *is_up { "up" } else { "down" }))
-        .with_subject(name)
-        .with_details(json!({ "mtu": mtu, "up": is_up }));
+    let check =
+        Check::ok("interface", format!("MTU {mtu}, {}", if *is_up { "up" } else { "down" }))
+            .with_subject(name)
+            .with_details(json!({ "mtu": mtu, "up": is_up }));
     match (is_up, mtu) {
         // The interface may be down on purpose, so this is not a problem. The text says that it is
         // down.
         (false, _) => check,
-        (true, ..1280) => {
-            check.with_problem(CheckState::Limited, format!("ip link set {name} mtu 1500: IPv6 needs 1280"))
-        }
+        (true, ..1280) => check.with_problem(
+            CheckState::Limited,
+            format!("ip link set {name} mtu 1500: IPv6 needs 1280"),
+        ),
         (true, _) => check,
     }
 }
@@ -300,12 +336,15 @@ fn check_xdp_modes(interface: &Interface) -> Check {
             // The largest frame in one piece depends on the driver. 3506 is the MTU for which a
             // frame fits into a page.
             if features.native && !features.several_pieces && interface.mtu > 3506 {
-                return of(Check::ok(NAME, format!("{says}; native only up to an MTU of some 3,500"))
-                    .with_details(details)
-                    .with_problem(
-                        CheckState::Limited,
-                        format!("ip link set {} mtu 3498, or mode=generic", interface.name),
-                    ));
+                return of(Check::ok(
+                    NAME,
+                    format!("{says}; native only up to an MTU of some 3,500"),
+                )
+                .with_details(details)
+                .with_problem(
+                    CheckState::Limited,
+                    format!("ip link set {} mtu 3498, or mode=generic", interface.name),
+                ));
             }
             of(Check::ok(NAME, says).with_details(details))
         }
@@ -313,7 +352,9 @@ fn check_xdp_modes(interface: &Interface) -> Check {
             let check = Check::ok(NAME, "generic; the kernel (before 6.3) does not report others");
             of(check.with_problem(CheckState::Limited, "try mode=native"))
         }
-        Err(error) => of(Check::ok(NAME, format!("generic; the kernel does not report others: {error}"))
-            .with_problem(CheckState::Limited, "try mode=native")),
+        Err(error) => {
+            of(Check::ok(NAME, format!("generic; the kernel does not report others: {error}"))
+                .with_problem(CheckState::Limited, "try mode=native"))
+        }
     }
 }

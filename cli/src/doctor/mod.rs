@@ -115,10 +115,10 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         text::json(&json!({ "bdp": bdp, "checks": all }));
     } else {
         for check in &found {
-            let name = check
-                .subject
-                .as_ref()
-                .map_or_else(|| check.name.to_owned(), |subject| format!("{} {subject}", check.name));
+            let name = check.subject.as_ref().map_or_else(
+                || check.name.to_owned(),
+                |subject| format!("{} {subject}", check.name),
+            );
             text::line(format!("{name:<28} {:<8} {}", check.state.word(), check.says));
             if let Some(fix) = &check.fix {
                 text::line(format!("{:<28} {:<8} fix: {fix}", "", ""));
@@ -128,7 +128,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let names = args.need.iter().map(|need| need.check()).chain([startup::NAME]);
     for name in names {
         let is_it = |check: &&Check| check.name == name && check.state == CheckState::No;
-        if let Some(check) = found.iter().find(|c| is_it(c) && (c.subject.is_none() || name == startup::NAME))
+        if let Some(check) =
+            found.iter().find(|c| is_it(c) && (c.subject.is_none() || name == startup::NAME))
         {
             let fix = check.fix.clone().unwrap_or_else(|| "see `uiw doctor` for more".to_owned());
             return Err(Failure::new(Exit::Failed, check.name, &check.says, fix));

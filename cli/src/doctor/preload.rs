@@ -22,16 +22,17 @@ pub(super) fn check(program: Option<&Path>) -> Check {
     let libraries = match run::find_libraries() {
         Ok(libraries) => libraries,
         Err(failure) => {
-            return of(Check::ok(NAME, failure.cause()).with_problem(CheckState::Limited, failure.fix()));
+            return of(
+                Check::ok(NAME, failure.cause()).with_problem(CheckState::Limited, failure.fix())
+            );
         }
     };
     let library = libraries.join(run::LIBRARIES[0]);
     let kind = match FileKind::from_file(program) {
         Ok(kind) => kind,
         Err(error) => {
-            return of(
-                Check::ok(NAME, error.to_string()).with_problem(CheckState::No, "check the program's path")
-            );
+            return of(Check::ok(NAME, error.to_string())
+                .with_problem(CheckState::No, "check the program's path"));
         }
     };
     let details = |is_preloaded| json!({ "library": library, "preloaded": is_preloaded });
@@ -92,7 +93,8 @@ impl FileKind {
         if header[..6] != *b"\x7fELF\x02\x01" || read_number(&header, 18, 2) != machine {
             return Ok(Self::Other);
         }
-        let [at, size, count] = [(32, 8), (54, 2), (56, 2)].map(|(at, len)| read_number(&header, at, len));
+        let [at, size, count] =
+            [(32, 8), (54, 2), (56, 2)].map(|(at, len)| read_number(&header, at, len));
         for index in 0..count {
             let mut entry = [0; 56];
             file.read_exact_at(&mut entry, at.saturating_add(index * size))?;
@@ -112,7 +114,8 @@ impl FileKind {
 fn find_program(program: &Path) -> PathBuf {
     let is_name = !program.as_os_str().as_encoded_bytes().contains(&b'/');
     let folders = env::var_os("PATH").filter(|_| is_name).unwrap_or_default();
-    let found = env::split_paths(&folders).map(|folder| folder.join(program)).find(|file| file.is_file());
+    let found =
+        env::split_paths(&folders).map(|folder| folder.join(program)).find(|file| file.is_file());
     found.unwrap_or_else(|| program.to_owned())
 }
 
@@ -139,7 +142,10 @@ fn ask_loader(program: &Path, library: &Path) -> io::Result<LoaderVerdict> {
     let output = command.output()?;
     let name = library.to_string_lossy();
     let text = String::from_utf8_lossy(&output.stdout);
-    if text.lines().any(|line| line.trim().starts_with(&*name) || line.contains(&format!("=> {name}"))) {
+    if text
+        .lines()
+        .any(|line| line.trim().starts_with(&*name) || line.contains(&format!("=> {name}")))
+    {
         return Ok(LoaderVerdict::Preloaded);
     }
     if output.status.code() == Some(SECURE) {
@@ -147,7 +153,9 @@ fn ask_loader(program: &Path, library: &Path) -> io::Result<LoaderVerdict> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let line = said.lines().find(|line| line.contains("LD_PRELOAD")).or(said.lines().next());
-    Ok(LoaderVerdict::NotPreloaded(line.unwrap_or("the loader does not load the library").to_owned()))
+    Ok(LoaderVerdict::NotPreloaded(
+        line.unwrap_or("the loader does not load the library").to_owned(),
+    ))
 }
 
 #[cfg(test)]
@@ -157,7 +165,9 @@ mod tests {
     #[test]
     fn kinds_of_programs_are_distinguished() {
         let own = env::current_exe().unwrap();
-        let FileKind::Loader(loader) = FileKind::from_file(&own).unwrap() else { panic!("{own:?}") };
+        let FileKind::Loader(loader) = FileKind::from_file(&own).unwrap() else {
+            panic!("{own:?}")
+        };
         assert!(is_glibc(&loader), "{loader:?}");
         assert!(!is_glibc(Path::new("/lib/ld-musl-x86_64.so.1")));
         // The loader itself needs no loader.

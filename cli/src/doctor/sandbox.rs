@@ -44,7 +44,8 @@ fn check_system_calls() -> Check {
         None => "seccomp unknown, as /proc is not mounted".to_owned(),
         Some(0) => "no seccomp filter".to_owned(),
         Some(1) => "seccomp in strict mode".to_owned(),
-        Some(_) => filters.map_or("a seccomp filter".to_owned(), |count| format!("seccomp filters: {count}")),
+        Some(_) => filters
+            .map_or("a seccomp filter".to_owned(), |count| format!("seccomp filters: {count}")),
     };
     let details = |refused: &[(&Call, Refusal)]| {
         let refused: BTreeMap<_, _> = refused
@@ -56,9 +57,13 @@ fn check_system_calls() -> Check {
     match calls::refused() {
         Err(error) => Check::ok(NAME, format!("{filter}; calls cannot be tried: {error}"))
             .with_details(details(&[]))
-            .with_problem(CheckState::Limited, "allow another process (TasksMax=, --pids-limit, ulimit -u)"),
+            .with_problem(
+                CheckState::Limited,
+                "allow another process (TasksMax=, --pids-limit, ulimit -u)",
+            ),
         Ok(refused) if refused.is_empty() => {
-            Check::ok(NAME, format!("{filter}; uiw's calls are permitted")).with_details(details(&[]))
+            Check::ok(NAME, format!("{filter}; uiw's calls are permitted"))
+                .with_details(details(&[]))
         }
         Ok(refused) => {
             let mut by_purpose = BTreeMap::<_, Vec<_>>::new();
@@ -89,7 +94,8 @@ fn check_system_calls() -> Check {
 fn describe_refusal(refusal: Refusal) -> String {
     match refusal {
         Refusal::Error(number) => {
-            let names = [(Errno::PERM, "EPERM"), (Errno::ACCESS, "EACCES"), (Errno::NOSYS, "ENOSYS")];
+            let names =
+                [(Errno::PERM, "EPERM"), (Errno::ACCESS, "EACCES"), (Errno::NOSYS, "ENOSYS")];
             let name = names.iter().find(|(known, _)| known.raw_os_error() == number);
             name.map_or_else(|| format!("error {number}"), |(_, name)| (*name).to_owned())
         }
@@ -180,8 +186,11 @@ fn check_run_reports() -> Check {
         Ok(()) => Check::ok(NAME, "uiw run --require, --json and -v"),
         Err(error) => {
             let error = std::io::Error::from(error);
-            Check::ok(NAME, format!("/tmp: {error}: uiw run --require, --json and -v cannot be used"))
-                .with_problem(CheckState::Limited, "make /tmp writable (in a service PrivateTmp=yes)")
+            Check::ok(
+                NAME,
+                format!("/tmp: {error}: uiw run --require, --json and -v cannot be used"),
+            )
+            .with_problem(CheckState::Limited, "make /tmp writable (in a service PrivateTmp=yes)")
         }
     }
 }
@@ -203,7 +212,8 @@ fn check_descriptors() -> Check {
             )
         }
         Some(enough) => {
-            Check::ok(NAME, format!("{enough}, of which a connection takes one or two")).with_details(details)
+            Check::ok(NAME, format!("{enough}, of which a connection takes one or two"))
+                .with_details(details)
         }
         None => Check::ok(NAME, "no limit").with_details(details),
     }
@@ -235,15 +245,16 @@ fn check_threads() -> Check {
     let limit = getrlimit(Resource::Nproc).current;
     let details = json!({ "made": count, "wanted": THREADS, "limit": limit });
     match error {
-        None => {
-            Check::ok(NAME, format!("{count} could be made, as many as a device uses")).with_details(details)
-        }
+        None => Check::ok(NAME, format!("{count} could be made, as many as a device uses"))
+            .with_details(details),
         Some(error) => {
             let state = if count == 0 { CheckState::No } else { CheckState::Limited };
-            let says = format!("{count} of {THREADS} can be made: {error}: nothing connects without one");
-            Check::ok(NAME, says)
-                .with_details(details)
-                .with_problem(state, "ulimit -u (TasksMax= of a service, --pids-limit of a container)")
+            let says =
+                format!("{count} of {THREADS} can be made: {error}: nothing connects without one");
+            Check::ok(NAME, says).with_details(details).with_problem(
+                state,
+                "ulimit -u (TasksMax= of a service, --pids-limit of a container)",
+            )
         }
     }
 }

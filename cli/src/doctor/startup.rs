@@ -38,7 +38,9 @@ fn judge(link: Link) -> Check {
     if let Some(ending) = link.wait_ending(FIRST_FPDU).filter(|ending| !ending.orderly) {
         let fix = match ending.suspect {
             Some(suspect) => crate::shared::fail::suspicion(suspect),
-            None => "see the peer's messages, or `uiw decode` on the file of `--pcap FILE`".to_owned(),
+            None => {
+                "see the peer's messages, or `uiw decode` on the file of `--pcap FILE`".to_owned()
+            }
         };
         let says = format!("established, then the peer ended it: {ending}");
         return Check::ok(NAME, says).with_problem(CheckState::No, fix);

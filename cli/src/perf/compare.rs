@@ -32,7 +32,8 @@ impl Quartiles {
         values.sort_unstable_by(f64::total_cmp);
         let at = |part: f64| {
             let place = part * values.len().saturating_sub(1) as f64;
-            let (low, high) = (values.get(place.floor() as usize), values.get(place.ceil() as usize));
+            let (low, high) =
+                (values.get(place.floor() as usize), values.get(place.ceil() as usize));
             let (low, high) = (low.copied().unwrap_or_default(), high.copied().unwrap_or_default());
             low + (high - low) * place.fract()
         };
@@ -142,7 +143,8 @@ pub(crate) fn compare(
     let bench = ComparedPair { device, pd, peer, plan, raw };
     let raw_size = bench.choose_raw_size(TRIES.min(slices))?;
     let mut last = None;
-    let (mut ours, mut first, mut second, mut small) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut ours, mut first, mut second, mut small) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let steps = if !plan.latency && plan.size < SMALL { 4 } else { 3 };
     for round in 0..slices {
         progress.show(|| format!("comparing with raw TCP: slice {} of {slices}", round + 1));
@@ -165,7 +167,8 @@ pub(crate) fn compare(
     let Some(last) = last else {
         return Err(Failure::usage("--slices 0", "nothing to compare", "use at least one slice"));
     };
-    let figures = |slices: &[TimeSlice]| slices.iter().map(|slice| slice.figure).collect::<Vec<_>>();
+    let figures =
+        |slices: &[TimeSlice]| slices.iter().map(|slice| slice.figure).collect::<Vec<_>>();
     let ratio = |a: &[TimeSlice], b: &[TimeSlice]| {
         Quartiles::from_values(a.iter().zip(b).map(|(a, b)| a.figure / b.figure).collect())
     };
@@ -202,7 +205,8 @@ struct ComparedPair<'a> {
 
 impl ComparedPair<'_> {
     fn measure_ours(&self) -> Result<(TimeSlice, PerfOutcome)> {
-        let outcome = PerfRun::connect(self.device, self.pd, self.peer, self.plan)?.measure(&mut ())?;
+        let outcome =
+            PerfRun::connect(self.device, self.pd, self.peer, self.plan)?.measure(&mut ())?;
         let (figure, units) = match &outcome.round_trips {
             Some(histogram) => (us_at(histogram, 0.5), histogram.len() as f64),
             None => (outcome.rate(), outcome.bytes as f64),
@@ -224,7 +228,12 @@ impl ComparedPair<'_> {
             tail = Some(LatencyTail::from_histogram(&histogram));
             measured
         } else {
-            self.raw.measure_slice(self.plan.raw_direction(), size, self.memory(), self.plan.time)?
+            self.raw.measure_slice(
+                self.plan.raw_direction(),
+                size,
+                self.memory(),
+                self.plan.time,
+            )?
         };
         let RawMeasurement { bytes, cpu_client_ns, cpu_server_ns, .. } = measured;
         let (figure, units) = figure.unwrap_or((measured.rate(), bytes as f64));
@@ -248,7 +257,12 @@ impl ComparedPair<'_> {
             for (size, rates) in &mut rates {
                 rates.push(
                     self.raw
-                        .measure_slice(self.plan.raw_direction(), *size, self.memory(), self.plan.time)?
+                        .measure_slice(
+                            self.plan.raw_direction(),
+                            *size,
+                            self.memory(),
+                            self.plan.time,
+                        )?
                         .rate(),
                 );
             }
@@ -273,7 +287,8 @@ fn tail(slices: &[TimeSlice], of: fn(&LatencyTail) -> f64) -> Option<Quartiles> 
 
 fn cpu(slices: &[TimeSlice]) -> CpuCost {
     let units: f64 = slices.iter().map(|slice| slice.units).sum();
-    let sum = |cost: fn(&TimeSlice) -> u64| slices.iter().map(cost).sum::<u64>() as f64 / units.max(1.0);
+    let sum =
+        |cost: fn(&TimeSlice) -> u64| slices.iter().map(cost).sum::<u64>() as f64 / units.max(1.0);
     CpuCost { client: sum(|slice| slice.cpu_client_ns), server: sum(|slice| slice.cpu_server_ns) }
 }
 

@@ -59,20 +59,33 @@ impl FlowState {
         let received_len =
             if plan.latency && plan.op == PerfOp::Send { size.max(STATS_LEN) } else { STATS_LEN };
         let received = Buffer::shared(pd, received_len, Access::empty())?;
-        let pending = PendingQp::with_cq(device, pd, cq, &QueueDepths::new(plan.depth + 4, RECVS as u32))?;
+        let pending =
+            PendingQp::with_cq(device, pd, cq, &QueueDepths::new(plan.depth + 4, RECVS as u32))?;
         let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(received.whole()));
         post_recvs(&pending.qp, (0..RECVS).map(receive))?;
-        let back_at = answers_memory.as_ref().map(|back| (back.remote().addr, back.remote().rkey.0));
+        let back_at =
+            answers_memory.as_ref().map(|back| (back.remote().addr, back.remote().rkey.0));
         let order = Service::Perf(plan.order(back_at, None));
-        let connecting = pending.begin(peer, &plan.peer_options.options(), &order.private_data())?;
+        let connecting =
+            pending.begin(peer, &plan.peer_options.options(), &order.private_data())?;
         let plan = plan.clone();
         Ok(move || {
             let link = connecting.finish(WaitLimits::NEVER)?;
             let reply: PerfReply = serde_json::from_slice(&link.info.private_data)
                 .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
-            let peer_memory = RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len as usize };
+            let peer_memory =
+                RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len as usize };
             let source = MessageSource::new(stream, index << FLOW_SHIFT, local, peer_memory);
-            Ok(Self { link, plan, index, source, answers_memory, received, answers: 0, stats: None })
+            Ok(Self {
+                link,
+                plan,
+                index,
+                source,
+                answers_memory,
+                received,
+                answers: 0,
+                stats: None,
+            })
         })
     }
 
@@ -134,8 +147,9 @@ impl FlowState {
         } else {
             let mut bytes = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
             self.received.read(0, &mut bytes)?;
-            let stats = serde_json::from_slice(&bytes)
-                .map_err(|_| Failure::lost(self.link.peer(), "sent no statistics where they were due"))?;
+            let stats = serde_json::from_slice(&bytes).map_err(|_| {
+                Failure::lost(self.link.peer(), "sent no statistics where they were due")
+            })?;
             self.stats = Some(stats);
         }
         let receive = (self.index << FLOW_SHIFT | slot, Some(self.received.whole()));
@@ -150,7 +164,10 @@ impl FlowState {
 
     /// Reads back the bytes written to the peer and compares each slot with the last message
     /// written to it. `wait` waits for a completion.
-    pub(crate) fn read_back(&mut self, mut wait: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+    pub(crate) fn read_back(
+        &mut self,
+        mut wait: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<()> {
         let messages = self.source.posted;
         let slots = u64::from(self.plan.slots()).min(messages);
         let size = self.plan.size as usize;
@@ -163,7 +180,8 @@ impl FlowState {
             post(&self.link.qp, self.index << FLOW_SHIFT | MARK, op, &[sge], SendFlags::SIGNALED)?;
             wait(self)?;
             let expected = pattern::message(last_of(slot, slots, messages), size);
-            self.source.wrong += u64::from(self.source.local.first_difference(start, &expected)?.is_some());
+            self.source.wrong +=
+                u64::from(self.source.local.first_difference(start, &expected)?.is_some());
         }
         Ok(())
     }

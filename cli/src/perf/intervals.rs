@@ -101,7 +101,10 @@ impl<F: FnMut(&Interval)> IntervalReporter<F> {
     pub(super) fn end(mut self, messages: u64, elapsed: Duration) -> Vec<Interval> {
         self.last = (elapsed.max(self.from), messages);
         // A last interval without messages counts only if it lasted for a tenth of an interval.
-        if self.every.is_some_and(|every| messages > self.before || self.last.0 >= self.from + every / 10) {
+        if self
+            .every
+            .is_some_and(|every| messages > self.before || self.last.0 >= self.from + every / 10)
+        {
             self.close();
         }
         self.progress.clear();
@@ -164,7 +167,8 @@ mod tests {
     fn interval_counts_own_operations() {
         let mut shown = 0;
         let second = Duration::from_secs(1);
-        let mut intervals = IntervalReporter::new(100, false, Some(second), |_| shown += 1).unwrap();
+        let mut intervals =
+            IntervalReporter::new(100, false, Some(second), |_| shown += 1).unwrap();
         assert_eq!(intervals.next_due(), Some(second));
         intervals.on_progress(5, second / 2);
         intervals.on_progress(20, second);

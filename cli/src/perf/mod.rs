@@ -116,7 +116,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let (peer, _server) = match &args.host {
         Some(host) => (resolve(host, DEFAULT_PORT)?, None),
         None => {
-            let server = ChildServer::start(&["serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"])?;
+            let server =
+                ChildServer::start(&["serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"])?;
             (server.address(), Some(server))
         }
     };
@@ -151,8 +152,10 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
 fn compare(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()> {
     let plan = MeasurementPlan::new(args, args.size)?;
     let mut progress = Progress::new();
-    let slices =
-        compare::SliceSettings { count: args.slices, time: args.slice_seconds.map(Duration::from_secs_f64) };
+    let slices = compare::SliceSettings {
+        count: args.slices,
+        time: args.slice_seconds.map(Duration::from_secs_f64),
+    };
     let comparison = compare::compare(device, pd, peer, &plan, slices, &mut progress)?;
     if args.json {
         text::json(&report::comparison(&plan, &comparison));

@@ -6,7 +6,8 @@ use super::plan::{END_TIMEOUT, MeasurementPlan};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{
-    Link, PendingQp, QueueDepths, RECV, WaitLimits, completions, cq_options, post, post_recvs, send_copy,
+    Link, PendingQp, QueueDepths, RECV, WaitLimits, completions, cq_options, post, post_recvs,
+    send_copy,
 };
 use crate::shared::service::{OppositeTraffic, PerfOp, Service, Stats};
 use std::net::SocketAddr;
@@ -62,7 +63,10 @@ impl OppositeDirection {
         let deadline = Instant::now() + END_TIMEOUT;
         while self.is_running() {
             if self.take_completions(deadline)? == 0 {
-                return Err(Failure::lost(self.flows[0].link.peer(), "did not finish the run in a minute"));
+                return Err(Failure::lost(
+                    self.flows[0].link.peer(),
+                    "did not finish the run in a minute",
+                ));
             }
         }
         Ok(())
@@ -75,7 +79,8 @@ impl OppositeDirection {
     /// Takes completions, waiting for the first one until `end`. Returns their number.
     fn take_completions(&mut self, end: Instant) -> Result<usize> {
         let Self { device, cq, plan, flows, batch } = self;
-        let taken = completions(device, cq, plan.wait, WaitLimits::deadline(end), 64, |wc| batch.push(wc));
+        let taken =
+            completions(device, cq, plan.wait, WaitLimits::deadline(end), 64, |wc| batch.push(wc));
         for wc in batch.drain(..) {
             flows[FlowState::index_of(&wc)].on_completion(&wc)?;
         }
@@ -92,7 +97,8 @@ impl OppositeDirection {
         for flow in &self.flows {
             let wrong = flow.wrong()?;
             if wrong > 0 {
-                let why = format!("{wrong} of {} messages from there had wrong bytes", flow.messages());
+                let why =
+                    format!("{wrong} of {} messages from there had wrong bytes", flow.messages());
                 return Err(Failure::differs(flow.link.peer(), why));
             }
         }
@@ -132,7 +138,8 @@ impl OppositeFlow {
     ) -> Result<impl FnOnce() -> Result<Self> + use<>> {
         let stream = plan.messages();
         let size = plan.size as usize;
-        let exposed = Buffer::shared(pd, stream.memory(), Access::REMOTE_WRITE | Access::REMOTE_READ)?;
+        let exposed =
+            Buffer::shared(pd, stream.memory(), Access::REMOTE_WRITE | Access::REMOTE_READ)?;
         if plan.validate && plan.op == PerfOp::Read {
             for slot in 0..stream.slots as usize {
                 exposed.write(slot * size, &pattern::message(slot as u64, size))?;
@@ -149,7 +156,8 @@ impl OppositeFlow {
             iterations: plan.iterations,
         };
         let order = Service::Perf(plan.order(Some((back.addr, back.rkey.0)), Some(opposite)));
-        let connecting = pending.begin(peer, &plan.peer_options.options(), &order.private_data())?;
+        let connecting =
+            pending.begin(peer, &plan.peer_options.options(), &order.private_data())?;
         let plan = plan.clone();
         Ok(move || {
             Ok(Self {
@@ -179,7 +187,9 @@ impl OppositeFlow {
     fn stop_server(&mut self) -> Result<()> {
         match self.stats {
             Some(_) => Ok(()),
-            None => send_copy(&self.link.qp, self.index << FLOW_SHIFT | MARK, &[OppositeTraffic::STOP]),
+            None => {
+                send_copy(&self.link.qp, self.index << FLOW_SHIFT | MARK, &[OppositeTraffic::STOP])
+            }
         }
     }
 
@@ -194,8 +204,9 @@ impl OppositeFlow {
         let slot = wc.wr_id & !RECV & ((1 << FLOW_SHIFT) - 1);
         let mut bytes = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
         self.received.read(0, &mut bytes)?;
-        let stats = serde_json::from_slice(&bytes)
-            .map_err(|_| Failure::lost(self.link.peer(), "sent no statistics where they were due"))?;
+        let stats = serde_json::from_slice(&bytes).map_err(|_| {
+            Failure::lost(self.link.peer(), "sent no statistics where they were due")
+        })?;
         self.stats = Some(stats);
         let receive = (self.index << FLOW_SHIFT | slot, Some(self.received.whole()));
         post_recvs(&self.link.qp, [receive])
@@ -215,7 +226,9 @@ impl OppositeFlow {
             let slots = u64::from(self.plan.slots()).min(self.messages());
             for slot in 0..slots {
                 let expected = pattern::message(last_of(slot, slots, self.messages()), size);
-                wrong += u64::from(self.exposed.first_difference(slot as usize * size, &expected)?.is_some());
+                wrong += u64::from(
+                    self.exposed.first_difference(slot as usize * size, &expected)?.is_some(),
+                );
             }
         }
         Ok(wrong)

@@ -73,13 +73,17 @@ impl MeasurementPlan {
     }
 
     fn check(&self) -> Result<()> {
-        let wrong = |what: String, why: String| Err(Failure::usage(what, why, "see `uiw perf --help`"));
+        let wrong =
+            |what: String, why: String| Err(Failure::usage(what, why, "see `uiw perf --help`"));
         let Self { size, depth, chain, signal_every, connections, .. } = *self;
         if size == 0 || size > MAX_SIZE {
             return wrong(format!("--size {size}"), format!("a message has 1 to {MAX_SIZE} bytes"));
         }
         if depth == 0 || depth > MAX_DEPTH {
-            return wrong(format!("--depth {depth}"), format!("1 to {MAX_DEPTH} messages can be under way"));
+            return wrong(
+                format!("--depth {depth}"),
+                format!("1 to {MAX_DEPTH} messages can be under way"),
+            );
         }
         if chain == 0 || chain > depth {
             return wrong(
@@ -88,14 +92,18 @@ impl MeasurementPlan {
             );
         }
         if signal_every == 0 || signal_every > depth {
-            let why = format!("every 1st to {depth}th message can be signaled at a depth of {depth}");
+            let why =
+                format!("every 1st to {depth}th message can be signaled at a depth of {depth}");
             return wrong(format!("--signal-every {signal_every}"), why);
         }
         if connections == 0 || connections > 512 {
             return wrong(format!("--connections {connections}"), "1 to 512 connections".into());
         }
         if u64::from(self.slots()) * u64::from(size) > MAX_MEMORY {
-            let why = format!("{} messages of {size} bytes need more than {MAX_MEMORY} bytes", self.slots());
+            let why = format!(
+                "{} messages of {size} bytes need more than {MAX_MEMORY} bytes",
+                self.slots()
+            );
             return wrong(format!("--depth {depth}"), why);
         }
         if self.latency && connections > 1 {
@@ -128,7 +136,11 @@ impl MeasurementPlan {
 
     /// Returns the order for the server. `back` is the address and the key of the client's memory,
     /// and `opposite` describes the messages that the server posts to that memory.
-    pub(crate) fn order(&self, back: Option<(u64, u32)>, opposite: Option<OppositeTraffic>) -> PerfOrder {
+    pub(crate) fn order(
+        &self,
+        back: Option<(u64, u32)>,
+        opposite: Option<OppositeTraffic>,
+    ) -> PerfOrder {
         PerfOrder {
             op: self.op,
             size: self.size,

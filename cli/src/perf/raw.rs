@@ -77,8 +77,9 @@ fn exchange_startup(stream: &mut TcpStream, order: &[u8]) -> io::Result<()> {
     let mut reply = vec![0; HEADER_LEN];
     stream.read_exact(&mut reply)?;
     loop {
-        let outcome =
-            initiator.reply(&reply).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let outcome = initiator
+            .reply(&reply)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         match outcome {
             Some((_, Outcome::Accepted { .. })) => return Ok(()),
             Some((_, Outcome::Rejected { private_data, .. })) => {
@@ -175,7 +176,11 @@ pub(crate) fn read_spinning(
     Ok(true)
 }
 
-pub(crate) fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8], timeout: Duration) -> io::Result<()> {
+pub(crate) fn write_spinning(
+    stream: &mut TcpStream,
+    mut bytes: &[u8],
+    timeout: Duration,
+) -> io::Result<()> {
     let mut spin = Spin::default();
     while !bytes.is_empty() {
         match stream.write(bytes) {
@@ -237,7 +242,8 @@ impl RawTcpClient {
         peer_options: &PeerConfig,
     ) -> Result<(Self, crate::shared::qp_setup::Link)> {
         let pending = PendingQp::new(device, pd, &QueueDepths::new(1, 1))?;
-        let (congestion, mss) = (peer_options.congestion.clone(), peer_options.own.stream.max_segment);
+        let (congestion, mss) =
+            (peer_options.congestion.clone(), peer_options.own.stream.max_segment);
         let mut options = ConnConfig::default();
         options.stream.max_segment = mss;
         let asked = pending.connect(peer, &options, &Service::Comparison.private_data());
@@ -252,7 +258,13 @@ impl RawTcpClient {
         Ok((Self { server: peer, token: reply.token, congestion, mss }, link))
     }
 
-    fn connect(&self, kind: RawTcpMode, buffer: u32, memory: u32, time: Duration) -> io::Result<TcpStream> {
+    fn connect(
+        &self,
+        kind: RawTcpMode,
+        buffer: u32,
+        memory: u32,
+        time: Duration,
+    ) -> io::Result<TcpStream> {
         let mut stream = connect_tcp(self.server, self.mss)?;
         set_stream_options(&stream, TIMEOUT, self.congestion.as_deref())?;
         let order = Service::RawTcp(RawTcpOrder {
@@ -295,7 +307,12 @@ impl RawTcpClient {
         let (a, b) = std::thread::scope(|scope| {
             let other = scope.spawn(|| self.read(buffer, memory, time));
             let this = self.write(buffer, memory, time);
-            (this, other.join().unwrap_or_else(|_| Err(io::Error::other("the reader's thread panicked"))))
+            (
+                this,
+                other
+                    .join()
+                    .unwrap_or_else(|_| Err(io::Error::other("the reader's thread panicked"))),
+            )
         });
         let (a, b) = (a?, b?);
         Ok(RawMeasurement {
@@ -398,7 +415,12 @@ impl RawTcpClient {
         stream.read_exact(&mut answer)?;
         let bytes = rounds * u64::from(size);
         let seconds = (now - start).as_secs_f64();
-        Ok(RawMeasurement { bytes, seconds, cpu_client_ns, cpu_server_ns: u64::from_be_bytes(answer) })
+        Ok(RawMeasurement {
+            bytes,
+            seconds,
+            cpu_client_ns,
+            cpu_server_ns: u64::from_be_bytes(answer),
+        })
     }
 }
 
@@ -436,7 +458,8 @@ mod tests {
             let (mut server, _) = listener.accept().unwrap();
             server.write_all(&[&reply.emit()[..], b"raw"].concat()).unwrap();
             drop(server);
-            let started = exchange_startup(&mut client, b"order").map_err(|error| error.to_string());
+            let started =
+                exchange_startup(&mut client, b"order").map_err(|error| error.to_string());
             let mut rest = Vec::new();
             let _ = client.read_to_end(&mut rest);
             (started, rest)

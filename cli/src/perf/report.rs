@@ -189,7 +189,8 @@ pub(crate) fn comparison(plan: &MeasurementPlan, comparison: &Comparison) -> Val
     if let Some((ours, raw)) = &comparison.mean {
         value["round_trip_us_mean"] = json!({"uiw": quartiles(ours), "raw": quartiles(raw)});
     }
-    value[cpu_unit] = json!({"uiw": costs(&comparison.cpu_ours), "raw": costs(&comparison.cpu_raw)});
+    value[cpu_unit] =
+        json!({"uiw": costs(&comparison.cpu_ours), "raw": costs(&comparison.cpu_raw)});
     value
 }
 
@@ -224,7 +225,8 @@ pub(crate) fn comparison_lines(plan: &MeasurementPlan, comparison: &Comparison) 
     ];
     if let Some(one) = &comparison.one_by_one {
         let messages = text::grouped(one.raw.median as u64);
-        lines.push(format!("  raw TCP, {} bytes a write         {messages:>12} a second", one.size));
+        lines
+            .push(format!("  raw TCP, {} bytes a write         {messages:>12} a second", one.size));
         lines.push(format!("  ratio of messages, uiw / that      {}", of(&one.ratio)));
     }
     if let Some((ours, raw)) = &comparison.p99 {

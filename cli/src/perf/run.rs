@@ -93,8 +93,10 @@ impl PerfRun {
         let flows = (0..u64::from(plan.connections))
             .map(|index| FlowState::connect(device, pd, &cq, index, peer, plan))
             .collect::<Result<Vec<_>>>()?;
-        let opposite =
-            plan.bidirectional.then(|| OppositeDirection::connect(device, pd, peer, plan)).transpose()?;
+        let opposite = plan
+            .bidirectional
+            .then(|| OppositeDirection::connect(device, pd, peer, plan))
+            .transpose()?;
         let flows = flows.into_iter().map(|finish| finish()).collect::<Result<_>>()?;
         let opposite = opposite.map(|finish| finish()).transpose()?;
         Ok(Self {
@@ -136,7 +138,10 @@ impl PerfRun {
         let deadline = Instant::now() + END_TIMEOUT;
         while self.marks > 0 || self.flows.iter().any(|flow| flow.stats.is_none()) {
             if self.take_completions(WaitLimits::deadline(deadline))? == 0 {
-                return Err(Failure::lost(self.flows[0].link.peer(), "did not finish the run in a minute"));
+                return Err(Failure::lost(
+                    self.flows[0].link.peer(),
+                    "did not finish the run in a minute",
+                ));
             }
         }
         Ok(self.flows.iter().filter_map(|flow| flow.stats).collect())
@@ -180,13 +185,21 @@ impl PerfRun {
             round_trips,
         };
         let flows = self.flows.into_iter().map(|flow| flow.link);
-        Link::close_all(flows.chain(self.opposite.into_iter().flat_map(OppositeDirection::into_links)));
+        Link::close_all(
+            flows.chain(self.opposite.into_iter().flat_map(OppositeDirection::into_links)),
+        );
         Ok(outcome)
     }
 
     /// Runs the throughput of one direction, or of both at the same time.
-    fn run_directions(&mut self, start: Instant, watch: &mut impl MeasurementWatcher) -> Result<()> {
-        let Some(mut opposite) = self.opposite.take() else { return self.run_throughput(start, watch) };
+    fn run_directions(
+        &mut self,
+        start: Instant,
+        watch: &mut impl MeasurementWatcher,
+    ) -> Result<()> {
+        let Some(mut opposite) = self.opposite.take() else {
+            return self.run_throughput(start, watch);
+        };
         let (own, theirs) = thread::scope(|scope| {
             let theirs = scope.spawn(|| opposite.run());
             (self.run_throughput(start, watch), theirs.join())
@@ -195,7 +208,11 @@ impl PerfRun {
         own.and(theirs.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
-    fn run_throughput(&mut self, start: Instant, watch: &mut impl MeasurementWatcher) -> Result<()> {
+    fn run_throughput(
+        &mut self,
+        start: Instant,
+        watch: &mut impl MeasurementWatcher,
+    ) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
         loop {
             let elapsed = start.elapsed();
@@ -278,7 +295,10 @@ impl PerfRun {
                 return Err(Failure::differs(flow.link.peer(), why));
             }
             if self.plan.op == PerfOp::Send && stats.messages != flow.source.posted {
-                let why = format!("{} messages were sent, {} arrived", flow.source.posted, stats.messages);
+                let why = format!(
+                    "{} messages were sent, {} arrived",
+                    flow.source.posted, stats.messages
+                );
                 return Err(Failure::differs(flow.link.peer(), why));
             }
         }

@@ -52,9 +52,16 @@ pub(crate) struct MessageSource {
 impl MessageSource {
     /// Creates a source that posts from `local`, which has [`MessageStream::memory`] bytes, to
     /// `peer_memory`. Message `n` is request `tag + n`.
-    pub(crate) fn new(stream: MessageStream, tag: u64, local: Buffer, peer_memory: RemoteMr) -> Self {
+    pub(crate) fn new(
+        stream: MessageStream,
+        tag: u64,
+        local: Buffer,
+        peer_memory: RemoteMr,
+    ) -> Self {
         let size = stream.size as usize;
-        let sges = (0..stream.slots as usize).map(|slot| local.sge(slot * size..(slot + 1) * size)).collect();
+        let sges = (0..stream.slots as usize)
+            .map(|slot| local.sge(slot * size..(slot + 1) * size))
+            .collect();
         Self { stream, tag, local, sges, peer_memory, posted: 0, done: 0, wrong: 0 }
     }
 
@@ -115,7 +122,9 @@ impl MessageSource {
             PerfOp::WriteImm => SendOp::WriteImm { remote, imm: seq as u32 },
             PerfOp::Read => SendOp::Read { remote, invalidate: None },
             PerfOp::Send => SendOp::Send,
-            PerfOp::FetchAdd => SendOp::FetchAdd { remote: remote_at(self.peer_memory, 0), add: 1, mask: 0 },
+            PerfOp::FetchAdd => {
+                SendOp::FetchAdd { remote: remote_at(self.peer_memory, 0), add: 1, mask: 0 }
+            }
             PerfOp::CmpSwap => SendOp::CmpSwap {
                 remote: remote_at(self.peer_memory, 0),
                 compare: seq,
@@ -143,7 +152,8 @@ impl MessageSource {
 
     /// Marks the messages before number `done` as complete, and verifies their answers.
     pub(crate) fn complete_until(&mut self, done: u64) -> Result<()> {
-        if self.stream.validate && matches!(self.stream.op, PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap)
+        if self.stream.validate
+            && matches!(self.stream.op, PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap)
         {
             for seq in self.done..done {
                 self.verify(seq)?;

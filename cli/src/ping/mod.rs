@@ -148,7 +148,11 @@ fn report(args: &Args, peer: SocketAddr, round: u64, took: Duration) {
     if args.json {
         text::json(&json!({"type": "round", "round": round, "bytes": args.size, "us": us}));
     } else if args.interval > 0.0 || args.count <= 20 && args.count > 0 {
-        text::line(format!("{} bytes to {peer} and back: round {round}, {}", args.size, text::micros(us)));
+        text::line(format!(
+            "{} bytes to {peer} and back: round {round}, {}",
+            args.size,
+            text::micros(us)
+        ));
     }
 }
 
@@ -177,7 +181,9 @@ fn summary(args: &Args, peer: SocketAddr, times: &RoundTripTimes) {
 
 /// Returns the bytes of a round, which differ in every round.
 fn pattern(round: u64, size: usize) -> Vec<u8> {
-    (0..size as u64).map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ round.wrapping_mul(167)) as u8).collect()
+    (0..size as u64)
+        .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ round.wrapping_mul(167)) as u8)
+        .collect()
 }
 
 /// Pings `uiw serve`.
@@ -198,14 +204,20 @@ const OUT: u64 = 1;
 const BACK: u64 = 2;
 
 impl<'a> Pinger<'a> {
-    fn connect(opener: &Opener, peer: SocketAddr, args: &Args, until: WaitLimits<'a>) -> Result<Self> {
+    fn connect(
+        opener: &Opener,
+        peer: SocketAddr,
+        args: &Args,
+        until: WaitLimits<'a>,
+    ) -> Result<Self> {
         let device = opener.device()?;
         let pd = device.alloc_pd()?;
         let size = args.size as usize;
         let data = Buffer::exclusive(&pd, size * 2)?;
         let pending = PendingQp::new(&device, &pd, &QueueDepths::new(8, 4))?;
         let peer_options = args.conn.peer_options();
-        let order = Service::Ping(PingOrder { size: args.size, peer_options: peer_options.clone() });
+        let order =
+            Service::Ping(PingOrder { size: args.size, peer_options: peer_options.clone() });
         let conn = MsgConn::connect(
             pending,
             (4, args.size),
@@ -215,7 +227,10 @@ impl<'a> Pinger<'a> {
             until,
         )?;
         let peer_memory = RemoteMr::from_bytes(&conn.link.info.private_data).map_err(|_| {
-            Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server needs --rping)")
+            Failure::lost(
+                peer,
+                "accepted, but is no `uiw serve` (a stock rping server needs --rping)",
+            )
         })?;
         let pinger = Self { op: args.op, wait: wait(args), until, size, conn, data, peer_memory };
         if pinger.op == PingOp::Read {
@@ -290,6 +305,7 @@ fn check(peer: SocketAddr, round: u64, got: &[u8], want: &[u8]) -> Result<()> {
         return Ok(());
     }
     let first = got.iter().zip(want).position(|(a, b)| a != b).unwrap_or(got.len().min(want.len()));
-    let why = format!("round {round} came back different from byte {first} on ({} bytes)", got.len());
+    let why =
+        format!("round {round} came back different from byte {first} on ({} bytes)", got.len());
     Err(Failure::differs(peer, why))
 }

@@ -114,7 +114,8 @@ impl<'a> RpingClient<'a> {
         let source = Buffer::shared(&pd, size as usize, Access::REMOTE_READ)?;
         let sink = Buffer::shared(&pd, size as usize, Access::REMOTE_WRITE)?;
         let pending = PendingQp::new(&device, &pd, &QueueDepths::new(8, 4))?;
-        let conn = MsgConn::connect(pending, (4, RpingBuffer::LEN as u32), peer, options, &[], until)?;
+        let conn =
+            MsgConn::connect(pending, (4, RpingBuffer::LEN as u32), peer, options, &[], until)?;
         Ok(Self { wait, until, size: size as usize, conn, source, sink })
     }
 
@@ -131,7 +132,10 @@ impl<'a> RpingClient<'a> {
                     if len == RpingBuffer::LEN {
                         return Ok(());
                     }
-                    let why = format!("sent {len} bytes where an rping server sends {}", RpingBuffer::LEN);
+                    let why = format!(
+                        "sent {len} bytes where an rping server sends {}",
+                        RpingBuffer::LEN
+                    );
                     return Err(Failure::lost(self.conn.link.peer(), why));
                 }
             }

@@ -36,7 +36,8 @@ impl RoundTripTimes {
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         let (least, most) = self.extremes.map(|(least, most)| (us(least), us(most)))?;
         // The histogram rounds up, so its quantiles can lie outside the exact extremes.
-        let at = |quantile| (self.histogram.value_at_quantile(quantile) as f64 / 1e3).clamp(least, most);
+        let at =
+            |quantile| (self.histogram.value_at_quantile(quantile) as f64 / 1e3).clamp(least, most);
         Some([least, us(self.sum) / self.count() as f64, at(0.5), at(0.99), most])
     }
 }

@@ -12,8 +12,8 @@ use super::tree;
 use crate::shared::fail::{Failure, Result};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpgrp, getpid, getppid, kill_process, pidfd_open,
-    pidfd_send_signal, set_child_subreaper, set_parent_process_death_signal, wait,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpgrp, getpid, getppid, kill_process,
+    pidfd_open, pidfd_send_signal, set_child_subreaper, set_parent_process_death_signal, wait,
 };
 use rustix::termios::tcgetpgrp;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -49,7 +49,10 @@ pub(super) fn run(
     let first = getpid();
     let failed = |error: io::Error| {
         with_denied_fix(
-            Failure::local("cannot make the process that waits for the program (fork, socketpair)", &error),
+            Failure::local(
+                "cannot make the process that waits for the program (fork, socketpair)",
+                &error,
+            ),
             PROCESS,
             &error,
         )
@@ -61,10 +64,12 @@ pub(super) fn run(
         ProcessSide::Child => watch(Guard::new(Some(first)).map_err(failed)?),
         ProcessSide::Parent(child) => {
             let guard = Guard::new(None).map_err(failed)?;
-            let ended = guard.wait_status(Pid::from_raw(child.get()).unwrap_or(first)).map_err(|error| {
-                tree::kill_descendants();
-                wait_failure(&error)
-            })?;
+            let ended = guard.wait_status(Pid::from_raw(child.get()).unwrap_or(first)).map_err(
+                |error| {
+                    tree::kill_descendants();
+                    wait_failure(&error)
+                },
+            )?;
             if ended.signaled() {
                 tree::kill_descendants();
                 clean_up();
@@ -77,7 +82,11 @@ pub(super) fn run(
 /// Creates the error for a program that cannot be waited for, most often because the thread that
 /// passes signals on could not be started.
 fn wait_failure(error: &io::Error) -> Failure {
-    with_denied_fix(Failure::local("cannot wait for the program", error), "starting a thread", error)
+    with_denied_fix(
+        Failure::local("cannot wait for the program", error),
+        "starting a thread",
+        error,
+    )
 }
 
 /// Adds a hint if a limit or a sandbox is the reason for the failure of `tried`.
@@ -110,7 +119,8 @@ struct FirstProcess {
 
 impl FirstProcess {
     fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::SeqCst) || self.number.is_some_and(|number| getppid() != Some(number))
+        self.ended.load(Ordering::SeqCst)
+            || self.number.is_some_and(|number| getppid() != Some(number))
     }
 }
 
@@ -156,17 +166,18 @@ impl Guard {
             Some(opened) => pidfd_send_signal(opened, signal),
             None => kill_process(process, signal),
         };
-        let pass_on = std::thread::Builder::new().name("uiw-signals".to_owned()).spawn(move || {
-            for number in &mut signals {
-                if first.has_ended() {
-                    let _ = send(Signal::KILL);
-                } else if (!matches!(number, SIGINT | SIGQUIT) || !is_foreground())
-                    && let Some(signal) = Signal::from_named_raw(number)
-                {
-                    let _ = send(signal);
+        let pass_on =
+            std::thread::Builder::new().name("uiw-signals".to_owned()).spawn(move || {
+                for number in &mut signals {
+                    if first.has_ended() {
+                        let _ = send(Signal::KILL);
+                    } else if (!matches!(number, SIGINT | SIGQUIT) || !is_foreground())
+                        && let Some(signal) = Signal::from_named_raw(number)
+                    {
+                        let _ = send(signal);
+                    }
                 }
-            }
-        })?;
+            })?;
         let ended = loop {
             match wait(WaitOptions::empty()) {
                 Ok(Some((ended, status))) if ended == process => break Ok(status),

@@ -25,7 +25,9 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use uiw::counters::{Datagrams, Directions, Directory, Operations};
@@ -59,7 +61,11 @@ pub(super) enum Requirement {
 }
 
 /// Runs the program and reports after its end.
-pub(super) fn run(command: Command, require: Option<Requirement>, as_json: bool) -> Result<ExitCode> {
+pub(super) fn run(
+    command: Command,
+    require: Option<Requirement>,
+    as_json: bool,
+) -> Result<ExitCode> {
     guard::run(
         |guard| watch(command, require, as_json, guard),
         || remove_ended_runs(&counters::user_directory()),
@@ -112,8 +118,9 @@ impl RunDirectory {
         let failed = |error: &dyn std::fmt::Display| {
             Failure::local("cannot make a directory for the counters of the program", error)
         };
-        let random =
-            || getrandom::u64().map(|number| format!("{number:016x}")).map_err(|error| failed(&error));
+        let random = || {
+            getrandom::u64().map(|number| format!("{number:016x}")).map_err(|error| failed(&error))
+        };
         let (name, secret) = (random()?, random()?);
         // The runtime directory is not used, because a program that has become another user cannot
         // enter it.
@@ -133,8 +140,9 @@ impl RunDirectory {
             io::Result::Ok(lock)
         };
         let lock = make().map_err(|error| {
-            failed(&error)
-                .with_fix("make /tmp writable (in a service PrivateTmp=yes), or do without the report")
+            failed(&error).with_fix(
+                "make /tmp writable (in a service PrivateTmp=yes), or do without the report",
+            )
         })?;
         let run = Self { directory: Directory::new(path), user, name, _lock: lock };
         // Only `uiw stat` needs the link.
@@ -187,7 +195,9 @@ impl Drop for RunDirectory {
 fn socket_files(directory: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     files
-        .filter(|path| path.as_os_str().as_encoded_bytes().ends_with(connections::SUFFIX.as_bytes()))
+        .filter(|path| {
+            path.as_os_str().as_encoded_bytes().ends_with(connections::SUFFIX.as_bytes())
+        })
         .collect()
 }
 
@@ -257,8 +267,12 @@ struct CounterSum {
 impl CounterSum {
     /// Counts a process that used a library.
     fn add_library(&mut self, library: String) {
-        let is_listed = self.libraries.len() < MAX_LIBRARIES || self.libraries.contains_key(&library);
-        *self.libraries.entry(if is_listed { library } else { "others".to_owned() }).or_default() += 1;
+        let is_listed =
+            self.libraries.len() < MAX_LIBRARIES || self.libraries.contains_key(&library);
+        *self
+            .libraries
+            .entry(if is_listed { library } else { "others".to_owned() })
+            .or_default() += 1;
     }
 
     /// Counts the connections of a list. Reads at most `left` bytes, and subtracts the bytes read.
@@ -269,7 +283,9 @@ impl CounterSum {
         let mut reader = BufReader::new(File::from(opened).take(*left));
         let mut line = String::new();
         while (&mut reader).take(MAX_LINE).read_line(&mut line).is_ok() {
-            let Some(found) = line.strip_suffix('\n').and_then(ConnectionRecord::parse) else { break };
+            let Some(found) = line.strip_suffix('\n').and_then(ConnectionRecord::parse) else {
+                break;
+            };
             line.clear();
             if self.sockets.len() < MAX_LISTED || self.sockets.contains_key(&found) {
                 *self.sockets.entry(found).or_default() += 1;
@@ -332,7 +348,11 @@ impl CounterSum {
                 Carrier::Rsocket => "rsockets",
                 Carrier::Tcp => "TCP",
             };
-            format!("\nuiw: over {carrier}: {} {how} {}", number(*count, "connection"), line.address)
+            format!(
+                "\nuiw: over {carrier}: {} {how} {}",
+                number(*count, "connection"),
+                line.address
+            )
         };
         let mut text: String = self.sockets.iter().map(line).collect();
         if self.unlisted_sockets > 0 {
@@ -401,7 +421,8 @@ mod tests {
 
     impl User {
         fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("uiw-report-{name}-{}", std::process::id()));
+            let path =
+                std::env::temp_dir().join(format!("uiw-report-{name}-{}", std::process::id()));
             fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
             Self(path)
         }
@@ -433,10 +454,19 @@ mod tests {
         assert_eq!(own, 0o711);
         let succeeds = |script: &str| {
             let mut command = Command::new("sh");
-            command.args(["-c", script]).env("BASE", &base).env("GIVEN", &path).uid(65_534).gid(65_534);
+            command
+                .args(["-c", script])
+                .env("BASE", &base)
+                .env("GIVEN", &path)
+                .uid(65_534)
+                .gid(65_534);
             command.stderr(std::process::Stdio::null()).status().unwrap().success()
         };
-        assert!(!succeeds("ls $BASE/*") && !succeeds(": > $BASE/x") && !succeeds("rm $BASE/uiw-run-lock"));
+        assert!(
+            !succeeds("ls $BASE/*")
+                && !succeeds(": > $BASE/x")
+                && !succeeds("rm $BASE/uiw-run-lock")
+        );
         assert!(!succeeds("ls $GIVEN/*"));
         assert!(succeeds("echo tcp connected 192.0.2.7:53 > $GIVEN/1.sockets"));
         assert_eq!(run.sum().unwrap().sockets.len(), 1);
@@ -496,7 +526,10 @@ mod tests {
         sum.add_sockets(&file("many", many), &mut left);
         assert_eq!((sum.sockets.len(), sum.unlisted_sockets), (MAX_LISTED, 4000));
         assert!(sum.text().ends_with("to or at other addresses: 4,000 connections"));
-        let long = format!("tcp connected 192.0.2.7:1\n{}\ntcp connected 192.0.2.7:1\n", "x".repeat(1 << 20));
+        let long = format!(
+            "tcp connected 192.0.2.7:1\n{}\ntcp connected 192.0.2.7:1\n",
+            "x".repeat(1 << 20)
+        );
         sum.add_sockets(&file("long", long), &mut left);
         assert_eq!(sum.sockets.values().sum::<u64>() + sum.unlisted_sockets, 5001);
         left = 30;

@@ -69,7 +69,8 @@ fn descendants(root: Pid) -> Vec<ProcessEntry> {
         return Vec::new();
     }
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    let numbers =
+        entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
     let mut children = BTreeMap::<i32, Vec<ProcessEntry>>::new();
     for number in numbers {
         if let Some(parent) = parent(number) {

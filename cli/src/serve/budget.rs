@@ -32,7 +32,9 @@ impl Budget {
     /// Returns a text with the requested bytes and those left.
     pub(super) fn take(&self, peer: &Peer, bytes: u64) -> Result<MemoryShare<'_>, String> {
         if bytes > CONNECTION {
-            return Err(format!("asks for {bytes} bytes of memory; a connection has at most {CONNECTION}"));
+            return Err(format!(
+                "asks for {bytes} bytes of memory; a connection has at most {CONNECTION}"
+            ));
         }
         let grant = self.held().take(peer, bytes).map_err(|denied| {
             let left = denied.limit.saturating_sub(denied.own);

@@ -41,14 +41,16 @@ impl Comparisons {
     /// Begins a comparison, which lasts until the handle is dropped.
     pub(super) fn begin(&self, peer: IpAddr) -> Result<ComparisonHandle<'_>, getrandom::Error> {
         let token = getrandom::u64()?;
-        let comparison = Arc::new(RunningComparison { peer: peer.to_canonical(), streams: Mutex::default() });
+        let comparison =
+            Arc::new(RunningComparison { peer: peer.to_canonical(), streams: Mutex::default() });
         self.lock().insert(token, Arc::clone(&comparison));
         Ok(ComparisonHandle { all: self, token, comparison })
     }
 
     /// Admits one more raw TCP connection to a comparison.
     pub(super) fn admit(&self, token: u64, peer: IpAddr) -> Result<Admission, ComparisonRefusal> {
-        let comparison = self.lock().get(&token).map(Arc::clone).ok_or(ComparisonRefusal::Unknown)?;
+        let comparison =
+            self.lock().get(&token).map(Arc::clone).ok_or(ComparisonRefusal::Unknown)?;
         if comparison.peer != peer.to_canonical() {
             return Err(ComparisonRefusal::Address(peer));
         }
@@ -56,7 +58,8 @@ impl Comparisons {
         if streams.is_over {
             return Err(ComparisonRefusal::Unknown);
         }
-        let number = streams.sockets.iter().position(Option::is_none).ok_or(ComparisonRefusal::Full)?;
+        let number =
+            streams.sockets.iter().position(Option::is_none).ok_or(ComparisonRefusal::Full)?;
         streams.sockets[number] = Some(None);
         drop(streams);
         Ok(Admission { comparison, number })

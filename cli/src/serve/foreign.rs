@@ -29,7 +29,11 @@ pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
     match RpingBuffer::from_bytes(&conn.bytes(slot, len)?).filter(RpingBuffer::is_plausible) {
         Some(source) => {
             conn.repost(slot)?;
-            let rping = RpingServer { server, data: Buffer::untouched(&server.pd, MAX_SIZE as usize)?, conn };
+            let rping = RpingServer {
+                server,
+                data: Buffer::untouched(&server.pd, MAX_SIZE as usize)?,
+                conn,
+            };
             rping.serve_rounds(source)?;
             rping.conn.link.close();
             Ok(())
@@ -72,7 +76,8 @@ impl RpingServer<'_> {
     /// the length of this message. Returns false if the client has closed.
     fn transfer(&self, wr_id: u64, op: SendOp, info: RpingBuffer) -> Result<bool> {
         if info.size > MAX_SIZE {
-            let why = format!("describes a buffer of {} bytes; rping's limit is {MAX_SIZE}", info.size);
+            let why =
+                format!("describes a buffer of {} bytes; rping's limit is {MAX_SIZE}", info.size);
             return Err(Failure::lost(self.conn.link.peer(), why));
         }
         let until = WaitLimits::stop(&self.server.stop);
@@ -92,7 +97,8 @@ impl RpingServer<'_> {
         match RpingBuffer::from_bytes(&message) {
             Some(info) => Ok(Some(info)),
             None => {
-                let why = format!("sent {} bytes where rping sends {}", message.len(), RpingBuffer::LEN);
+                let why =
+                    format!("sent {} bytes where rping sends {}", message.len(), RpingBuffer::LEN);
                 Err(Failure::lost(self.conn.link.peer(), why))
             }
         }

@@ -86,8 +86,10 @@ impl WatchedSession {
         let Some(qp) = self.qp.upgrade() else { return false };
         let request = self.activity.now.load(Ordering::Relaxed);
         let is_long = request != 0 && std::mem::replace(&mut self.request, request) == request;
-        let received = if is_long { None } else { qp.path().and_then(|path| path.stream.bytes_received) };
-        let arrives = received.is_some() && std::mem::replace(&mut self.received, received) != received;
+        let received =
+            if is_long { None } else { qp.path().and_then(|path| path.stream.bytes_received) };
+        let arrives =
+            received.is_some() && std::mem::replace(&mut self.received, received) != received;
         if is_long || arrives {
             send_heartbeat(&qp);
         }

@@ -64,13 +64,21 @@ impl IdleMonitor {
     }
 
     /// Removes and returns the connections that have been idle for too long.
-    fn take_idle(&self, connections: &[ConnectionCounters], now: Instant) -> Vec<(SocketAddr, Arc<Qp>)> {
+    fn take_idle(
+        &self,
+        connections: &[ConnectionCounters],
+        now: Instant,
+    ) -> Vec<(SocketAddr, Arc<Qp>)> {
         let mut idle = Vec::new();
-        let moved: HashMap<u32, u64> = connections.iter().map(|conn| (conn.qp_num, moved(conn))).collect();
+        let moved: HashMap<u32, u64> =
+            connections.iter().map(|conn| (conn.qp_num, moved(conn))).collect();
         self.lock().retain(|number, watched| {
             let Some(qp) = watched.qp.upgrade() else { return false };
             // A connection without its own counters never counts as idle.
-            if moved.get(number).is_none_or(|moved| std::mem::replace(&mut watched.moved, *moved) != *moved) {
+            if moved
+                .get(number)
+                .is_none_or(|moved| std::mem::replace(&mut watched.moved, *moved) != *moved)
+            {
                 watched.since = now;
             }
             let is_idle = now.saturating_duration_since(watched.since) >= self.limit;
@@ -90,7 +98,12 @@ impl IdleMonitor {
 /// Returns the sum of messages and bytes of a connection, over all operations and both directions.
 fn moved(conn: &ConnectionCounters) -> u64 {
     let both = |Directions { sent, received }: Directions| {
-        [sent.messages, sent.bytes, received.messages, received.bytes].into_iter().fold(0, u64::wrapping_add)
+        [sent.messages, sent.bytes, received.messages, received.bytes]
+            .into_iter()
+            .fold(0, u64::wrapping_add)
     };
-    conn.traffic.named().into_iter().fold(0, |sum, (_, directions)| sum.wrapping_add(both(directions)))
+    conn.traffic
+        .named()
+        .into_iter()
+        .fold(0, |sum, (_, directions)| sum.wrapping_add(both(directions)))
 }

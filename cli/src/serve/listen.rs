@@ -30,7 +30,8 @@ pub(super) fn bind(
 }
 
 fn is_without_ipv6(address: SocketAddr, error: &io::Error) -> bool {
-    address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && error.raw_os_error() == Some(NO_SUCH_FAMILY)
+    address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+        && error.raw_os_error() == Some(NO_SUCH_FAMILY)
 }
 
 fn cannot_listen(address: SocketAddr, error: Error) -> Failure {
@@ -45,7 +46,9 @@ const OTHER: &str = "choose another address with `--listen`, or port 0 for a fre
 
 fn fix(error: &io::Error) -> &'static str {
     match error.kind() {
-        ErrorKind::AddrNotAvailable => "choose an address of this machine with `--listen`: see `ip address`",
+        ErrorKind::AddrNotAvailable => {
+            "choose an address of this machine with `--listen`: see `ip address`"
+        }
         ErrorKind::PermissionDenied => "choose a port from 1024 on with `--listen`",
         _ => option_fix(error).unwrap_or(OTHER),
     }
@@ -59,7 +62,8 @@ mod tests {
     #[test]
     fn hints_name_what_was_wrong() {
         let of = |error: io::Error| fix(&error);
-        let congestion = OptionError::Congestion { name: "x".to_owned(), available: "reno".to_owned() };
+        let congestion =
+            OptionError::Congestion { name: "x".to_owned(), available: "reno".to_owned() };
         assert!(of(congestion.into()).contains("--congestion"));
         assert!(of(OptionError::Segment { bytes: 1 }.into()).contains("--mss"));
         assert_eq!(of(ErrorKind::AddrInUse.into()), OTHER);

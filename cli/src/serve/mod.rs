@@ -117,10 +117,15 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {
         let opener = opener.clone();
         StopFlag::on_signal_but_hangup(move || match opener.reload_tls() {
-            Ok(()) if !opener.has_tls() => tracing::info!("SIGHUP ignored: there are no files to read again"),
+            Ok(()) if !opener.has_tls() => {
+                tracing::info!("SIGHUP ignored: there are no files to read again");
+            }
             Ok(()) => tracing::info!("the files of TLS were read again"),
             Err(failure) => {
-                tracing::error!(error = failure.cause(), "the configuration of TLS before holds on");
+                tracing::error!(
+                    error = failure.cause(),
+                    "the configuration of TLS before holds on"
+                );
             }
         })?
     } else {
@@ -236,10 +241,13 @@ fn serve(
             }
             CmEventKind::ListenerDown { listener: id, error, for_good: true } => {
                 let down = listeners.iter().find(|listener| listener.id() == id);
-                outcome = Err(listener_failure(down.map_or(addresses[0], Listener::local_addr), error));
+                outcome =
+                    Err(listener_failure(down.map_or(addresses[0], Listener::local_addr), error));
                 stop.set();
             }
-            CmEventKind::ListenerDown { error, .. } => tracing::warn!("{}", listener_down_text(&error)),
+            CmEventKind::ListenerDown { error, .. } => {
+                tracing::warn!("{}", listener_down_text(&error));
+            }
             CmEventKind::Established(_)
             | CmEventKind::Disconnected(_)
             | CmEventKind::Posted(_)

@@ -18,7 +18,10 @@ const RECVS: u64 = 4;
 const STATS: u64 = 1 << 40;
 
 /// Checks whether an order can be served. The error names the part that cannot.
-pub(super) fn check(order: &PerfOrder, opposite: &OppositeTraffic) -> std::result::Result<(), String> {
+pub(super) fn check(
+    order: &PerfOrder,
+    opposite: &OppositeTraffic,
+) -> std::result::Result<(), String> {
     let of_depth = 1..=order.depth;
     if !matches!(order.op, PerfOp::Write | PerfOp::Read) || order.back.is_none() || order.latency {
         return Err(format!("asks for {} in the opposite direction", order.op));
@@ -70,7 +73,8 @@ impl OppositeDriver {
         let stream = MessageStream { op, size, slots, depth, chain, signal_every, validate };
         let local = Buffer::exclusive(&server.pd, stream.memory())?;
         let ring = Buffer::exclusive(&server.pd, RECVS as usize)?;
-        let pending = PendingQp::new(&server.device, &server.pd, &QueueDepths::new(depth + 4, RECVS as u32))?;
+        let pending =
+            PendingQp::new(&server.device, &server.pd, &QueueDepths::new(depth + 4, RECVS as u32))?;
         post_recvs(
             &pending.qp,
             (0..RECVS).map(|slot| (slot, Some(ring.sge(slot as usize..slot as usize + 1)))),
@@ -117,7 +121,11 @@ impl OppositeDriver {
 
     fn completion(&mut self, wc: &Wc) -> Result<bool> {
         if wc.status != WcStatus::Success {
-            return if self.link.ended_in_order(wc) { Ok(false) } else { Err(self.link.failure(wc)) };
+            return if self.link.ended_in_order(wc) {
+                Ok(false)
+            } else {
+                Err(self.link.failure(wc))
+            };
         }
         if wc.wr_id & RECV == 0 {
             if wc.wr_id < STATS {
@@ -133,7 +141,10 @@ impl OppositeDriver {
             (_, OppositeTraffic::GO) => self.is_running = self.source.posted < self.limit,
             (_, OppositeTraffic::STOP) => self.is_running = false,
             (_, other) => {
-                return Err(Failure::lost(self.link.peer(), format!("sent the unknown command {other}")));
+                return Err(Failure::lost(
+                    self.link.peer(),
+                    format!("sent the unknown command {other}"),
+                ));
             }
         }
         post_recvs(&self.link.qp, [(slot, Some(self.ring.sge(slot as usize..slot as usize + 1)))])?;
@@ -145,9 +156,13 @@ impl OppositeDriver {
     fn answer(&mut self) -> Result<()> {
         self.is_asked = false;
         let MessageSource { posted, wrong, .. } = self.source;
-        let bytes =
-            serde_json::to_vec(&Stats { cpu_ns: cpu_ns(), messages: posted, wrong }).unwrap_or_default();
-        let sge = uiw::raw::Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) };
+        let bytes = serde_json::to_vec(&Stats { cpu_ns: cpu_ns(), messages: posted, wrong })
+            .unwrap_or_default();
+        let sge = uiw::raw::Sge {
+            addr: bytes.as_ptr() as u64,
+            length: bytes.len() as u32,
+            lkey: STag(0),
+        };
         let flags = SendFlags::SIGNALED | SendFlags::INLINE | SendFlags::FENCE;
         post(&self.link.qp, STATS, SendOp::Send, &[sge], flags)
     }

@@ -55,7 +55,8 @@ impl Peer {
             IpAddr::V4(_) => &[24],
             IpAddr::V6(_) => &[56, 48],
         };
-        let networks = prefixes.iter().map(|prefix| Holder::Network(network(address, *prefix), *prefix));
+        let networks =
+            prefixes.iter().map(|prefix| Holder::Network(network(address, *prefix), *prefix));
         let host = std::iter::once(Holder::Host(self.host()));
         host.chain(networks).chain(self.key.clone().map(Holder::Key)).collect()
     }
@@ -219,8 +220,9 @@ impl Ledger {
         per_host: u64,
     ) -> Result<Grant, LimitExceeded> {
         let holders = vec![Holder::Host(peer.host())];
-        let limit =
-            |pool: &PeerPool, holder: &Holder| per_host.min(pool.own(holder) + pool.total - pool.held);
+        let limit = |pool: &PeerPool, holder: &Holder| {
+            per_host.min(pool.own(holder) + pool.total - pool.held)
+        };
         self.general.check(&holders, amount, limit)?;
         self.general.add(&holders, amount);
         Ok(Grant { holders, amount, is_reserve: false })
@@ -271,9 +273,16 @@ mod tests {
         assert_eq!(networks("192.0.2.77"), ["192.0.2.0/24"]);
         assert_eq!(networks("::ffff:192.0.2.77"), ["192.0.2.0/24"]);
         assert_eq!(networks("2001:db8:1:2345::1"), ["2001:db8:1:2300::/56", "2001:db8:1::/48"]);
-        for private in
-            ["10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "127.0.0.1", "::1", "fd00::1", "fe80::1"]
-        {
+        for private in [
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "127.0.0.1",
+            "::1",
+            "fd00::1",
+            "fe80::1",
+        ] {
             assert_eq!(networks(private), [""; 0], "{private}");
         }
     }
@@ -292,7 +301,8 @@ mod tests {
         let mut ledger = Ledger::new(2048, 512);
         let hosts = taken(&mut ledger, 1, (1..=12).map(|number| format!("198.51.{number}.1")));
         assert_eq!(hosts[..3], [1024 + 32, 512 + 32, 256 + 32]);
-        let networks = taken(&mut ledger, 1, (0..600).map(|number| format!("2001:db8:7:{number:x}::1")));
+        let networks =
+            taken(&mut ledger, 1, (0..600).map(|number| format!("2001:db8:7:{number:x}::1")));
         assert!(networks.iter().sum::<u64>() <= 64, "{networks:?}");
         assert!(ledger.take(&peer("203.0.113.1"), 32).is_ok());
         assert!(ledger.take(&peer("2001:db8:8::1"), 32).is_ok());

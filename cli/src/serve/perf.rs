@@ -7,8 +7,8 @@ use crate::perf::{pattern, raw::cpu_ns};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{
-    Link, MAX_INLINE, PendingQp, QueueDepths, RECV, WaitLimits, WaitMode, completions, post, post_recvs,
-    send_copy,
+    Link, MAX_INLINE, PendingQp, QueueDepths, RECV, WaitLimits, WaitMode, completions, post,
+    post_recvs, send_copy,
 };
 use crate::shared::service::{PerfOp, PerfOrder, PerfReply, Stats};
 use crate::shared::spin::Spin;
@@ -53,7 +53,8 @@ fn receives(order: &PerfOrder) -> u64 {
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<()> {
     let peer = text::canonical(request.peer_addr());
     let opposite = order.opposite;
-    let checked = check(order).and_then(|()| opposite.map_or(Ok(()), |o| opposite::check(order, &o)));
+    let checked =
+        check(order).and_then(|()| opposite.map_or(Ok(()), |o| opposite::check(order, &o)));
     if let Err(why) = checked {
         let _ = request.reject(why.as_bytes());
         return Err(Failure::lost(peer, why));
@@ -116,13 +117,16 @@ impl PerfSession {
         }
         let slots = receives(order);
         let ring = match order.op {
-            PerfOp::Send if order.validate => Some(Buffer::exclusive(&server.pd, size * slots as usize)?),
+            PerfOp::Send if order.validate => {
+                Some(Buffer::exclusive(&server.pd, size * slots as usize)?)
+            }
             PerfOp::Send => Some(Buffer::shared(&server.pd, size, Access::empty())?),
             _ => None,
         };
         let depths = QueueDepths::new(64, u32::try_from(slots).unwrap_or(u32::MAX));
         let pending = PendingQp::new(&server.device, &server.pd, &depths)?;
-        let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, order, slot, size)));
+        let receive =
+            |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, order, slot, size)));
         post_recvs(&pending.qp, (0..slots).map(receive))?;
         let remote = exposed.remote();
         let len = (u64::from(order.size) * u64::from(order.slots)).max(8);
@@ -132,13 +136,26 @@ impl PerfSession {
         let link = pending.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
         server.watch(&link);
         let stats = Stats::default();
-        Ok(Self { link, order: order.clone(), size, exposed, ring, slots, stats, again: Vec::new() })
+        Ok(Self {
+            link,
+            order: order.clone(),
+            size,
+            exposed,
+            ring,
+            slots,
+            stats,
+            again: Vec::new(),
+        })
     }
 
     fn wait(&self) -> WaitMode {
         // The server polls only for a ping-pong. Otherwise it waits for a stream of messages, or
         // for the end of the connection.
-        if self.order.latency && self.order.op.takes_receives() { self.order.wait } else { WaitMode::Sleep }
+        if self.order.latency && self.order.op.takes_receives() {
+            self.order.wait
+        } else {
+            WaitMode::Sleep
+        }
     }
 
     /// Serves completions until the client closes.
@@ -163,7 +180,11 @@ impl PerfSession {
     /// Handles a completion. Returns false if the client has closed in order.
     fn completion(&mut self, wc: &Wc) -> Result<bool> {
         if wc.status != WcStatus::Success {
-            return if self.link.ended_in_order(wc) { Ok(false) } else { Err(self.link.failure(wc)) };
+            return if self.link.ended_in_order(wc) {
+                Ok(false)
+            } else {
+                Err(self.link.failure(wc))
+            };
         }
         let slot = wc.wr_id & !RECV;
         if wc.wr_id & RECV == 0 {
@@ -187,7 +208,8 @@ impl PerfSession {
             let right = wc.byte_len as usize == self.size
                 && pattern::parts(self.stats.messages - 1, self.size, |offset, part| {
                     Ok::<_, Failure>(
-                        ring.first_difference(slot_start(&self.order, slot) + offset, part)?.is_none(),
+                        ring.first_difference(slot_start(&self.order, slot) + offset, part)?
+                            .is_none(),
                     )
                 })?;
             self.stats.wrong += u64::from(!right);
@@ -219,10 +241,17 @@ impl PerfSession {
     /// Writes the first slot into the client's memory.
     fn write_back(&self, with_immediate: bool) -> Result<()> {
         let Some((addr, rkey)) = self.order.back else {
-            return Err(Failure::lost(self.link.peer(), "requests answers, but gave no memory for them"));
+            return Err(Failure::lost(
+                self.link.peer(),
+                "requests answers, but gave no memory for them",
+            ));
         };
         let remote = Remote { addr, rkey: STag(rkey) };
-        let op = if with_immediate { SendOp::WriteImm { remote, imm: 0 } } else { SendOp::Write { remote } };
+        let op = if with_immediate {
+            SendOp::WriteImm { remote, imm: 0 }
+        } else {
+            SendOp::Write { remote }
+        };
         let (sge, flags) = inline(&self.exposed, self.exposed.sge(0..self.size), 0, self.size);
         post(&self.link.qp, PONG, op, &[sge], SendFlags::SIGNALED | flags)
     }
@@ -260,8 +289,9 @@ impl PerfSession {
 
     fn post_again(&mut self) -> Result<()> {
         let (ring, order) = (&self.ring, &self.order);
-        let receive =
-            |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, order, slot, order.size as usize)));
+        let receive = |slot: u64| {
+            (slot, ring.as_ref().map(|ring| slot_of(ring, order, slot, order.size as usize)))
+        };
         post_recvs(&self.link.qp, self.again.drain(..).map(receive))
     }
 }

@@ -43,8 +43,14 @@ pub(super) fn accept(
     reply: &[u8],
 ) -> Result<MsgConn> {
     let pending = PendingQp::new(&server.device, &server.pd, &QueueDepths::new(SLOTS * 2, SLOTS))?;
-    let conn =
-        MsgConn::accept(pending, (SLOTS, size), request, options, reply, WaitLimits::stop(&server.stop))?;
+    let conn = MsgConn::accept(
+        pending,
+        (SLOTS, size),
+        request,
+        options,
+        reply,
+        WaitLimits::stop(&server.stop),
+    )?;
     server.watch(&conn.link);
     Ok(conn)
 }

@@ -3,8 +3,8 @@
 use super::Server;
 use super::comparisons::Admission;
 use crate::perf::raw::{
-    MAX_BUFFER, MAX_MEMORY, PieceRing, TIMEOUT, cpu_ns, read_message, read_spinning, set_stream_options,
-    write_spinning, write_until,
+    MAX_BUFFER, MAX_MEMORY, PieceRing, TIMEOUT, cpu_ns, read_message, read_spinning,
+    set_stream_options, write_spinning, write_until,
 };
 use crate::shared::fail::{Failure, Result};
 use crate::shared::qp_setup::{PendingQp, QueueDepths, WaitLimits, WaitMode};
@@ -55,7 +55,8 @@ pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
             return Ok(());
         }
         // The client sends nothing, so a completion means that the connection has ended.
-        let next = link.next(WaitMode::Sleep, WaitLimits { deadline, ..WaitLimits::stop(&server.stop) });
+        let next =
+            link.next(WaitMode::Sleep, WaitLimits { deadline, ..WaitLimits::stop(&server.stop) });
         if server.stop.is_set() || !matches!(next, Ok(None)) {
             return Ok(());
         }
@@ -77,7 +78,8 @@ pub(super) fn slice(server: &Server, mut request: ConnRequest, order: &RawTcpOrd
         Err(error) => return refuse(request, &error.to_string()),
     };
     let timeout = server.idle.as_ref().map_or(TIMEOUT, |idle| idle.limit().min(TIMEOUT));
-    serve(socket.into(), request.revision(), order, admission, timeout).map_err(|error| failed(peer, error))
+    serve(socket.into(), request.revision(), order, admission, timeout)
+        .map_err(|error| failed(peer, error))
 }
 
 fn failed(peer: SocketAddr, error: io::Error) -> Failure {
@@ -86,7 +88,10 @@ fn failed(peer: SocketAddr, error: io::Error) -> Failure {
 
 fn check(order: &RawTcpOrder) -> std::result::Result<(), String> {
     if !(1..=MAX_BUFFER).contains(&order.buffer) || order.memory > MAX_MEMORY {
-        return Err(format!("asks for messages of {} bytes in {} of memory", order.buffer, order.memory));
+        return Err(format!(
+            "asks for messages of {} bytes in {} of memory",
+            order.buffer, order.memory
+        ));
     }
     Ok(())
 }
@@ -135,7 +140,11 @@ fn exchange(stream: &mut TcpStream, order: &RawTcpOrder, timeout: Duration) -> i
         }
         RawTcpMode::ToClient => {
             let mut ring = PieceRing::new(order.buffer as usize, order.memory);
-            write_until(stream, &mut ring, Instant::now() + Duration::from_millis(order.millis.into()))?;
+            write_until(
+                stream,
+                &mut ring,
+                Instant::now() + Duration::from_millis(order.millis.into()),
+            )?;
         }
         RawTcpMode::PingPongSpin => {
             let mut buffer = vec![0x5A; order.buffer as usize];

@@ -118,13 +118,16 @@ mod tests {
 
     /// Opens as many sessions as possible for each peer, and returns their numbers.
     fn taken(sessions: &Sessions, peers: impl Iterator<Item = Peer>) -> Vec<usize> {
-        peers.map(|peer| (0..).take_while(|_: &usize| sessions.enter(&peer).is_ok()).count()).collect()
+        peers
+            .map(|peer| (0..).take_while(|_: &usize| sessions.enter(&peer).is_ok()).count())
+            .collect()
     }
 
     #[test]
     fn sessions_limited() {
         let sessions = Sessions::new(Some(1), usize::MAX);
-        let grants: Vec<_> = (0..MAX).map(|number| sessions.enter(&peer(number as u32)).unwrap()).collect();
+        let grants: Vec<_> =
+            (0..MAX).map(|number| sessions.enter(&peer(number as u32)).unwrap()).collect();
         assert_eq!(sessions.enter(&peer(5000)).unwrap_err(), SessionLimit::All(MAX));
         sessions.leave(&grants[0]);
         assert!(sessions.enter(&peer(5000)).is_ok());
@@ -177,7 +180,10 @@ mod tests {
     fn key_at_several_addresses_limited() {
         let sessions = Sessions::new(None, MAX);
         let at = |number: u32, key: &str| {
-            Peer::new(std::net::Ipv4Addr::from_bits(0x0A00_0000 + number).into(), Some(key.to_owned()))
+            Peer::new(
+                std::net::Ipv4Addr::from_bits(0x0A00_0000 + number).into(),
+                Some(key.to_owned()),
+            )
         };
         let taken = (0..).take_while(|number| sessions.enter(&at(*number, "key")).is_ok()).count();
         assert_eq!(taken, 448 + 8);

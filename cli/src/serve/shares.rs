@@ -35,7 +35,9 @@ pub(super) struct Shares(Vec<ServedShare>);
 
 fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
 impl FromStr for ShareArg {
@@ -78,8 +80,10 @@ fn check(options: &str, names: &[String]) -> std::result::Result<(), String> {
         }
         None => return Err(format!("expected {OPTION}=NAME[:rw],..")),
     };
-    let shares =
-        list.split(',').filter(|_| !list.is_empty()).map(|entry| entry.strip_suffix(":rw").unwrap_or(entry));
+    let shares = list
+        .split(',')
+        .filter(|_| !list.is_empty())
+        .map(|entry| entry.strip_suffix(":rw").unwrap_or(entry));
     for share in shares {
         if !names.iter().any(|name| name == share) {
             return Err(format!("no share `{}` is served here", share.escape_default()));
@@ -99,13 +103,21 @@ impl Shares {
         for ShareArg { name, directory, writable } in arguments {
             if shares.iter().any(|share| share.name == *name) {
                 let why = "a second share of this name";
-                return Err(Failure::usage(format!("--share {name}"), why, "give each its own name"));
+                return Err(Failure::usage(
+                    format!("--share {name}"),
+                    why,
+                    "give each its own name",
+                ));
             }
             let root = Root::open(directory).map_err(|error| {
                 let what = format!("--share {name}={}", directory.display());
                 Failure::new(Exit::Failed, what, error, "name a directory that this user can read")
             })?;
-            shares.push(ServedShare { name: name.clone(), root: Arc::new(root), writable: *writable });
+            shares.push(ServedShare {
+                name: name.clone(),
+                root: Arc::new(root),
+                writable: *writable,
+            });
         }
         Ok(Self(shares))
     }
@@ -165,9 +177,15 @@ mod tests {
         };
         assert_eq!("data=/srv/data".parse(), share("data", "/srv/data", false));
         assert_eq!("in.1=/a=b:rw".parse(), share("in.1", "/a=b", true));
-        for bad in
-            ["data", "=dir", "a b=dir", "a/b=dir", "data=", "data=:rw", &format!("{}=x", "a".repeat(65))]
-        {
+        for bad in [
+            "data",
+            "=dir",
+            "a b=dir",
+            "a/b=dir",
+            "data=",
+            "data=:rw",
+            &format!("{}=x", "a".repeat(65)),
+        ] {
             assert!(bad.parse::<ShareArg>().is_err(), "{bad}");
         }
     }

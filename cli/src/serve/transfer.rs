@@ -140,7 +140,12 @@ pub(super) fn required_memory(order: &CpOrder) -> u64 {
     SlotMemory::bytes(order.slots) + 4 * u64::from(uiw_copy::protocol::SLOT) + LISTING
 }
 
-pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, holder: &Peer) -> Result<()> {
+pub(super) fn serve(
+    server: &Server,
+    request: ConnRequest,
+    order: &CpOrder,
+    holder: &Peer,
+) -> Result<()> {
     let peer = text::canonical(request.peer_addr());
     let refuse = |request: ConnRequest, why: String| {
         let _ = request.reject(why.as_bytes());
@@ -172,14 +177,15 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     });
     let memory = SlotMemory::new(&server.device, order.slots, order.push)?;
     let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0));
-    let reply =
-        serde_json::to_vec(&CpReply { at, pulse: order.pulse, revision: REVISION }).unwrap_or_default();
+    let reply = serde_json::to_vec(&CpReply { at, pulse: order.pulse, revision: REVISION })
+        .unwrap_or_default();
     let (addr, rkey) = order.at;
     let len = usize::from(order.slots) * uiw_copy::protocol::SLOT as usize;
     let remote = RemoteMr { addr, rkey: STag(rkey), len };
     let options = order.peer_options.at(&server.peer_options.own).options();
     let until = WaitLimits::stop(&server.stop);
-    let accepted = Channel::accept(&server.device, memory, request, &options, &reply, remote, until);
+    let accepted =
+        Channel::accept(&server.device, memory, request, &options, &reply, remote, until);
     let Some(channel) = none_if_unused(peer, accepted)? else { return Ok(()) };
     server.watch(&channel.conn.link);
     let activity = Arc::<Activity>::default();
@@ -188,7 +194,8 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     }
     let (qp, stop) = (Arc::downgrade(&channel.conn.link.qp), Arc::clone(&server.stop));
     // A request of a peer that is gone is not continued, because nobody waits for the reply.
-    let should_continue = move || !stop.is_set() && qp.upgrade().is_some_and(|qp| qp.state() == QpState::Rts);
+    let should_continue =
+        move || !stop.is_set() && qp.upgrade().is_some_and(|qp| qp.state() == QpState::Rts);
     let handler = Handler::new(Arc::clone(&transfer.session), should_continue);
     serve_requests(server, channel, &transfer, handler, &activity)
 }
@@ -216,13 +223,14 @@ fn serve_requests(
     let until = WaitLimits::stop(&server.stop);
     let mut next = none_if_unused(channel.peer(), channel.next(until))?.flatten();
     while let Some(message) = next {
-        let broken =
-            |error: WireError| Failure::lost(channel.peer(), format!("violates the protocol: {error}"));
+        let broken = |error: WireError| {
+            Failure::lost(channel.peer(), format!("violates the protocol: {error}"))
+        };
         let (tag, request) = Request::decode(&message).map_err(broken)?;
         transfer.is_used.store(true, Ordering::Relaxed);
         let working = activity.begin();
-        let answer =
-            handler.handle(&request, |len| channel.read_slot(tag, len).map_err(InvalidRequest::Failure));
+        let answer = handler
+            .handle(&request, |len| channel.read_slot(tag, len).map_err(InvalidRequest::Failure));
         drop(working);
         transfer.failed(handler.failures());
         let (reply, bytes) = answer.map_err(|error| match error {

@@ -26,11 +26,17 @@ fn conn_variables() -> impl Iterator<Item = (&'static str, &'static Variable)> {
 impl clap::Args for ConnArgs {
     fn augment_args(command: Command) -> Command {
         conn_variables().fold(command, |command, (option, variable)| {
-            let check = |text: &str| variable.set(&mut Settings::default(), text).map(|()| text.to_owned());
+            let check =
+                |text: &str| variable.set(&mut Settings::default(), text).map(|()| text.to_owned());
             let (first, rest) = variable.what.split_at(1);
-            let help =
-                format!("{}{rest}: {} [env: {}]", first.to_uppercase(), variable.values, variable.name);
-            let arg = Arg::new(option).long(option).value_name("VALUE").help(help).value_parser(check);
+            let help = format!(
+                "{}{rest}: {} [env: {}]",
+                first.to_uppercase(),
+                variable.values,
+                variable.name
+            );
+            let arg =
+                Arg::new(option).long(option).value_name("VALUE").help(help).value_parser(check);
             command.arg(arg)
         })
     }
@@ -42,12 +48,16 @@ impl clap::Args for ConnArgs {
 
 impl FromArgMatches for ConnArgs {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
-        let given = conn_variables()
-            .filter_map(|(option, variable)| Some((variable, matches.get_one::<String>(option)?.clone())));
+        let given = conn_variables().filter_map(|(option, variable)| {
+            Some((variable, matches.get_one::<String>(option)?.clone()))
+        });
         Ok(Self { given: given.collect() })
     }
 
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> std::result::Result<(), clap::Error> {
+    fn update_from_arg_matches(
+        &mut self,
+        matches: &ArgMatches,
+    ) -> std::result::Result<(), clap::Error> {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
@@ -132,7 +142,8 @@ impl PeerConfig {
     pub(crate) fn options(&self) -> ConnConfig {
         let mut options = self.own.clone();
         (options.crc, options.markers, options.fpdu) = (self.crc, self.markers, self.fpdu);
-        options.profile = self.peer.map_or(PeerProfile::Rfc, |PeerQuirk::SiwGso| PeerProfile::SiwGso);
+        options.profile =
+            self.peer.map_or(PeerProfile::Rfc, |PeerQuirk::SiwGso| PeerProfile::SiwGso);
         options.stable_tx = if self.stable_tx { StableTx::On } else { StableTx::Off };
         options.stream.congestion.clone_from(&self.congestion);
         options
@@ -152,7 +163,8 @@ pub(crate) fn large_bytes(text: &str) -> std::result::Result<u64, String> {
         Some((at, 'g' | 'G')) => (&text[..at], 1 << 30),
         _ => (text, 1),
     };
-    let number: u64 = digits.parse().map_err(|_| "expected bytes, such as 4096, 64K, 8M or 2G".to_owned())?;
+    let number: u64 =
+        digits.parse().map_err(|_| "expected bytes, such as 4096, 64K, 8M or 2G".to_owned())?;
     number.checked_mul(unit).ok_or_else(|| "too many bytes to count".to_owned())
 }
 
@@ -193,16 +205,18 @@ pub(crate) fn parse_time(text: &str) -> Option<f64> {
 pub(crate) fn seconds(text: &str) -> std::result::Result<f64, String> {
     match text.parse().ok().or_else(|| parse_time(text)) {
         Some(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
-        _ => Err("expected seconds between 0 and 86400, or a time such as 500us, 5ms or 2m".to_owned()),
+        _ => {
+            Err("expected seconds between 0 and 86400, or a time such as 500us, 5ms or 2m"
+                .to_owned())
+        }
     }
 }
 
 /// Like [`seconds`], but rejects 0.
 pub(crate) fn positive_seconds(text: &str) -> std::result::Result<f64, String> {
-    seconds(text)
-        .ok()
-        .filter(|seconds| *seconds > 0.0)
-        .ok_or_else(|| "expected seconds above 0, up to 86400, or a time such as 500us, 5ms or 2m".to_owned())
+    seconds(text).ok().filter(|seconds| *seconds > 0.0).ok_or_else(|| {
+        "expected seconds above 0, up to 86400, or a time such as 500us, 5ms or 2m".to_owned()
+    })
 }
 
 /// Parses an address with or without a port: `ADDR:PORT`, `[ADDR]:PORT`, `[ADDR%INTERFACE]:PORT`,
@@ -236,12 +250,21 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
         Some((name, digits)) => match digits.parse() {
             Ok(port) => (name, port),
             Err(_) => {
-                return Err(Failure::usage(host, "the port is no number up to 65535", "write HOST:PORT"));
+                return Err(Failure::usage(
+                    host,
+                    "the port is no number up to 65535",
+                    "write HOST:PORT",
+                ));
             }
         },
     };
     let unknown = |why: &dyn fmt::Display| {
-        Failure::new(crate::shared::fail::Exit::Unreachable, host, why, "check the name, or use an address")
+        Failure::new(
+            crate::shared::fail::Exit::Unreachable,
+            host,
+            why,
+            "check the name, or use an address",
+        )
     };
     let mut addresses = (name, port).to_socket_addrs().map_err(|error| unknown(&error))?;
     addresses.next().ok_or_else(|| unknown(&"the name has no address"))
@@ -260,8 +283,10 @@ pub(crate) fn listen(text: &str) -> std::result::Result<SocketAddr, String> {
     if let Ok(port) = text.parse() {
         return Ok(SocketAddr::new(loopback, port));
     }
-    let rule = "expected ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT (this machine only)";
-    let named = text.rsplit_once(':').and_then(|(name, digits)| Some((name, digits.parse::<u16>().ok()?)));
+    let rule =
+        "expected ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT (this machine only)";
+    let named =
+        text.rsplit_once(':').and_then(|(name, digits)| Some((name, digits.parse::<u16>().ok()?)));
     let named = named.filter(|(name, _)| !name.contains([':', '[', '%'])).ok_or(rule)?;
     let addresses = named.to_socket_addrs().map_err(|error| error.to_string())?.collect::<Vec<_>>();
     let first = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
@@ -282,9 +307,14 @@ mod tests {
 
     #[test]
     fn times_take_units() {
-        for (text, expected) in
-            [("1.5", 1.5), ("250us", 250e-6), ("5ms", 5e-3), ("0.5s", 0.5), ("2m", 120.0), ("1h", 3600.0)]
-        {
+        for (text, expected) in [
+            ("1.5", 1.5),
+            ("250us", 250e-6),
+            ("5ms", 5e-3),
+            ("0.5s", 0.5),
+            ("2m", 120.0),
+            ("1h", 3600.0),
+        ] {
             assert!((seconds(text).unwrap() - expected).abs() < 1e-12, "{text}");
         }
         for wrong in ["", "s", "1d", "-1", "-1s", "25h", "1 s", "nan", "inf", "1e9", "1.2.3s"] {
@@ -297,7 +327,10 @@ mod tests {
     fn receive_memory_holds_one_read() {
         assert_eq!(receive_memory("256K"), Ok(256 << 10));
         assert_eq!(receive_memory("4095M"), Ok(4095 << 20));
-        assert_eq!(receive_memory("255K"), Err("at least 256K: less than one read takes".to_owned()));
+        assert_eq!(
+            receive_memory("255K"),
+            Err("at least 256K: less than one read takes".to_owned())
+        );
         assert!(receive_memory("lots").unwrap_err().starts_with("expected bytes"));
     }
 
@@ -306,14 +339,18 @@ mod tests {
         assert_eq!(resolve("127.0.0.1", 5).unwrap(), "127.0.0.1:5".parse().unwrap());
         assert_eq!(resolve("[::1]:6", 5).unwrap(), "[::1]:6".parse().unwrap());
         assert_eq!(resolve("::1", 5).unwrap(), "[::1]:5".parse().unwrap());
-        assert_eq!(resolve("localhost:99999", 5).unwrap_err().exit, crate::shared::fail::Exit::Usage);
+        assert_eq!(
+            resolve("localhost:99999", 5).unwrap_err().exit,
+            crate::shared::fail::Exit::Usage
+        );
         assert_eq!(listen(":7"), Ok("[::]:7".parse().unwrap()));
         assert_eq!(listen("7"), Ok("127.0.0.1:7".parse().unwrap()));
         assert_eq!(listen("localhost:7"), Ok("127.0.0.1:7".parse().unwrap()));
         for wrong in ["no", "no:", "1:2:3", "[::1]:x", "[fe80::1%nonsuch]:7", "localhost:99999"] {
             assert!(listen(wrong).is_err(), "{wrong}");
         }
-        let lo: u32 = std::fs::read_to_string("/sys/class/net/lo/ifindex").unwrap().trim().parse().unwrap();
+        let lo: u32 =
+            std::fs::read_to_string("/sys/class/net/lo/ifindex").unwrap().trim().parse().unwrap();
         let local = |port| Ok(SocketAddrV6::new("fe80::1".parse().unwrap(), port, 0, lo).into());
         assert_eq!(listen("[fe80::1%lo]:7"), local(7));
         assert_eq!(listen(&format!("[fe80::1%{lo}]:7")), local(7));

@@ -21,7 +21,8 @@ impl ChildServer {
     /// Starts this program with `args`. The first line that it prints must end with the address on
     /// which it listens.
     pub(crate) fn start(args: &[&str]) -> Result<Self> {
-        let failed = |why: &dyn std::fmt::Display| Failure::local("cannot start a second process", why);
+        let failed =
+            |why: &dyn std::fmt::Display| Failure::local("cannot start a second process", why);
         let program = std::env::current_exe().map_err(|error| failed(&error))?;
         let mut child = Command::new(program)
             .args(args)

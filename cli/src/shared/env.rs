@@ -30,7 +30,8 @@ pub(crate) fn settings() -> &'static Settings {
 /// Reads the environment for a command that makes connections. Refuses variables that the command
 /// cannot obey.
 pub(crate) fn obey(obeys: VariableScope) -> Result<()> {
-    let value = |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
+    let value =
+        |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
     for variable in VARIABLES {
         let Some(value) = value(variable) else { continue };
         let why = match obeys {
@@ -45,7 +46,11 @@ pub(crate) fn obey(obeys: VariableScope) -> Result<()> {
             }
             _ => continue,
         };
-        return Err(Failure::usage(format!("{}={value}", variable.name), why, "unset it for this command"));
+        return Err(Failure::usage(
+            format!("{}={value}", variable.name),
+            why,
+            "unset it for this command",
+        ));
     }
     let settings = Settings::read(value).map_err(|line| variable_failure(&line))?;
     // The settings are set once, because a process runs one command.
@@ -62,7 +67,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let value = |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
+    let value =
+        |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
     for variable in VARIABLES {
         let now = value(variable);
         if args.json {

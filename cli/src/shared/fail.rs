@@ -75,13 +75,25 @@ impl Failure {
         why: impl fmt::Display,
         fix: impl fmt::Display,
     ) -> Self {
-        let line =
-            |part: &dyn fmt::Display| part.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        Self { exit, what: line(&what), why: line(&why), fix: line(&fix), refusal: None, is_logged: false }
+        let line = |part: &dyn fmt::Display| {
+            part.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        Self {
+            exit,
+            what: line(&what),
+            why: line(&why),
+            fix: line(&fix),
+            refusal: None,
+            is_logged: false,
+        }
     }
 
     /// Creates an error for a wrong command line.
-    pub(crate) fn usage(what: impl fmt::Display, why: impl fmt::Display, fix: impl fmt::Display) -> Self {
+    pub(crate) fn usage(
+        what: impl fmt::Display,
+        why: impl fmt::Display,
+        fix: impl fmt::Display,
+    ) -> Self {
         Self::new(Exit::Usage, what, why, fix)
     }
 
@@ -117,7 +129,12 @@ impl Failure {
 
     /// Creates an error for bytes that differ from the expected ones.
     pub(crate) fn differs(what: impl fmt::Display, why: impl fmt::Display) -> Self {
-        Self::new(Exit::Failed, what, why, "keep the bytes of the run with `--pcap FILE` and report it")
+        Self::new(
+            Exit::Failed,
+            what,
+            why,
+            "keep the bytes of the run with `--pcap FILE` and report it",
+        )
     }
 
     /// Creates an error for a connection that could not be set up with these options.
@@ -140,31 +157,39 @@ impl Failure {
         match error {
             Error::Refused { .. } => no("connection refused".into(), START_SERVER),
             Error::TimedOut { after, awaits_reply: true, .. } => no(
-                format!("TCP is connected, and the peer did not answer the MPA Request within {after:?}"),
+                format!(
+                    "TCP is connected, and the peer did not answer the MPA Request within {after:?}"
+                ),
                 "check that an iWARP program listens on that port, and whether it requires TLS (--tls)",
             ),
-            Error::TimedOut { after, .. } => {
-                no(format!("no answer within {after:?}"), "check the address and firewalls on the way")
-            }
+            Error::TimedOut { after, .. } => no(
+                format!("no answer within {after:?}"),
+                "check the address and firewalls on the way",
+            ),
             Error::Rejected { private_data, .. } => {
                 let text = printable(private_data);
-                let said = if text.is_empty() { String::new() } else { format!(", saying \"{text}\"") };
+                let said =
+                    if text.is_empty() { String::new() } else { format!(", saying \"{text}\"") };
                 no(format!("the peer rejected the connection{said}"), "see the peer's messages")
             }
             Error::ClosedInStartup { .. } => no(
                 "the peer closed before its MPA Reply".into(),
                 "check that an iWARP program listens on that port, and whether it requires TLS (--tls)",
             ),
-            Error::PeerStartup { source, .. } => {
-                no(format!("illegal start-up frame: {source}"), "check that an iWARP program listens there")
+            Error::PeerStartup { source, .. } => no(
+                format!("illegal start-up frame: {source}"),
+                "check that an iWARP program listens there",
+            ),
+            Error::Startup(error) => {
+                Self::usage(what, error, "change the options of the connection")
             }
-            Error::Startup(error) => Self::usage(what, error, "change the options of the connection"),
             Error::Lost { source, .. } if tls_error(source).is_some() => {
                 no(source.to_string(), tls_error(source).map_or(CHECK_ROUTE, tls_fix))
             }
             Error::Io { what: tried, source } => {
                 let tls_hint = || tls_error(source).map(tls_fix);
-                let fix = option_fix(source).or_else(tls_hint).or_else(|| denied::advice(tried, source));
+                let fix =
+                    option_fix(source).or_else(tls_hint).or_else(|| denied::advice(tried, source));
                 no(source.to_string(), fix.unwrap_or(CHECK_ROUTE))
             }
             Error::Lost { source, .. } => {
@@ -216,7 +241,9 @@ fn tls_fix(error: &TlsError) -> &'static str {
         TlsError::NoAnswer | TlsError::Clear { .. } => {
             "use TLS at both ends (--tls) or at neither: see docs/tls.md; `uiw serve` without --share does not encrypt by default"
         }
-        _ => "check that an iWARP program with TLS 1.3 listens there, and use the same `mode` at both ends",
+        _ => {
+            "check that an iWARP program with TLS 1.3 listens there, and use the same `mode` at both ends"
+        }
     }
 }
 
@@ -323,9 +350,16 @@ mod tests {
         let peer = "192.0.2.1:9".parse().unwrap();
         let options = ConnConfig::default().peer_to_peer(false);
         let failure = Failure::connecting(peer, &options, &Error::ClosedInStartup { peer });
-        assert!(failure.fix.contains("irdma") && failure.fix.contains("--peer-to-peer on --rtr write,read"));
-        let rejected =
-            Error::Rejected { peer, private_data: Vec::new(), peer_ird_ord: None, markers_asked: true };
+        assert!(
+            failure.fix.contains("irdma")
+                && failure.fix.contains("--peer-to-peer on --rtr write,read")
+        );
+        let rejected = Error::Rejected {
+            peer,
+            private_data: Vec::new(),
+            peer_ird_ord: None,
+            markers_asked: true,
+        };
         let failure = Failure::connecting(peer, &ConnConfig::default(), &rejected);
         assert!(failure.fix.contains("try --markers off"), "{failure}");
     }
@@ -352,7 +386,10 @@ mod tests {
         assert!(fix(TlsError::Certificate("expired".into())).contains("`authority`"));
         assert!(fix(TlsError::NotAllowed { identity: "x".into() }).contains("`allow`"));
         assert!(fix(TlsError::NoAnswer).contains("or at neither"));
-        let key = TlsError::UnknownKey { fingerprint: uiw_llp::Fingerprint([0; 32]), public_key: "k".into() };
+        let key = TlsError::UnknownKey {
+            fingerprint: uiw_llp::Fingerprint([0; 32]),
+            public_key: "k".into(),
+        };
         assert!(fix(key).contains("uiw key pin"));
     }
 }

@@ -90,11 +90,17 @@ where
         let mut line = String::new();
         self.format.format_event(context, Writer::new(&mut line), event)?;
         let line = escape(line.trim_end_matches('\n'), is_unsafe);
-        match line.split_once(' ').and_then(|(time, rest)| Some((time, rest.split_at_checked(LEVEL_WIDTH)?)))
+        match line
+            .split_once(' ')
+            .and_then(|(time, rest)| Some((time, rest.split_at_checked(LEVEL_WIDTH)?)))
         {
             Some((time, (level, rest))) if self.has_colors => {
                 let color = color(*about.level());
-                writeln!(writer, "\x1b[2m{time}\x1b[0m \x1b[{color}m{level}\x1b[0m{}", clip(rest, MAX_LINE))
+                writeln!(
+                    writer,
+                    "\x1b[2m{time}\x1b[0m \x1b[{color}m{level}\x1b[0m{}",
+                    clip(rest, MAX_LINE)
+                )
             }
             _ => writeln!(writer, "{}", clip(&line, MAX_LINE)),
         }
@@ -204,7 +210,8 @@ mod tests {
 
     fn logged(has_colors: bool, events: impl FnOnce()) -> String {
         let memory = Memory::default();
-        let log = subscriber(Targets::new().with_default(LevelFilter::TRACE), has_colors, memory.clone());
+        let log =
+            subscriber(Targets::new().with_default(LevelFilter::TRACE), has_colors, memory.clone());
         tracing::subscriber::with_default(log, events);
         let bytes = memory.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
@@ -230,9 +237,13 @@ mod tests {
     #[test]
     fn long_line_logged_without_middle() {
         let path = "x\u{1}".repeat(3000);
-        let said = logged(false, || tracing::warn!(path, error = "at the end", "entry not transferred"));
+        let said =
+            logged(false, || tracing::warn!(path, error = "at the end", "entry not transferred"));
         assert!(said.len() < 2200, "{}", said.len());
-        assert!(said.contains("entry not transferred") && said.ends_with("error=\"at the end\"\n"), "{said}");
+        assert!(
+            said.contains("entry not transferred") && said.ends_with("error=\"at the end\"\n"),
+            "{said}"
+        );
         assert!(said.contains(" bytes ..] "), "{said}");
     }
 

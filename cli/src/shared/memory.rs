@@ -45,8 +45,10 @@ impl Buffer {
     fn register(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Self> {
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, access)?;
-        let whole =
-            mr.region().span(0, len).map_err(|error| Failure::local("cannot access memory", error))?;
+        let whole = mr
+            .region()
+            .span(0, len)
+            .map_err(|error| Failure::local("cannot access memory", error))?;
         let (addr, lkey) = (mr.addr(), mr.lkey());
         Ok(Self { mr, whole, addr, lkey })
     }
@@ -124,7 +126,8 @@ fn gone(error: uiw_mem::MemoryGone) -> Failure {
 }
 
 fn owned(len: usize) -> Result<Memory> {
-    Memory::owned(len).map_err(|error| Failure::local(format!("cannot allocate {len} bytes"), error))
+    Memory::owned(len)
+        .map_err(|error| Failure::local(format!("cannot allocate {len} bytes"), error))
 }
 
 /// Returns the place in the peer's memory that is `offset` bytes into `mr`.

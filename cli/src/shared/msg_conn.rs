@@ -2,7 +2,9 @@
 
 use crate::shared::fail::Result;
 use crate::shared::memory::Buffer;
-use crate::shared::qp_setup::{Link, PendingQp, RECV, WaitLimits, WaitMode, completions, post_recvs};
+use crate::shared::qp_setup::{
+    Link, PendingQp, RECV, WaitLimits, WaitMode, completions, post_recvs,
+};
 use std::net::SocketAddr;
 use std::ops::Range;
 use uiw::raw::cm::ConnRequest;
@@ -79,7 +81,11 @@ impl MsgConn {
         completions(&self.link.device, &self.link.cq, wait, until, 1, |wc| next = Some(wc));
         let Some(wc) = next else { return Ok(None) };
         if wc.status != WcStatus::Success {
-            return if self.link.ended_in_order(&wc) { Ok(None) } else { Err(self.link.failure(&wc)) };
+            return if self.link.ended_in_order(&wc) {
+                Ok(None)
+            } else {
+                Err(self.link.failure(&wc))
+            };
         }
         let slot = wc.wr_id & !RECV;
         let message = ConnEvent::Message { slot, len: wc.byte_len as usize };
@@ -121,7 +127,12 @@ impl MsgConn {
 
     /// Waits until request `wr_id` is complete. Returns false if the peer has closed in order or
     /// `until` is reached first.
-    pub(crate) fn wait_sent(&self, wr_id: u64, wait: WaitMode, until: WaitLimits<'_>) -> Result<bool> {
+    pub(crate) fn wait_sent(
+        &self,
+        wr_id: u64,
+        wait: WaitMode,
+        until: WaitLimits<'_>,
+    ) -> Result<bool> {
         loop {
             match self.next(wait, until)? {
                 None => return Ok(false),

@@ -10,7 +10,9 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 /// Tells the service manager the state of this process, such as `READY=1`. Does nothing if there is
 /// no manager that asks for it.
 pub(crate) fn notify(state: &str) {
-    let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
+    let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else {
+        return;
+    };
     if let Err(error) = send(&socket, state) {
         tracing::warn!(%error, socket = %socket.display(), state, "the service manager is not told");
     }

@@ -64,7 +64,9 @@ impl FromStr for NamedStack {
 /// Returns a usage error if a file is named.
 fn refuse_file(option: &str, file: Option<&Path>, why: &str) -> Result<()> {
     match file {
-        Some(path) => Err(Failure::usage(format!("{option} {}", path.display()), why, "leave it out")),
+        Some(path) => {
+            Err(Failure::usage(format!("{option} {}", path.display()), why, "leave it out"))
+        }
         None => Ok(()),
     }
 }
@@ -121,7 +123,8 @@ struct TlsFile {
 }
 
 /// Check of a line of pinned keys. The error is the reason for which the line is refused.
-pub(crate) type LineCheck = dyn Fn(&PinnedLine<'_>) -> std::result::Result<(), String> + Send + Sync;
+pub(crate) type LineCheck =
+    dyn Fn(&PinnedLine<'_>) -> std::result::Result<(), String> + Send + Sync;
 
 /// Returns the path in an environment variable.
 fn path_variable(name: &str) -> Option<PathBuf> {
@@ -171,17 +174,33 @@ impl Opener {
     /// nevertheless.
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
         let set = crate::shared::env::settings();
-        log(global.verbose, if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter })?;
+        log(
+            global.verbose,
+            if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter },
+        )?;
         let sink = global.pcap.as_ref().or(set.pcap.as_ref()).map(|file| {
             PcapSink::create(file.clone()).map_err(|error| {
-                Failure::new(Exit::Failed, file.path().display(), error, "choose a file that can be written")
+                Failure::new(
+                    Exit::Failed,
+                    file.path().display(),
+                    error,
+                    "choose a file that can be written",
+                )
             })
         });
         let llp = global.llp.as_ref().map_or_else(|| set.llp.clone(), |llp| llp.spec.clone());
         let key_log = global.keylog.clone().or_else(|| path_variable(tls::KEY_LOG));
         let tls = TlsFile::new(global, key_log.clone()).map(Arc::new);
         let (faults, shards) = (set.faults.clone(), set.shards);
-        Ok(Self { llp, sink: sink.transpose()?, faults, shards, counters: publish()?, tls, key_log })
+        Ok(Self {
+            llp,
+            sink: sink.transpose()?,
+            faults,
+            shards,
+            counters: publish()?,
+            tls,
+            key_log,
+        })
     }
 
     pub(crate) fn device(&self) -> Result<Device> {
@@ -291,7 +310,11 @@ fn log(verbose: u8, default: &str) -> Result<()> {
         _ => "trace",
     });
     let filter = text.parse().map_err(|error: ParseError| {
-        Failure::usage(format!("UIW_LOG={text}"), error, "use for instance `debug` or `uiw_verbs=trace`")
+        Failure::usage(
+            format!("UIW_LOG={text}"),
+            error,
+            "use for instance `debug` or `uiw_verbs=trace`",
+        )
     })?;
     super::log::start(filter);
     Ok(())

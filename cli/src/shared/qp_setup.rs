@@ -14,8 +14,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use uiw::raw::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use uiw::raw::{
-    Arm, ConnConfig, Cq, CqConfig, Device, Error, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag, SendFlags,
-    SendOp, SendWr, Sge, Wc, WcStatus,
+    Arm, ConnConfig, Cq, CqConfig, Device, Error, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag,
+    SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
 /// Set in the number of every receive, because the opcode of a completion in error is not valid.
@@ -96,7 +96,12 @@ impl PendingQp {
     }
 
     /// Like [`PendingQp::new`], but completes in `cq`.
-    pub(crate) fn with_cq(device: &Device, pd: &Pd, cq: &Arc<Cq>, depths: &QueueDepths) -> Result<Self> {
+    pub(crate) fn with_cq(
+        device: &Device,
+        pd: &Pd,
+        cq: &Arc<Cq>,
+        depths: &QueueDepths,
+    ) -> Result<Self> {
         let cap = QpCap {
             max_send_wr: depths.send,
             max_recv_wr: depths.recv,
@@ -109,7 +114,12 @@ impl PendingQp {
         Ok(Self { device: device.clone(), pd: pd.clone(), cq: Arc::clone(cq), qp, channel })
     }
 
-    pub(crate) fn connect(self, peer: SocketAddr, options: &ConnConfig, private_data: &[u8]) -> Result<Link> {
+    pub(crate) fn connect(
+        self,
+        peer: SocketAddr,
+        options: &ConnConfig,
+        private_data: &[u8],
+    ) -> Result<Link> {
         self.begin(peer, options, private_data)?.finish(WaitLimits::NEVER)
     }
 
@@ -136,7 +146,9 @@ impl PendingQp {
         let peer = text::canonical(request.peer_addr());
         let options = Arc::new(options.clone());
         let failed = |error| Failure::lost(format!("cannot accept {peer}"), error);
-        request.accept(&self.qp, Some(&options), private_data, Some(&self.channel)).map_err(failed)?;
+        request
+            .accept(&self.qp, Some(&options), private_data, Some(&self.channel))
+            .map_err(failed)?;
         self.wait_established(peer, until, failed)
     }
 
@@ -154,8 +166,10 @@ impl PendingQp {
             Some(CmEventKind::Established(info)) => info,
             Some(CmEventKind::Failed(error)) => return Err(failed(error)),
             _ if until.deadline.is_some_and(|at| at <= Instant::now()) => {
-                let (what, fix) =
-                    (format!("cannot connect to {peer}"), "check the address and firewalls on the way");
+                let (what, fix) = (
+                    format!("cannot connect to {peer}"),
+                    "check the address and firewalls on the way",
+                );
                 return Err(Failure::new(Exit::Unreachable, what, "no answer in time", fix));
             }
             _ => return Err(Failure::lost(peer, "the connection ended while it was set up")),
@@ -166,7 +180,10 @@ impl PendingQp {
 }
 
 /// Posts receives for these slots, each with at most one element.
-pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<Sge>)>) -> Result<()> {
+pub(crate) fn post_recvs(
+    qp: &Qp,
+    slots: impl IntoIterator<Item = (u64, Option<Sge>)>,
+) -> Result<()> {
     slots.into_iter().try_for_each(|(slot, sge)| post_recv(qp, slot, sge.as_slice()))
 }
 

@@ -225,13 +225,17 @@ impl Service {
         if private_data.starts_with(RAW) {
             return Self::Comparison;
         }
-        let known =
-            parse(private_data, PING).map(Self::Ping).or_else(|| parse(private_data, PERF).map(Self::Perf));
+        let known = parse(private_data, PING)
+            .map(Self::Ping)
+            .or_else(|| parse(private_data, PERF).map(Self::Perf));
         let known = known.or_else(|| parse(private_data, CP).map(Self::Cp));
         match known.or_else(|| parse(private_data, SLICE).map(Self::RawTcp)) {
             Some(service) => service,
             None if private_data.starts_with(b"uiw-") => {
-                let end = private_data.iter().position(|&byte| byte == b' ').unwrap_or(private_data.len());
+                let end = private_data
+                    .iter()
+                    .position(|&byte| byte == b' ')
+                    .unwrap_or(private_data.len());
                 Self::Unknown(private_data[..end].escape_ascii().to_string())
             }
             None => Self::Foreign,
@@ -341,13 +345,22 @@ mod tests {
     fn foreign_and_unknown_private_data() {
         assert_eq!(Service::from_private_data(b""), Service::Foreign);
         assert_eq!(Service::from_private_data(b"hello"), Service::Foreign);
-        assert_eq!(Service::from_private_data(b"uiw-perf/2 {}"), Service::Unknown("uiw-perf/2".into()));
+        assert_eq!(
+            Service::from_private_data(b"uiw-perf/2 {}"),
+            Service::Unknown("uiw-perf/2".into())
+        );
         assert_eq!(
             Service::from_private_data(b"uiw-raw/1 "),
             Service::Unknown("uiw-raw/1".into()),
             "by a port of its own"
         );
-        assert_eq!(Service::from_private_data(b"uiw-slice/1 {}"), Service::Unknown("uiw-slice/1".into()));
-        assert_eq!(Service::from_private_data(b"uiw-ping/1 garbage"), Service::Unknown("uiw-ping/1".into()));
+        assert_eq!(
+            Service::from_private_data(b"uiw-slice/1 {}"),
+            Service::Unknown("uiw-slice/1".into())
+        );
+        assert_eq!(
+            Service::from_private_data(b"uiw-ping/1 garbage"),
+            Service::Unknown("uiw-ping/1".into())
+        );
     }
 }

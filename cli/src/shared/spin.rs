@@ -40,7 +40,11 @@ struct SpinPermit(&'static SpinPermits);
 
 impl SpinPermits {
     const fn new(most: usize) -> Self {
-        Self { most: AtomicUsize::new(most), taken: AtomicUsize::new(0), wanted: AtomicBool::new(false) }
+        Self {
+            most: AtomicUsize::new(most),
+            taken: AtomicUsize::new(0),
+            wanted: AtomicBool::new(false),
+        }
     }
 
     fn take(&'static self) -> Option<SpinPermit> {

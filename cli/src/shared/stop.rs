@@ -23,8 +23,12 @@ pub(crate) struct StopFlag {
 }
 
 /// Calls `action` with each of these signals, on a separate thread.
-fn on_each(signals: impl Iterator<Item = i32>, action: impl Fn(i32) + Send + 'static) -> Result<()> {
-    let mut signals = Signals::new(signals).map_err(|error| Failure::local("cannot catch signals", error))?;
+fn on_each(
+    signals: impl Iterator<Item = i32>,
+    action: impl Fn(i32) + Send + 'static,
+) -> Result<()> {
+    let mut signals =
+        Signals::new(signals).map_err(|error| Failure::local("cannot catch signals", error))?;
     std::thread::spawn(move || signals.forever().for_each(action));
     Ok(())
 }
@@ -70,7 +74,8 @@ impl StopFlag {
         self.set.store(true, Ordering::SeqCst);
         // The write cannot block: the counter of an eventfd goes up to 2^64 - 2 (eventfd(2)).
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
-        let wakers = std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
+        let wakers =
+            std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
         for (_, waker) in wakers {
             waker.wake();
         }
@@ -89,7 +94,8 @@ impl StopFlag {
     /// driving any device.
     pub(crate) fn sleep_on(&self, fd: BorrowedFd<'_>) -> bool {
         while !self.is_set() {
-            let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
+            let mut fds =
+                [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
             // A signal may interrupt the call, so check again.
             if poll(&mut fds, None).is_ok() && !fds[0].revents().is_empty() {
                 return true;
@@ -118,7 +124,10 @@ impl StopFlag {
     /// descriptor.
     pub(crate) fn forget_this_thread(&self) {
         let this = std::thread::current().id();
-        self.wakers.lock().unwrap_or_else(PoisonError::into_inner).retain(|(thread, _)| *thread != this);
+        self.wakers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|(thread, _)| *thread != this);
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {

@@ -30,7 +30,8 @@ pub(crate) struct KeyFiles {
 }
 
 fn directory() -> Result<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let set =
+        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")));
     base.map(|base| base.join("uiw")).ok_or_else(|| {
         Failure::usage(
@@ -125,7 +126,9 @@ impl KeyFiles {
 
     /// Refuses a server that uses the key of another server.
     pub(crate) fn check(&self, host: &str, identity: Option<&PeerIdentity>) -> Result<()> {
-        let Some(PeerIdentity::PublicKey { name, fingerprint, .. }) = identity else { return Ok(()) };
+        let Some(PeerIdentity::PublicKey { name, fingerprint, .. }) = identity else {
+            return Ok(());
+        };
         if is_named(name, host) {
             return Ok(());
         }
@@ -133,9 +136,12 @@ impl KeyFiles {
             return Err(changed);
         }
         let pinned = self.pinned.display();
-        let why =
-            format!("it has the key of another server: {fingerprint} is pinned as `{name}` in {pinned}");
-        let fix = format!("nothing was copied; if they are the same server, make that name `{name},{host}`");
+        let why = format!(
+            "it has the key of another server: {fingerprint} is pinned as `{name}` in {pinned}"
+        );
+        let fix = format!(
+            "nothing was copied; if they are the same server, make that name `{name},{host}`"
+        );
         Err(Failure::new(Exit::Unreachable, host, why, fix).with_refusal(Refusal::Unaccepted))
     }
 
@@ -154,7 +160,8 @@ impl KeyFiles {
         for line in &lines {
             note!("pinned key:   {} in {}", line.key.fingerprint(), at(line.number));
         }
-        let why = format!("its key {fingerprint} is not the one that is pinned in {}", at(first.number));
+        let why =
+            format!("its key {fingerprint} is not the one that is pinned in {}", at(first.number));
         let fix = "nothing was copied; ask whoever operates the server whether its key was replaced, and for its fingerprint";
         Some(Failure::new(Exit::Unreachable, host, why, fix).with_refusal(Refusal::Unaccepted))
     }

@@ -48,7 +48,8 @@ impl MessageLayout {
 pub(super) fn fill(buffer: &Buffer, order: &Order, layout: MessageLayout) -> Result<()> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
-            let bytes: Vec<u8> = (at..at + len).map(|at| pattern_byte(order.seed, message, at)).collect();
+            let bytes: Vec<u8> =
+                (at..at + len).map(|at| pattern_byte(order.seed, message, at)).collect();
             buffer.write(place, &bytes)?;
         }
     }
@@ -63,9 +64,13 @@ pub(super) fn find_difference(
 ) -> Result<Option<String>> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
-            let expected: Vec<u8> = (at..at + len).map(|at| pattern_byte(order.seed, message, at)).collect();
+            let expected: Vec<u8> =
+                (at..at + len).map(|at| pattern_byte(order.seed, message, at)).collect();
             if let Some(first) = buffer.first_difference(place, &expected)? {
-                return Ok(Some(format!("byte {} of message {message} differs", at as usize + first)));
+                return Ok(Some(format!(
+                    "byte {} of message {message} differs",
+                    at as usize + first
+                )));
             }
         }
     }
@@ -91,7 +96,14 @@ mod tests {
     fn one_wrong_byte_is_found() {
         let device = uiw::raw::Device::open().unwrap();
         let buffer = Buffer::exclusive(&device.alloc_pd().unwrap(), 1 << 20).unwrap();
-        let order = Order { op: Op::Send, actor: Actor::Initiator, size: 70_001, count: 3, sges: 3, seed: 9 };
+        let order = Order {
+            op: Op::Send,
+            actor: Actor::Initiator,
+            size: 70_001,
+            count: 3,
+            sges: 3,
+            seed: 9,
+        };
         for layout in [MessageLayout::Whole, MessageLayout::Pieces] {
             fill(&buffer, &order, layout).unwrap();
             assert_eq!(find_difference(&buffer, &order, layout).unwrap(), None);
@@ -101,14 +113,17 @@ mod tests {
             buffer.write(place + len as usize - 1, &[byte[0] ^ 1]).unwrap();
             let expected = format!("byte {} of message 2 differs", at + len - 1);
             assert_eq!(find_difference(&buffer, &order, layout).unwrap(), Some(expected));
-            assert!(find_difference(&buffer, &Order { seed: 10, ..order }, layout).unwrap().is_some());
+            assert!(
+                find_difference(&buffer, &Order { seed: 10, ..order }, layout).unwrap().is_some()
+            );
         }
     }
 
     #[test]
     fn pieces_cover_a_message() {
         for (size, sges) in [(0, 1), (1, 1), (1, 3), (10, 3), (4096, 6)] {
-            let order = Order { op: Op::Send, actor: Actor::Initiator, size, count: 2, sges, seed: 0 };
+            let order =
+                Order { op: Op::Send, actor: Actor::Initiator, size, count: 2, sges, seed: 0 };
             for message in 0..2 {
                 let mut next = 0;
                 let mut end = 0;

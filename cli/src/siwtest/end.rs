@@ -3,15 +3,16 @@
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{
-    Link, PendingQp, RECV, WaitLimits, WaitMode, completions, post, post_recv, post_recvs, send_copy,
+    Link, PendingQp, RECV, WaitLimits, WaitMode, completions, post, post_recv, post_recvs,
+    send_copy,
 };
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{
-    Access, Bind, ConnConfig, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus,
-    WindowType,
+    Access, Bind, ConnConfig, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode,
+    WcStatus, WindowType,
 };
 use uiw_conform::partner::{MessageKind, Op, Order, PartnerMessage};
 
@@ -32,8 +33,7 @@ const BIND: u64 = 3 << 32;
 const WHAT: u64 = !RECV & !0xFFFF_FFFF;
 
 /// Hint if the far end is not a partner program.
-const PARTNER: &str =
-    "start `siwpeer serve` or `uiw siwtest --listen ADDR:PORT` there; `--raw` is for any other peer";
+const PARTNER: &str = "start `siwpeer serve` or `uiw siwtest --listen ADDR:PORT` there; `--raw` is for any other peer";
 
 /// One end of a connection.
 pub(super) struct ConnectionEnd {
@@ -306,7 +306,9 @@ impl ConnectionEnd {
     fn step(&mut self, until: WaitLimits<'_>) {
         let mut taken = Vec::new();
         let until = until.ended(&self.link);
-        completions(&self.link.device, &self.link.cq, WaitMode::Sleep, until, 64, |wc| taken.push(wc));
+        completions(&self.link.device, &self.link.cq, WaitMode::Sleep, until, 64, |wc| {
+            taken.push(wc);
+        });
         // If nothing is posted, no completion reports the end of the connection.
         if taken.is_empty() && self.link.wait_ending(Duration::ZERO).is_some() {
             self.note("closed");
@@ -392,7 +394,8 @@ impl ConnectionEnd {
             }
             self.step(WaitLimits::deadline(progress.deadline));
         }
-        if let Some(reason) = self.link.wait_ending(Duration::from_secs(10)).and_then(|ending| ending.reason)
+        if let Some(reason) =
+            self.link.wait_ending(Duration::from_secs(10)).and_then(|ending| ending.reason)
             && self.wrong.as_deref().is_none_or(|wrong| wrong == "closed")
         {
             self.wrong = Some(reason.to_string());

@@ -57,7 +57,11 @@ const DEPTH: u32 = 1024;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// The peer: `siwpeer serve`, `uiw siwtest --listen`, or any other with --raw
-    #[arg(value_name = "HOST[:PORT]", required_unless_present = "listen", conflicts_with = "listen")]
+    #[arg(
+        value_name = "HOST[:PORT]",
+        required_unless_present = "listen",
+        conflicts_with = "listen"
+    )]
     host: Option<String>,
     /// Orders `OP[:SIZE[xCOUNT[xELEMENTS]]]`, for both ends, or with the prefix `me.` or `you.` for
     /// one [default: every operation]
@@ -128,7 +132,8 @@ impl Args {
         }
         let parsed: std::result::Result<Vec<Orders>, String> =
             USUAL.iter().map(|text| text.parse()).collect();
-        let parsed = parsed.map_err(|error| Failure::local("cannot parse the default orders", error))?;
+        let parsed =
+            parsed.map_err(|error| Failure::local("cannot parse the default orders", error))?;
         Ok(parsed.into_iter().flat_map(|orders| orders.0).collect())
     }
 }

@@ -112,7 +112,8 @@ fn provide_memory(end: &mut ConnectionEnd, order: &Order, acts: bool) -> Result<
         Op::LongSend | Op::UsedInvalidate => 1,
         _ => 0,
     };
-    let receives: Vec<_> = (0..receives).map(|message| elements(&memory.local, order, message, 0)).collect();
+    let receives: Vec<_> =
+        (0..receives).map(|message| elements(&memory.local, order, message, 0)).collect();
     end.expect_test(receives.into_iter())
 }
 
@@ -134,7 +135,11 @@ fn execute(end: &mut ConnectionEnd, order: &Order, theirs: &PartnerMessage) -> R
         let last = message + 1 == order.count;
         let (op, flags) = build_request(order.op, remote, theirs.revocable, last);
         if order.op == Op::UsedInvalidate {
-            end.request(SendOp::SendInvalidate { stag: STag(theirs.revocable) }, &sges, SendFlags::empty())?;
+            end.request(
+                SendOp::SendInvalidate { stag: STag(theirs.revocable) },
+                &sges,
+                SendFlags::empty(),
+            )?;
         }
         end.request(op, &sges, flags)?;
         if order.op == Op::Fence {
@@ -176,22 +181,34 @@ fn build_request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp,
 }
 
 /// Posts an operation that the peer lacks, and checks that it completes in error at this end.
-pub(super) fn check_refused(end: &mut ConnectionEnd, what: ExtensionOrder, json: bool) -> Result<()> {
-    let order = Order { op: Op::Read, actor: Actor::Initiator, size: 8, count: 1, sges: 1, seed: 0 };
+pub(super) fn check_refused(
+    end: &mut ConnectionEnd,
+    what: ExtensionOrder,
+    json: bool,
+) -> Result<()> {
+    let order =
+        Order { op: Op::Read, actor: Actor::Initiator, size: 8, count: 1, sges: 1, seed: 0 };
     end.provide(&order, 8, 8)?;
     let remote = Remote { addr: 0, rkey: STag(NO_STAG) };
     let op = match what {
         ExtensionOrder::Sendimm => SendOp::SendImm { imm: 7 },
         ExtensionOrder::Writeimm => SendOp::WriteImm { remote, imm: 7 },
         ExtensionOrder::Fetchadd => SendOp::FetchAdd { remote, add: 1, mask: 0 },
-        ExtensionOrder::Cmpswap => {
-            SendOp::CmpSwap { remote, compare: 0, compare_mask: u64::MAX, swap: 1, swap_mask: u64::MAX }
-        }
+        ExtensionOrder::Cmpswap => SendOp::CmpSwap {
+            remote,
+            compare: 0,
+            compare_mask: u64::MAX,
+            swap: 1,
+            swap_mask: u64::MAX,
+        },
     };
     let sges = elements(&end.memory()?.local, &order, 0, 0);
     end.request(op, &sges, SendFlags::empty())?;
     if end.await_requests().is_ok() {
-        return Err(Failure::lost(end.link.peer(), format!("{what:?} was executed, but must be refused")));
+        return Err(Failure::lost(
+            end.link.peer(),
+            format!("{what:?} was executed, but must be refused"),
+        ));
     }
     end.drain()?;
     let (why, (posted, done)) = (end.wrong.clone().unwrap_or_default(), end.totals);

@@ -34,12 +34,13 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
         match channel.try_pop().map(|event| event.kind) {
             Some(CmEventKind::ConnectRequest(request)) if !args.raw.is_empty() => {
                 // Serve one connection. Its failure is the failure of the command.
-                outcome =
-                    super::raw::RawSession::new(&device, args)?.accept(request, WaitLimits::stop(&stop));
+                outcome = super::raw::RawSession::new(&device, args)?
+                    .accept(request, WaitLimits::stop(&stop));
                 break;
             }
             Some(CmEventKind::ConnectRequest(request)) => {
-                let (device, options, stop) = (device.clone(), Arc::clone(&options), Arc::clone(&stop));
+                let (device, options, stop) =
+                    (device.clone(), Arc::clone(&options), Arc::clone(&stop));
                 let how = (args.json, args.refused);
                 let peer = request.peer_addr();
                 let session = move || {
@@ -50,7 +51,9 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
                 // Dropping the session rejects its request.
                 let spawned = match threads.len() {
                     0..MAX_SESSIONS => thread::Builder::new().spawn(session),
-                    _ => Err(io::Error::other(format!("{MAX_SESSIONS} connections are served already"))),
+                    _ => Err(io::Error::other(format!(
+                        "{MAX_SESSIONS} connections are served already"
+                    ))),
                 };
                 match spawned {
                     Ok(thread) => threads.push(thread),

@@ -4,7 +4,9 @@
 use super::{Args, report};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
-use crate::shared::qp_setup::{Link, PendingQp, QueueDepths, RECV, WaitLimits, WaitMode, post, post_recvs};
+use crate::shared::qp_setup::{
+    Link, PendingQp, QueueDepths, RECV, WaitLimits, WaitMode, post, post_recvs,
+};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,8 +38,7 @@ pub(super) enum RawRequest {
     Recv,
 }
 
-const FORM: &str =
-    "expected send:BYTES, write:STAG:TO:BYTES, read:STAG:TO:BYTES (STAG and TO may be 0x..) or recv";
+const FORM: &str = "expected send:BYTES, write:STAG:TO:BYTES, read:STAG:TO:BYTES (STAG and TO may be 0x..) or recv";
 
 impl FromStr for RawRequest {
     type Err = String;
@@ -50,7 +51,8 @@ impl FromStr for RawRequest {
         let words: Vec<_> = text.split(':').collect();
         let (name, numbers) = words.split_first().ok_or(FORM)?;
         let numbers: Option<Vec<u64>> = numbers.iter().map(|word| number(word)).collect();
-        let place = |stag: u64, addr| u32::try_from(stag).map(|stag| Remote { addr, rkey: STag(stag) });
+        let place =
+            |stag: u64, addr| u32::try_from(stag).map(|stag| Remote { addr, rkey: STag(stag) });
         let length = |bytes: u64| match u32::try_from(bytes) {
             Ok(bytes) if bytes as usize <= MEMORY => Ok(bytes),
             _ => Err(format!("at most {MEMORY} bytes")),
@@ -129,7 +131,10 @@ fn run(link: Link, pd: &uiw::raw::Pd, receives: Buffer, args: &Args) -> Result<(
         "private_data": hex(&link.info.private_data),
     });
     report(args.json, "memory", &details, || {
-        format!("memory for the peer: STag {:#x} TO {:#x}, {} bytes", remote.rkey.0, remote.addr, remote.len)
+        format!(
+            "memory for the peer: STag {:#x} TO {:#x}, {} bytes",
+            remote.rkey.0, remote.addr, remote.len
+        )
     });
     let mut exchange = RawExchange { link: &link, receives, local, came: VecDeque::new(), args };
     args.raw.iter().try_for_each(|request| exchange.carry_out(*request))?;
@@ -198,8 +203,11 @@ impl RawExchange<'_> {
 
     fn next(&self, request: &RawRequest) -> Result<Wc> {
         let deadline = Instant::now() + Duration::from_secs_f64(self.args.timeout);
-        let late = || Failure::lost(self.link.peer(), format!("{request} has not completed in time"));
-        self.link.next(WaitMode::Sleep, WaitLimits::deadline(deadline).ended(self.link))?.ok_or_else(late)
+        let late =
+            || Failure::lost(self.link.peer(), format!("{request} has not completed in time"));
+        self.link
+            .next(WaitMode::Sleep, WaitLimits::deadline(deadline).ended(self.link))?
+            .ok_or_else(late)
     }
 }
 
@@ -228,7 +236,9 @@ mod tests {
             assert_eq!(text.parse(), Ok(request));
             assert_eq!(request.to_string().parse(), Ok(request));
         }
-        for text in ["send", "send:", "write:1:2", "write:0x1ffffffff:0:1", "recv:1", "send:9999999", ""] {
+        for text in
+            ["send", "send:", "write:1:2", "write:0x1ffffffff:0:1", "recv:1", "send:9999999", ""]
+        {
             assert!(text.parse::<RawRequest>().is_err(), "{text}");
         }
     }

@@ -2,7 +2,9 @@
 
 use crate::shared::fail::{Failure, Result};
 use std::path::PathBuf;
-use uiw::counters::{ConnectionCounters, CounterFile, Directory, DirectoryKind, FileError, Owner, Snapshot};
+use uiw::counters::{
+    ConnectionCounters, CounterFile, Directory, DirectoryKind, FileError, Owner, Snapshot,
+};
 use uiw_cabi_core::counters;
 use uiw_llp::{StreamInfo, sock_diag};
 
@@ -38,16 +40,21 @@ impl CollectedDevices {
 /// Returns the directory named by UIW_COUNTERS, for instance that of a service. Without it, returns
 /// the directory of the user and those of each `uiw run`.
 fn directories() -> Result<Vec<Directory>> {
-    let named = std::env::var_os(counters::VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
+    let named =
+        std::env::var_os(counters::VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(path) = named {
         if let Err(error) = std::fs::read_dir(&path) {
-            return Err(Failure::local(format!("cannot read the directory {}", path.display()), error));
+            return Err(Failure::local(
+                format!("cannot read the directory {}", path.display()),
+                error,
+            ));
         }
         return Ok(vec![Directory::new(path)]);
     }
     let user = counters::user_directory();
-    let failed =
-        |error| Failure::local(format!("cannot read the directory {}", user.path().display()), error);
+    let failed = |error| {
+        Failure::local(format!("cannot read the directory {}", user.path().display()), error)
+    };
     let linked = user.linked().map_err(failed)?;
     Ok(std::iter::once(user.clone()).chain(linked).collect())
 }

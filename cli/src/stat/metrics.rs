@@ -3,7 +3,8 @@
 use super::collect::{CollectedDevices, tcp_info};
 use std::fmt::Write as _;
 use uiw::counters::{
-    ConnectionCounters, Count, Datagrams, Directions, ShardCounts, Snapshot, TerminateCount, Transfers,
+    ConnectionCounters, Count, Datagrams, Directions, ShardCounts, Snapshot, TerminateCount,
+    Transfers,
 };
 use uiw_llp::canonical;
 
@@ -63,7 +64,12 @@ impl MetricList {
             process.devices_opened,
         );
         let created = process.queue_pairs_created;
-        self.add_counter("uiw_queue_pairs_created_total", "Queue pairs created.", of.to_owned(), created);
+        self.add_counter(
+            "uiw_queue_pairs_created_total",
+            "Queue pairs created.",
+            of.to_owned(),
+            created,
+        );
         self.add_transfers(of, &snapshot.transfers);
         for shard in &snapshot.shards {
             let of = format!("{of},shard=\"{}\"", shard.index);
@@ -106,19 +112,34 @@ impl MetricList {
         for (operation, moved) in shard.traffic.named() {
             self.add_traffic(TRAFFIC, &format!("{of},operation=\"{operation}\""), moved);
         }
-        for (wait, count) in
-            [("credit", shard.waits.credit), ("receive", shard.waits.receive), ("memory", shard.waits.memory)]
-        {
+        for (wait, count) in [
+            ("credit", shard.waits.credit),
+            ("receive", shard.waits.receive),
+            ("memory", shard.waits.memory),
+        ] {
             let labels = format!("{of},wait=\"{wait}\"");
-            self.add_counter("uiw_waits_total", "How often connections waited, by what for.", labels, count);
+            self.add_counter(
+                "uiw_waits_total",
+                "How often connections waited, by what for.",
+                labels,
+                count,
+            );
         }
         let held = ("uiw_held_bytes", "gauge", "Bytes kept against the receive memory budget.");
         self.add(held, of.to_owned(), shard.held_bytes as f64);
         for (name, help, count) in [
             ("uiw_accepted_total", "Peers whose TCP connection was accepted.", shard.accepted),
-            ("uiw_established_total", "Connections that entered Full Operation.", shard.established),
+            (
+                "uiw_established_total",
+                "Connections that entered Full Operation.",
+                shard.established,
+            ),
             ("uiw_ended_total", "Established connections that are over.", shard.ended),
-            ("uiw_failed_startups_total", "Connections that ended in start-up.", shard.failed_startups),
+            (
+                "uiw_failed_startups_total",
+                "Connections that ended in start-up.",
+                shard.failed_startups,
+            ),
             ("uiw_crc_errors_total", "FPDUs with a wrong CRC.", shard.crc_errors),
         ] {
             self.add_counter(name, help, of.to_owned(), count);
@@ -130,7 +151,12 @@ impl MetricList {
             ("program", shard.refused_program),
         ] {
             let labels = format!("{of},reason=\"{reason}\"");
-            self.add_counter("uiw_refused_total", "Peers that were not connected, by reason.", labels, count);
+            self.add_counter(
+                "uiw_refused_total",
+                "Peers that were not connected, by reason.",
+                labels,
+                count,
+            );
         }
     }
 
@@ -170,7 +196,8 @@ impl MetricList {
         self.add_traffic(CONNECTION_TRAFFIC, &of, connection.traffic.total());
         let Some(tcp) = tcp_info(connection) else { return };
         if let Some(rtt) = tcp.rtt_us {
-            let metric = ("uiw_connection_rtt_seconds", "gauge", "Smoothed round-trip time of TCP.");
+            let metric =
+                ("uiw_connection_rtt_seconds", "gauge", "Smoothed round-trip time of TCP.");
             self.add(metric, of.clone(), f64::from(rtt) / 1e6);
         }
         if let Some(count) = tcp.retransmits {
@@ -193,7 +220,10 @@ impl MetricList {
 }
 
 const TRAFFIC: [(&str, &str); 2] = [
-    ("uiw_messages_total", "Whole messages, by operation and the direction in which their payload travels."),
+    (
+        "uiw_messages_total",
+        "Whole messages, by operation and the direction in which their payload travels.",
+    ),
     ("uiw_bytes_total", "Bytes of payload, by operation and the direction in which they travel."),
 ];
 const CONNECTION_TRAFFIC: [(&str, &str); 2] = [
@@ -255,7 +285,8 @@ mod tests {
         all.add_counter("a", "A.", "x=\"1\"".to_owned(), 1);
         all.add_counter("b", "B.", "x=\"1\"".to_owned(), 2);
         all.add_counter("a", "A.", "x=\"2\"".to_owned(), 3);
-        let names: Vec<_> = all.0.iter().map(|metric| (metric.name, metric.samples.len())).collect();
+        let names: Vec<_> =
+            all.0.iter().map(|metric| (metric.name, metric.samples.len())).collect();
         assert_eq!(names, [("a", 2), ("b", 1)]);
     }
 }

@@ -91,7 +91,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Shows every process, and removes the files of processes that have ended. Returns the number of
 /// processes shown.
-fn show(args: &Args, collected: &CollectedDevices, before: Option<(Duration, &CollectedDevices)>) -> usize {
+fn show(
+    args: &Args,
+    collected: &CollectedDevices,
+    before: Option<(Duration, &CollectedDevices)>,
+) -> usize {
     let mut warnings = UnreadableFiles::default();
     collected.unreadable.iter().for_each(|unreadable| warnings.add(unreadable));
     warnings.end();

@@ -44,7 +44,8 @@ pub(super) fn serve(address: SocketAddr, stop: &Arc<StopFlag>) -> Result<()> {
             "choose another address, or port 0 for a free one",
         )
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         text::line(format!("listening on {}", listener.local_addr().map_err(failed)?));
@@ -108,7 +109,9 @@ fn respond(method: &Method, path: &str) -> Response<String> {
             }
             Err(failure) => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{failure}\n")),
         },
-        (&Method::GET, _) => (StatusCode::NOT_FOUND, PLAIN, "the counters are at /metrics\n".to_owned()),
+        (&Method::GET, _) => {
+            (StatusCode::NOT_FOUND, PLAIN, "the counters are at /metrics\n".to_owned())
+        }
         _ => (StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET\n".to_owned()),
     };
     let mut response = Response::new(body);

@@ -7,8 +7,8 @@ use crate::shared::text::{grouped, number};
 use serde_json::{Value, json};
 use std::time::Duration;
 use uiw::counters::{
-    ConnectionCounters, Count, DatagramQueuePair, Datagrams, Directions, Operations, ShardCounts, Snapshot,
-    TerminateCount, TransferCounts, WaitCounts,
+    ConnectionCounters, Count, DatagramQueuePair, Datagrams, Directions, Operations, ShardCounts,
+    Snapshot, TerminateCount, TransferCounts, WaitCounts,
 };
 use uiw_copy::names::EscapedName;
 use uiw_llp::canonical;
@@ -21,7 +21,8 @@ fn rates(now: &Operations, before: Option<(Duration, Operations)>) -> Option<Rat
     let (time, before) = before?;
     let seconds = time.as_secs_f64();
     let moved = now.since(&before).total();
-    (seconds > 0.0).then(|| (moved.sent.bytes as f64 / seconds, moved.received.bytes as f64 / seconds))
+    (seconds > 0.0)
+        .then(|| (moved.sent.bytes as f64 / seconds, moved.received.bytes as f64 / seconds))
 }
 
 /// Like [`rates`], for datagrams.
@@ -33,7 +34,10 @@ fn datagram_rates(now: &Datagrams, before: Option<(Duration, Datagrams)>) -> Opt
     (seconds > 0.0).then(|| (rate(now.sent, before.sent), rate(now.received, before.received)))
 }
 
-fn queue_pair_rates(pair: &DatagramQueuePair, before: Option<(Duration, &Snapshot)>) -> Option<Rates> {
+fn queue_pair_rates(
+    pair: &DatagramQueuePair,
+    before: Option<(Duration, &Snapshot)>,
+) -> Option<Rates> {
     let before = before.map(|(time, before)| {
         let id = |it: &DatagramQueuePair| (it.shard, it.qp_num, it.began_ns);
         let then = before.datagram_queue_pairs.iter().find(|other| id(other) == id(pair));
@@ -43,12 +47,18 @@ fn queue_pair_rates(pair: &DatagramQueuePair, before: Option<(Duration, &Snapsho
 }
 
 /// Finds the same connection in an earlier snapshot.
-fn find_earlier<'a>(before: &'a Snapshot, now: &ConnectionCounters) -> Option<&'a ConnectionCounters> {
+fn find_earlier<'a>(
+    before: &'a Snapshot,
+    now: &ConnectionCounters,
+) -> Option<&'a ConnectionCounters> {
     let id = |it: &ConnectionCounters| (it.shard, it.began_ns, it.local, it.peer);
     before.connections.iter().find(|connection| id(connection) == id(now))
 }
 
-fn connection_rates(connection: &ConnectionCounters, before: Option<(Duration, &Snapshot)>) -> Option<Rates> {
+fn connection_rates(
+    connection: &ConnectionCounters,
+    before: Option<(Duration, &Snapshot)>,
+) -> Option<Rates> {
     let before = before.map(|(time, before)| {
         // A connection that began after the earlier snapshot counts from zero.
         let then = find_earlier(before, connection).map(|then| then.traffic).unwrap_or_default();
@@ -64,7 +74,9 @@ pub(super) fn print_text(process: &ProgramDevice, before: Option<(Duration, &Sna
     let about = &snapshot.process;
     let name = match process.pid {
         Some(pid) => format!("{pid} {}", about.name),
-        None if process.is_elsewhere => format!("{} {} (in another PID namespace)", about.pid, about.name),
+        None if process.is_elsewhere => {
+            format!("{} {} (in another PID namespace)", about.pid, about.name)
+        }
         None => format!("{} {} (ended)", about.pid, about.name),
     };
     let mut connections = number(total.established, "connection");
@@ -90,7 +102,10 @@ pub(super) fn print_text(process: &ProgramDevice, before: Option<(Duration, &Sna
     }
     let datagrams = &total.datagrams;
     if datagrams.traffic != Directions::default() {
-        let rates = datagram_rates(datagrams, before.map(|(time, before)| (time, before.total().datagrams)));
+        let rates = datagram_rates(
+            datagrams,
+            before.map(|(time, before)| (time, before.total().datagrams)),
+        );
         text::line(format!("  datagrams: {}", directions(datagrams.traffic, rates)));
     }
     if let Some(line) = not_passed_on(datagrams) {
@@ -103,8 +118,14 @@ pub(super) fn print_text(process: &ProgramDevice, before: Option<(Duration, &Sna
         text::line(format!("  {line}"));
     }
     for pair in &snapshot.datagram_queue_pairs {
-        text::line(format!("  qp {:#08x} {} datagrams, shard {}", pair.qp_num, pair.local, pair.shard));
-        text::line(format!("    {}", directions(pair.datagrams.traffic, queue_pair_rates(pair, before))));
+        text::line(format!(
+            "  qp {:#08x} {} datagrams, shard {}",
+            pair.qp_num, pair.local, pair.shard
+        ));
+        text::line(format!(
+            "    {}",
+            directions(pair.datagrams.traffic, queue_pair_rates(pair, before))
+        ));
         if let Some(line) = not_passed_on(&pair.datagrams) {
             text::line(format!("    {line}"));
         }
@@ -125,9 +146,12 @@ pub(super) fn print_text(process: &ProgramDevice, before: Option<(Duration, &Sna
         if let Some(tcp) = tcp_info(connection) {
             line.extend(tcp.rtt_us.map(|rtt| format!("round trip {}", text::micros(rtt.into()))));
             line.extend(
-                tcp.retransmits.map(|count| format!("retransmitted {}", number(count.into(), "segment"))),
+                tcp.retransmits
+                    .map(|count| format!("retransmitted {}", number(count.into(), "segment"))),
             );
-            line.extend(tcp.cwnd.map(|window| format!("window {}", number(window.into(), "segment"))));
+            line.extend(
+                tcp.cwnd.map(|window| format!("window {}", number(window.into(), "segment"))),
+            );
             line.extend(tcp.congestion);
         }
         line.extend(waits(&connection.waits));
@@ -143,7 +167,11 @@ pub(super) fn print_text(process: &ProgramDevice, before: Option<(Duration, &Sna
 fn directions(moved: Directions, rates: Option<Rates>) -> String {
     let one = |what: &str, count: Count, rate: Option<f64>| {
         let rate = rate.map(|rate| format!(" ({})", text::rate(rate))).unwrap_or_default();
-        format!("{what} {} in {}{rate}", number(count.bytes, "byte"), number(count.messages, "message"))
+        format!(
+            "{what} {} in {}{rate}",
+            number(count.bytes, "byte"),
+            number(count.messages, "message")
+        )
     };
     let sent = one("sent", moved.sent, rates.map(|(sent, _)| sent));
     format!("{sent}, {}", one("received", moved.received, rates.map(|(_, received)| received)))
@@ -175,8 +203,9 @@ fn waits(waits: &WaitCounts) -> Option<String> {
 fn not_passed_on(datagrams: &Datagrams) -> Option<String> {
     let dropped = datagrams.dropped();
     let parts = dropped.iter().filter(|(_, count)| *count > 0);
-    let mut parts: Vec<_> =
-        parts.map(|(why, count)| format!("{} {}", grouped(*count), why.replace('_', " "))).collect();
+    let mut parts: Vec<_> = parts
+        .map(|(why, count)| format!("{} {}", grouped(*count), why.replace('_', " ")))
+        .collect();
     if datagrams.unsent > 0 {
         parts.push(format!("{} not sent", grouped(datagrams.unsent)));
     }

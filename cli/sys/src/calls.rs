@@ -42,7 +42,12 @@ pub enum Refusal {
     Kills,
 }
 
-const fn call(purpose: Purpose, name: &'static str, number: c_long, arguments: [c_long; 4]) -> Call {
+const fn call(
+    purpose: Purpose,
+    name: &'static str,
+    number: c_long,
+    arguments: [c_long; 4],
+) -> Call {
     Call { name, purpose, number, arguments }
 }
 
@@ -139,7 +144,11 @@ impl Call {
             };
             let error = io::Error::last_os_error().raw_os_error().unwrap_or(0);
             // The kernel itself never returns these errors for such arguments.
-            if answer == -1 && matches!(error, libc::EPERM | libc::EACCES | libc::ENOSYS) { error } else { 0 }
+            if answer == -1 && matches!(error, libc::EPERM | libc::EACCES | libc::ENOSYS) {
+                error
+            } else {
+                0
+            }
         })?;
         Ok(match outcome {
             Outcome::Exit(0) => None,

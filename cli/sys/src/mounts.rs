@@ -40,8 +40,14 @@ fn refused(what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
-fn mount(source: &OsStr, target: &Path, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {
-    let (source, target) = (CString::new(source.as_bytes())?, CString::new(target.as_os_str().as_bytes())?);
+fn mount(
+    source: &OsStr,
+    target: &Path,
+    kind: Option<&str>,
+    flags: libc::c_ulong,
+) -> io::Result<()> {
+    let (source, target) =
+        (CString::new(source.as_bytes())?, CString::new(target.as_os_str().as_bytes())?);
     let kind = kind.map(CString::new).transpose()?;
     let kind = kind.as_ref().map_or(ptr::null(), |kind| kind.as_ptr());
     // SAFETY: the strings end with NUL, and the type and the options may be null.

@@ -20,7 +20,10 @@ pub enum ProcessSide {
 /// Returns `ResourceBusy` if the process has several threads, or OS errors.
 pub fn split() -> io::Result<ProcessSide> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the process has more than one thread"));
+        return Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "the process has more than one thread",
+        ));
     }
     // SAFETY: the process has only one thread, which continues in both processes, so no data of the
     // copy is left in the middle of a change.
@@ -90,7 +93,11 @@ mod tests {
             }
             let mut status = 0;
             assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-            if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
+            if libc::WIFSIGNALED(status) {
+                128 + libc::WTERMSIG(status)
+            } else {
+                libc::WEXITSTATUS(status)
+            }
         }
     }
 

@@ -155,8 +155,12 @@ fn put(file: &Path, text: &str) -> io::Result<()> {
 fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     let name = format!("uiw_{}", netdev.name);
     let folder = Path::new(CLASSES).join("infiniband").join(&name);
-    let words: Vec<String> =
-        netdev.guid().to_ne_bytes().chunks(2).map(|w| format!("{:02x}{:02x}", w[0], w[1])).collect();
+    let words: Vec<String> = netdev
+        .guid()
+        .to_ne_bytes()
+        .chunks(2)
+        .map(|w| format!("{:02x}{:02x}", w[0], w[1]))
+        .collect();
     let guid = words.join(":");
     let node = if persona == Persona::Iwarp { "4: RNIC" } else { "1: CA" };
     put(&folder.join("node_type"), node)?;
@@ -190,8 +194,10 @@ fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     put(&at.join("cap_mask"), &format!("{:#010x}", attr.port_cap_flags))?;
     put(&at.join("rate"), &PortSpeed::from_netdev(netdev).to_string())?;
     for (index, (address, _)) in netdev.addresses.iter().enumerate() {
-        let gid =
-            Ipv6Addr::from(gid::from_address(*address).raw).segments().map(|w| format!("{w:04x}")).join(":");
+        let gid = Ipv6Addr::from(gid::from_address(*address).raw)
+            .segments()
+            .map(|w| format!("{w:04x}"))
+            .join(":");
         put(&at.join(format!("gids/{index}")), &gid)?;
         let kind = if persona == Persona::Roce { "RoCE v2" } else { "IB/RoCE v1" };
         put(&at.join(format!("gid_attrs/types/{index}")), kind)?;

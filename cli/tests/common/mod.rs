@@ -62,8 +62,10 @@ impl Server {
     /// The next line of the log with `what` in it.
     pub(crate) fn wait_logged(&mut self, what: &str) -> String {
         loop {
-            let line =
-                self.log.recv().unwrap_or_else(|_| panic!("the server ended before `{what}`: {}", self.seen));
+            let line = self
+                .log
+                .recv()
+                .unwrap_or_else(|_| panic!("the server ended before `{what}`: {}", self.seen));
             self.seen += &format!("{line}\n");
             if line.contains(what) {
                 return line;

@@ -12,15 +12,21 @@ fn transfers_logged_with_totals() {
     let tree = scratch.directory("tree");
     fs::write(tree.join("small"), bytes(1000, 1)).unwrap();
     fs::write(tree.join("large"), bytes(3 << 20, 2)).unwrap();
-    let server = Server::listening("[::]:0", scratch.path(), &["--clear", "--share", "s=served:rw"]);
+    let server =
+        Server::listening("[::]:0", scratch.path(), &["--clear", "--share", "s=served:rw"]);
     let host = format!("127.0.0.1:{}", server.address.rsplit_once(':').unwrap().1);
     copied(scratch.path(), &["--stripes", "3", "tree", &format!("{host}:s")]);
     let line = server.wait_logged(&["transfer ", "direction=\"upload\""]);
     let total = 1000 + (3 << 20);
-    for part in ["peer=127.0.0.1 ", "share=\"s\"", "path=\"tree\" ", "files=2 ", "result=\"complete\""] {
+    for part in
+        ["peer=127.0.0.1 ", "share=\"s\"", "path=\"tree\" ", "files=2 ", "result=\"complete\""]
+    {
         assert!(line.contains(part), "{part}: {line}");
     }
-    assert!(line.contains(&format!(" bytes={total} seconds=")) && !line.contains("errors="), "{line}");
+    assert!(
+        line.contains(&format!(" bytes={total} seconds=")) && !line.contains("errors="),
+        "{line}"
+    );
     copied(scratch.path(), &[&format!("{host}:s/tree/small"), "copy"]);
     let line = server.wait_logged(&["transfer ", "direction=\"download\""]);
     for part in ["path=\"tree/small\" ", "files=1 bytes=1000 ", "result=\"complete\""] {
@@ -61,7 +67,8 @@ fn killed_client_logged_as_interrupted() {
     fs::write(scratch.join("large"), bytes(4 << 20, 1)).unwrap();
     let server = Server::start(scratch.path(), &["--share", "s=served:rw"]);
     let target = format!("{}:s", server.address);
-    let mut client = command(scratch.path()).args(["cp", "--limit", "1M", "large", &target]).spawn().unwrap();
+    let mut client =
+        command(scratch.path()).args(["cp", "--limit", "1M", "large", &target]).spawn().unwrap();
     while !scratch.join("served/large.uiw-journal").exists() {
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -46,7 +46,8 @@ fn is_mirrored(scratch: &Scratch) {
 
 /// The paths that a dry run would delete, sorted.
 fn would_delete(shown: &str) -> Vec<&str> {
-    let mut paths: Vec<_> = shown.lines().filter_map(|line| line.strip_prefix("would delete ")).collect();
+    let mut paths: Vec<_> =
+        shown.lines().filter_map(|line| line.strip_prefix("would delete ")).collect();
     paths.sort_unstable();
     paths
 }
@@ -56,7 +57,8 @@ fn surplus_entries_deleted_in_both_directions() {
     for push in [true, false] {
         let scratch = Scratch::new();
         trees(&scratch);
-        let server = Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
+        let server =
+            Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
         let there = |path: &str| format!("{}:{path}", server.address);
         let (from, to) = match push {
             true => ("new/t".to_owned(), there("old")),
@@ -66,7 +68,11 @@ fn surplus_entries_deleted_in_both_directions() {
         let dry = command(scratch.path()).args(["cp", "--dry-run"]).args(options).output().unwrap();
         let shown = text(&dry.stdout);
         assert!(dry.status.success(), "{shown}{}", text(&dry.stderr));
-        assert_eq!(would_delete(&shown), ["t/d/file", "t/only-old", "t/out", "t/surplus"], "{shown}");
+        assert_eq!(
+            would_delete(&shown),
+            ["t/d/file", "t/only-old", "t/out", "t/surplus"],
+            "{shown}"
+        );
         assert!(shown.ends_with(", 4 would be deleted\n"), "{shown}");
         assert_eq!(names(&scratch.join("old/t")).len(), 6, "a dry run deletes nothing");
         let summary = copied(scratch.path(), &options);
@@ -86,29 +92,41 @@ fn read_only_directories_mirrored() {
     const NOBODY: u32 = 65534;
     for push in [true, false] {
         let scratch = Scratch::new();
-        for path in ["new/t/d/added", "new/t/added", "old/t/d/gone", "old/t/gone", "old/t/surplus/x/file"] {
+        for path in
+            ["new/t/d/added", "new/t/added", "old/t/d/gone", "old/t/gone", "old/t/surplus/x/file"]
+        {
             fs::create_dir_all(scratch.join(path).parent().unwrap()).unwrap();
             fs::write(scratch.join(path), path).unwrap();
         }
         // Divided into several tasks.
-        (0..100).for_each(|number| fs::write(scratch.join(&format!("old/t/{number}")), "").unwrap());
-        let directories = ["new/t/d", "new/t", "old/t/surplus/x", "old/t/surplus", "old/t/d", "old/t"]
-            .map(|at| scratch.join(at));
+        (0..100)
+            .for_each(|number| fs::write(scratch.join(&format!("old/t/{number}")), "").unwrap());
+        let directories =
+            ["new/t/d", "new/t", "old/t/surplus/x", "old/t/surplus", "old/t/d", "old/t"]
+                .map(|at| scratch.join(at));
         for path in &directories {
             fs::set_permissions(path, fs::Permissions::from_mode(0o555)).unwrap();
         }
         if rustix::process::geteuid().is_root() {
             let paths = [scratch.join("new"), scratch.join("old"), scratch.path().to_owned()];
-            paths.iter().chain(&directories).for_each(|path| chown(path, Some(NOBODY), None).unwrap());
+            paths
+                .iter()
+                .chain(&directories)
+                .for_each(|path| chown(path, Some(NOBODY), None).unwrap());
         }
-        let server = Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
+        let server =
+            Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
         let there = |path: &str| format!("{}:{path}", server.address);
         let (from, to) = match push {
             true => ("new/t".to_owned(), there("old")),
             false => (there("new/t"), "old".to_owned()),
         };
         let summary = copied(scratch.path(), &["--delete", &from, &to]);
-        assert_eq!((&summary["deleted"], &summary["copied"]), (&103.into(), &2.into()), "{summary}");
+        assert_eq!(
+            (&summary["deleted"], &summary["copied"]),
+            (&103.into(), &2.into()),
+            "{summary}"
+        );
         assert_eq!(names(&scratch.join("old/t")), ["added", "d"]);
         for path in ["old/t", "old/t/d"] {
             let mode = scratch.join(path).metadata().unwrap().permissions().mode();
@@ -129,7 +147,8 @@ fn excluded_entries_of_surplus_directories_stay() {
         for name in ["file", "a/file", "a/b/file", "a/b/x.log", "kept/y.log"] {
             fs::write(old.join(name), name).unwrap();
         }
-        let server = Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
+        let server =
+            Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
         let there = |path: &str| format!("{}:{path}", server.address);
         let (from, to) = match push {
             true => ("new/t".to_owned(), there("old")),
@@ -160,7 +179,10 @@ fn failed_entries_keep_surplus() {
     for push in [true, false] {
         let scratch = Scratch::new();
         trees(&scratch);
-        let fifo = std::process::Command::new("mkfifo").arg(scratch.join("new/t/d/fifo")).status().unwrap();
+        let fifo = std::process::Command::new("mkfifo")
+            .arg(scratch.join("new/t/d/fifo"))
+            .status()
+            .unwrap();
         assert!(fifo.success());
         let server = Server::start(scratch.path(), &["--share", "s=.:rw"]);
         let there = |path: &str| format!("{}:s/{path}", server.address);
@@ -193,7 +215,8 @@ fn deletion_refused_where_not_permitted() {
     // A server without this request names no revision.
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
+    let listener =
+        Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
     let to = format!("{}:s/t", listener.local_addr());
     let client = command(scratch.path()).args(["cp", "--delete", "new/t/", &to]).spawn().unwrap();
     let incoming = listener.incoming_timeout(std::time::Duration::from_secs(60)).unwrap().unwrap();
@@ -217,13 +240,21 @@ fn failed_removals_named() {
     let script = "mount -t tmpfs none old/mounted 2> mount.log || exit 99; exec \"$@\"";
     let mut client = Command::new("unshare");
     client.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
-    client.arg(env!("CARGO_BIN_EXE_uiw")).args(["cp", "--delete", &format!("{}:s/", server.address), "old"]);
+    client.arg(env!("CARGO_BIN_EXE_uiw")).args([
+        "cp",
+        "--delete",
+        &format!("{}:s/", server.address),
+        "old",
+    ]);
     let output = client.current_dir(scratch.path()).output().unwrap();
     if matches!(output.status.code(), Some(99)) || text(&output.stderr).starts_with("unshare: ") {
         return;
     }
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("not deleted: mounted: another file system is mounted there"), "{error}");
+    assert!(
+        error.contains("not deleted: mounted: another file system is mounted there"),
+        "{error}"
+    );
     assert!(scratch.join("old/mounted/file").exists());
 }

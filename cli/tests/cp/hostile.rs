@@ -30,7 +30,12 @@ impl MessageFields {
 
     /// The metadata of a file of so many bytes, of mode 0644.
     fn file(self, size: u64) -> Self {
-        self.raw(&[0, 0x01, 0xA4]).raw(&size.to_be_bytes()).raw(&[0; 12]).raw(&[7; 16]).raw(&[0]).counted(b"")
+        self.raw(&[0, 0x01, 0xA4])
+            .raw(&size.to_be_bytes())
+            .raw(&[0; 12])
+            .raw(&[7; 16])
+            .raw(&[0])
+            .counted(b"")
     }
 }
 
@@ -152,8 +157,8 @@ fn links_leaving_share_not_followed() {
         assert_eq!(number, FAILED, "request {}", request.0[2]);
     }
     // A link itself is an entry, but no file and no directory.
-    for request in
-        [2, 9, 10].map(|number| requests(b"link").into_iter().find(|message| message.0[2] == number))
+    for request in [2, 9, 10]
+        .map(|number| requests(b"link").into_iter().find(|message| message.0[2] == number))
     {
         let (number, _) = client.call(&request.unwrap()).unwrap();
         assert_eq!(number, FAILED);
@@ -163,7 +168,8 @@ fn links_leaving_share_not_followed() {
     let record = record.file(4).raw(&4u32.to_be_bytes()).raw(b"evil").0;
     client.write(&record);
     let hash = blake3::hash(&record);
-    let batch = MessageFields::new(7).raw(&1u16.to_be_bytes()).raw(&(record.len() as u32).to_be_bytes());
+    let batch =
+        MessageFields::new(7).raw(&1u16.to_be_bytes()).raw(&(record.len() as u32).to_be_bytes());
     let (number, fields) = client.call(&batch.raw(hash.as_bytes())).unwrap();
     assert_eq!((number, &fields[..4]), (12, &[0, 1, 0, 0][..]), "one file has failed");
     is_untouched(&scratch);
@@ -174,13 +180,19 @@ fn links_leaving_share_not_followed() {
 fn invalid_messages_end_connection_only() {
     let scratch = Scratch::new();
     let mut server = share(&scratch);
-    let wrong_hash = MessageFields::new(7).raw(&1u16.to_be_bytes()).raw(&9u32.to_be_bytes()).raw(&[1; 32]);
+    let wrong_hash =
+        MessageFields::new(7).raw(&1u16.to_be_bytes()).raw(&9u32.to_be_bytes()).raw(&[1; 32]);
     for message in [
         MessageFields::default(),
         MessageFields::new(0),
         MessageFields::new(200).raw(&[0xFF; 500]),
         MessageFields::new(3).counted(b"f").file(u64::MAX),
-        MessageFields::new(4).counted(b"f").file(5).raw(&[0xFF; 8]).raw(&5u32.to_be_bytes()).raw(&[0; 32]),
+        MessageFields::new(4)
+            .counted(b"f")
+            .file(5)
+            .raw(&[0xFF; 8])
+            .raw(&5u32.to_be_bytes())
+            .raw(&[0; 32]),
         MessageFields::new(5).counted(b"f").file(5 << 20).raw(&[0; 8]).raw(&6u64.to_be_bytes()),
         MessageFields(vec![0, 9])
             .raw(&[4])
@@ -198,8 +210,12 @@ fn invalid_messages_end_connection_only() {
     }
     // Bytes that do not have their hash are refused, and the connection stays.
     let client = HostileClient::connect(&server.address);
-    let wrong =
-        MessageFields::new(4).counted(b"f").file(5).raw(&[0; 8]).raw(&5u32.to_be_bytes()).raw(&[1; 32]);
+    let wrong = MessageFields::new(4)
+        .counted(b"f")
+        .file(5)
+        .raw(&[0; 8])
+        .raw(&5u32.to_be_bytes())
+        .raw(&[1; 32]);
     let (number, fields) = client.call(&wrong).unwrap();
     assert_eq!(number, FAILED);
     assert!(text(&fields).contains("do not have their hash"));
@@ -223,7 +239,11 @@ fn repeated_block_costs_nothing() {
     let server = share(&scratch);
     let block = vec![7; 1 << 20];
     let open = MessageFields::new(3).counted(b"f").file(2 << 20);
-    let put = MessageFields::new(4).counted(b"f").file(2 << 20).raw(&[0; 8]).raw(&(1u32 << 20).to_be_bytes());
+    let put = MessageFields::new(4)
+        .counted(b"f")
+        .file(2 << 20)
+        .raw(&[0; 8])
+        .raw(&(1u32 << 20).to_be_bytes());
     let put = put.raw(blake3::hash(&block).as_bytes());
     let client = HostileClient::connect(&server.address);
     let (missing, _) = client.call(&open).unwrap();
@@ -244,7 +264,10 @@ fn repeated_block_costs_nothing() {
         opened = client.call(&open);
     }
     let (missing, fields) = opened.unwrap();
-    assert_eq!((missing, fields[2..].to_vec()), (6, [1u64.to_be_bytes(), 2u64.to_be_bytes()].concat()));
+    assert_eq!(
+        (missing, fields[2..].to_vec()),
+        (6, [1u64.to_be_bytes(), 2u64.to_be_bytes()].concat())
+    );
     assert!(ticks(server.id()) - before < 20, "an Open costs more than 200 ms of processor time");
 }
 
@@ -324,7 +347,8 @@ fn server_cannot_name_outside_files() {
 fn memory_of_lists_has_bound() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
+    let listener =
+        Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
     let scratch = Scratch::new();
     scratch.directory("target");
     let from = format!("{}:s/{}", listener.local_addr(), format!("{:0200}/", 0).repeat(15));
@@ -346,7 +370,8 @@ fn memory_of_lists_has_bound() {
 fn endless_list_of_empty_pages_ends() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
+    let listener =
+        Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
     let scratch = Scratch::new();
     let from = format!("{}:s", listener.local_addr());
     for arguments in [&["ls", &from][..], &["cp", &from, "."]] {

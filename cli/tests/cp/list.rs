@@ -38,10 +38,18 @@ fn entries_of_share_listed() {
     let output = ls(&scratch, &["--json", &format!("{share}/file\x1b")]);
     let entry: Value = serde_json::from_slice(&output.stdout).unwrap();
     let of = |name: &str| entry[name].clone();
-    assert_eq!((of("kind"), of("bytes"), of("mode")), (json!("file"), json!(1234), json!(0o750)), "{entry}");
+    assert_eq!(
+        (of("kind"), of("bytes"), of("mode")),
+        (json!("file"), json!(1234), json!(0o750)),
+        "{entry}"
+    );
     let output = ls(&scratch, &["--json", &format!("{share}/d")]);
     let entry: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&entry["target"], &entry["target_hex"]), (&json!("a\u{fffd}"), &json!("61ff")), "{entry}");
+    assert_eq!(
+        (&entry["target"], &entry["target_hex"]),
+        (&json!("a\u{fffd}"), &json!("61ff")),
+        "{entry}"
+    );
 }
 
 #[test]
@@ -55,7 +63,9 @@ fn long_directories_listed_whole() {
     let output = ls(&scratch, &["--json", &format!("{}:s/", server.address)]);
     let paths: Vec<_> = text(&output.stdout)
         .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap()["path"].as_str().unwrap().to_owned())
+        .map(|line| {
+            serde_json::from_str::<Value>(line).unwrap()["path"].as_str().unwrap().to_owned()
+        })
         .collect();
     assert!(paths.len() == 10_000 && paths.is_sorted(), "{}", paths.len());
 }

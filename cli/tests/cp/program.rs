@@ -16,7 +16,8 @@ pub(crate) struct Scratch(PathBuf);
 impl Scratch {
     pub(crate) fn new() -> Self {
         let number = getrandom::u64().unwrap();
-        let path = std::env::temp_dir().join(format!("uiw-cp-test-{}-{number:x}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("uiw-cp-test-{}-{number:x}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Self(path)
     }
@@ -49,7 +50,10 @@ impl Drop for Scratch {
 /// directory.
 pub(crate) fn command(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
-    command.current_dir(directory).stdin(Stdio::null()).env("XDG_CONFIG_HOME", directory.join("config"));
+    command
+        .current_dir(directory)
+        .stdin(Stdio::null())
+        .env("XDG_CONFIG_HOME", directory.join("config"));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let owner = directory.metadata().unwrap().uid();
     if owner != rustix::process::geteuid().as_raw() {
@@ -98,9 +102,14 @@ impl Server {
         Self::listening("127.0.0.1:0", directory, arguments)
     }
 
-    pub(crate) fn listening(address: &str, directory: &Path, arguments: &[impl AsRef<OsStr>]) -> Self {
+    pub(crate) fn listening(
+        address: &str,
+        directory: &Path,
+        arguments: &[impl AsRef<OsStr>],
+    ) -> Self {
         let mut command = command(directory);
-        let log = File::options().append(true).create(true).open(directory.join("serve.log")).unwrap();
+        let log =
+            File::options().append(true).create(true).open(directory.join("serve.log")).unwrap();
         command.args(["serve", "--listen", address]).args(arguments).stderr(log);
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
@@ -114,7 +123,9 @@ impl Server {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let log = std::fs::read_to_string(&self.log).unwrap();
-            if let Some(line) = log.lines().find(|line| parts.iter().all(|part| line.contains(part))) {
+            if let Some(line) =
+                log.lines().find(|line| parts.iter().all(|part| line.contains(part)))
+            {
                 return line.to_owned();
             }
             assert!(Instant::now() < deadline, "no line with {parts:?}: {log}");

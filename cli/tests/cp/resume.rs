@@ -213,7 +213,10 @@ fn cut_connections_lose_nothing() {
         let target = scratch.join(target);
         assert_eq!(names(&target), names(&source), "and nothing else");
         for name in names(&source) {
-            assert!(fs::read(target.join(&name)).unwrap() == fs::read(source.join(&name)).unwrap(), "{name}");
+            assert!(
+                fs::read(target.join(&name)).unwrap() == fs::read(source.join(&name)).unwrap(),
+                "{name}"
+            );
         }
     }
 }
@@ -240,7 +243,10 @@ fn changed_source_restarts() {
     assert_eq!(done["failed"], 0, "{done}");
     let arrived = fs::read(served.join("large")).unwrap();
     assert_eq!(done["bytes"], arrived.len(), "{done}");
-    assert!(arrived == content || arrived == bytes(SIZE, 5), "one state of the source, not parts of two");
+    assert!(
+        arrived == content || arrived == bytes(SIZE, 5),
+        "one state of the source, not parts of two"
+    );
     copied(scratch.path(), &["large", &there]);
     assert!(fs::read(served.join("large")).unwrap() == content);
 }

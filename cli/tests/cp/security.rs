@@ -11,7 +11,12 @@ fn share_read_only_by_default() {
     fs::write(scratch.join("file"), "text").unwrap();
     fs::write(scratch.directory("served").join("there"), "there").unwrap();
     let server = Server::start(scratch.path(), &["--share", "ro=served"]);
-    fails(scratch.path(), &["file", &format!("{}:ro/", server.address)], 3, "share `ro` is read-only");
+    fails(
+        scratch.path(),
+        &["file", &format!("{}:ro/", server.address)],
+        3,
+        "share `ro` is read-only",
+    );
     fails(scratch.path(), &["file", &format!("{}:other/", server.address)], 3, "no share `other`");
     copied(scratch.path(), &[&format!("{}:ro/there", server.address), "here"]);
     assert_eq!(fs::read(scratch.join("here")).unwrap(), b"there");
@@ -60,7 +65,10 @@ fn changed_server_key_warning_has_keys() {
     let output = command(home.path()).args(["cp", "--accept-new", "file", &at]).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains(&format!("WARNING: THE KEY OF THE SERVER {address} HAS CHANGED")), "{said}");
+    assert!(
+        said.contains(&format!("WARNING: THE KEY OF THE SERVER {address} HAS CHANGED")),
+        "{said}"
+    );
     for part in [&before, &now, &place] {
         assert!(said.contains(part.as_str()), "no {part} in {said}");
     }
@@ -80,7 +88,10 @@ fn second_key_of_name_refused() {
     let (code, _, error) = uiw(&["pin", "pins", &second, "node"]);
     assert_eq!(code, Some(1), "{error}");
     let pinned = fingerprint(&scratch, "a.pem");
-    assert!(error.contains(&pinned) && error.contains("pins:1") && error.contains("--add"), "{error}");
+    assert!(
+        error.contains(&pinned) && error.contains("pins:1") && error.contains("--add"),
+        "{error}"
+    );
     assert_eq!(fs::read_to_string(scratch.join("pins")).unwrap().lines().count(), 1);
     assert_eq!(uiw(&["pin", "--add", "pins", &second, "node"]).0, Some(0));
     assert_eq!(fs::read_to_string(scratch.join("pins")).unwrap().lines().count(), 2);
@@ -95,8 +106,11 @@ struct LoggedServer {
 
 impl LoggedServer {
     fn start(home: &Scratch, arguments: &[&str]) -> Self {
-        let mut child =
-            command(home.path()).args(["serve", "--listen", "0.0.0.0:0"]).args(arguments).spawn().unwrap();
+        let mut child = command(home.path())
+            .args(["serve", "--listen", "0.0.0.0:0"])
+            .args(arguments)
+            .spawn()
+            .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().replace("listening on 0.0.0.0", "127.0.0.1");
@@ -110,7 +124,8 @@ impl LoggedServer {
 
     /// The next line with `what`, after it was told to read its files again.
     fn reloads(&self, what: &str) -> String {
-        let status = Command::new("kill").args(["-HUP", &self.child.id().to_string()]).status().unwrap();
+        let status =
+            Command::new("kill").args(["-HUP", &self.child.id().to_string()]).status().unwrap();
         assert!(status.success());
         let found = self.log.iter().find(|line| line.contains(what));
         found.unwrap_or_else(|| panic!("the server ended before `{what}`"))
@@ -188,7 +203,8 @@ fn keys_are_made_pinned_and_limited() {
         hang_up(&server);
     };
     accept("shares=a:rw,b");
-    let push = || command(home.path()).args(["cp", "--accept-new", "file", &at("a")]).output().unwrap();
+    let push =
+        || command(home.path()).args(["cp", "--accept-new", "file", &at("a")]).output().unwrap();
     // The files are read again a moment later.
     while !push().status.success() {}
     assert_eq!(fs::read(server_home.join("a/file")).unwrap(), b"text");
@@ -223,5 +239,10 @@ fn keys_are_made_pinned_and_limited() {
     let conf = home.join("config/uiw/client.conf");
     fs::write(home.join("config/uiw/known-servers"), "").unwrap();
     let tls = conf.to_str().unwrap();
-    fails(home.path(), &["--tls", tls, "file", &at("a")], 3, "is not pinned; `uiw key pin` adds the line");
+    fails(
+        home.path(),
+        &["--tls", tls, "file", &at("a")],
+        3,
+        "is not pinned; `uiw key pin` adds the line",
+    );
 }

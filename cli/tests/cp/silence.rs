@@ -30,7 +30,8 @@ fn ends(client: Child, silent: Instant) -> Output {
     assert!(took <= DEAD_AFTER + SLACK, "{took:?}: {error}");
     let seconds = DEAD_AFTER.as_secs();
     assert!(
-        (seconds..=seconds + SLACK.as_secs()).any(|time| error.contains(&format!("no answer for {time} s"))),
+        (seconds..=seconds + SLACK.as_secs())
+            .any(|time| error.contains(&format!("no answer for {time} s"))),
         "{error}"
     );
     assert!(error.contains("hint: run the command again to continue"), "{error}");
@@ -79,7 +80,8 @@ fn stopped_server_ends_an_upload() {
 fn silent_server_ends_transfer() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
+    let listener =
+        Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
     let scratch = Scratch::new();
     let (begun, from) = (Instant::now(), format!("{}:s/x", listener.local_addr()));
     let mut client = begin(&scratch, &[&from, "got"]);
@@ -108,8 +110,11 @@ fn long_server_request_keeps_transfer() {
     let path = RelPath::new(b"large").unwrap();
     let head = FileHead { meta: root.meta(&path).unwrap(), path };
     fs::File::create(served.join("large.uiw-part")).unwrap().set_len(SIZE).unwrap();
-    let file =
-        fs::File::options().read(true).write(true).create_new(true).open(served.join("large.uiw-journal"));
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(served.join("large.uiw-journal"));
     let mut journal = Journal::new(file.unwrap());
     journal.restart(&head.meta).unwrap();
     let hash = *blake3::hash(&vec![0; BLOCK as usize]).as_bytes();
@@ -119,7 +124,14 @@ fn long_server_request_keeps_transfer() {
     drop(journal);
     let server = Server::start(scratch.path(), &["--share", "s=served:rw"]);
     let mut command = command(scratch.path());
-    command.args(["cp", "--json", "--dead-after", "2s", "large", &format!("{}:s/", server.address)]);
+    command.args([
+        "cp",
+        "--json",
+        "--dead-after",
+        "2s",
+        "large",
+        &format!("{}:s/", server.address),
+    ]);
     let done = summary(&command.output().unwrap());
     assert_eq!(
         (&done["copied"], &done["bytes_moved"], &done["connections_lost"]),
@@ -128,5 +140,8 @@ fn long_server_request_keeps_transfer() {
     );
     let copy = fs::metadata(served.join("large")).unwrap();
     assert_eq!(copy.len(), SIZE);
-    assert!(copy.blocks() < 2048 && Meta::from_stat(&rustix::fs::stat(served.join("large")).unwrap()).sparse);
+    assert!(
+        copy.blocks() < 2048
+            && Meta::from_stat(&rustix::fs::stat(served.join("large")).unwrap()).sparse
+    );
 }

@@ -48,12 +48,14 @@ fn plant(root: &Path) {
     fs::create_dir_all(&deep).unwrap();
     fs::create_dir(root.join("empty directory")).unwrap();
     for number in 0..600u64 {
-        fs::write(deep.join(format!("small {number}")), bytes(number as usize * 9, number)).unwrap();
+        fs::write(deep.join(format!("small {number}")), bytes(number as usize * 9, number))
+            .unwrap();
     }
     fs::write(root.join("large"), bytes(9_000_001, 1)).unwrap();
     fs::write(root.join("exact"), bytes(2 << 20, 2)).unwrap();
     fs::write(root.join("a/middle"), bytes(300_000, 3)).unwrap();
-    fs::write(root.join(std::ffi::OsString::from_vec(b"not \xff UTF-8\n".to_vec())), "odd").unwrap();
+    fs::write(root.join(std::ffi::OsString::from_vec(b"not \xff UTF-8\n".to_vec())), "odd")
+        .unwrap();
     fs::write(root.join("n".repeat(255)), bytes(400_000, 4)).unwrap();
     symlink("../large", root.join("a/link")).unwrap();
     symlink("/nowhere at all", root.join("dangling")).unwrap();
@@ -63,7 +65,8 @@ fn plant(root: &Path) {
     fs::File::create(root.join("hole")).unwrap().set_len(7 << 20).unwrap();
     let long_ago = SystemTime::UNIX_EPOCH + Duration::new(981_173_106, 789_012_345);
     fs::File::open(root.join("large")).unwrap().set_modified(long_ago).unwrap();
-    for (name, mode) in [("exact", 0o604), ("a/middle", 0o4750), ("a/deeper", 0o500), ("a", 0o2755)] {
+    for (name, mode) in [("exact", 0o604), ("a/middle", 0o4750), ("a/deeper", 0o500), ("a", 0o2755)]
+    {
         fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
     }
     fs::File::open(root.join("a/deeper/down")).unwrap().set_modified(long_ago).unwrap();
@@ -82,7 +85,8 @@ fn trees_are_equal_in_both_directions() {
     let source = scratch.directory("source");
     plant(&source);
     scratch.directory("served");
-    let server = Server::start(scratch.path(), &["--share", "in=served:rw", "--share", "out=source"]);
+    let server =
+        Server::start(scratch.path(), &["--share", "in=served:rw", "--share", "out=source"]);
     let to = format!("{}:in/", server.address);
     let pushed = copied(scratch.path(), &["source", &to]);
     assert_eq!((&pushed["copied"], &pushed["failed"]), (&609.into(), &0.into()), "{pushed}");
@@ -152,7 +156,8 @@ fn failed_files_named_rest_copied() {
     let fifo = std::process::Command::new("mkfifo").arg(source.join("fifo")).status().unwrap();
     assert!(fifo.success());
     scratch.directory("served/source/in the way");
-    let server = Server::start(scratch.path(), &["--share", "s=served:rw", "--share", "out=source"]);
+    let server =
+        Server::start(scratch.path(), &["--share", "s=served:rw", "--share", "out=source"]);
     let to = format!("{}:s/", server.address);
     fails(scratch.path(), &["source", &to], 1, "not copied: source/fifo: a device, FIFO or socket");
     fails(scratch.path(), &["source", &to], 1, "not copied: source/in the way: Is a directory");
@@ -174,7 +179,9 @@ fn dry_run_changes_nothing() {
     let output = command(scratch.path()).args(["cp", "--dry-run", "source", &to]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let said = text(&output.stdout);
-    for line in ["would copy new/source/file (4 bytes)", "would copy new/source/sub/other (4 bytes)"] {
+    for line in
+        ["would copy new/source/file (4 bytes)", "would copy new/source/sub/other (4 bytes)"]
+    {
         assert!(said.lines().any(|said| said == line), "{said}");
     }
     assert!(said.ends_with("2 would be copied, 8 bytes\n"), "{said}");
@@ -193,17 +200,24 @@ fn variables_of_connections_are_obeyed() {
     let server = Server::start(scratch.path(), &["--share", "s=served:rw"]);
     let mut copy = command(scratch.path());
     copy.args(["cp", "--json", "file", &format!("{}:s/", server.address)]);
-    let variables =
-        [("UIW_PCAP", "capture.pcapng"), ("UIW_MPA_REVISION", "1"), ("UIW_FAULT", "send-split=100,seed=3")];
+    let variables = [
+        ("UIW_PCAP", "capture.pcapng"),
+        ("UIW_MPA_REVISION", "1"),
+        ("UIW_FAULT", "send-split=100,seed=3"),
+    ];
     let copied = summary(&copy.envs(variables).output().unwrap());
     assert_eq!(copied["copied"], 1, "{copied}");
     assert_eq!(fs::read(served.join("file")).unwrap(), bytes(300_000, 1));
-    let decoded = command(scratch.path()).args(["decode", "--json", "capture.pcapng"]).output().unwrap();
+    let decoded =
+        command(scratch.path()).args(["decode", "--json", "capture.pcapng"]).output().unwrap();
     let lines = text(&decoded.stdout);
     let lines: Vec<serde_json::Value> =
         lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let requests: Vec<_> = lines.iter().filter(|line| line["type"] == "startup").collect();
-    assert!(!requests.is_empty() && requests.iter().all(|frame| frame["revision"] == 1), "{requests:?}");
+    assert!(
+        !requests.is_empty() && requests.iter().all(|frame| frame["revision"] == 1),
+        "{requests:?}"
+    );
     // Each packet of the capture is one write: split, they are many.
     assert!(lines.last().unwrap()["packets"].as_u64().unwrap() > 3_000, "{:?}", lines.last());
 }
@@ -221,7 +235,8 @@ fn copy_ends_without_standard_error() {
     let server = Server::start(scratch.path(), &["--share", &share]);
     let from = format!("{}:s/", server.address);
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
-    let status = command(scratch.path()).args(["cp", &from, "copied/"]).stderr(full).status().unwrap();
+    let status =
+        command(scratch.path()).args(["cp", &from, "copied/"]).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(1));
     assert_eq!(fs::read(scratch.join("copied/file")).unwrap(), b"bytes");
 }
@@ -251,7 +266,9 @@ fn whole_share_copied_under_its_name() {
     let server = Server::start(scratch.path(), &["--share", "s=served"]);
     for target in [".", "new"] {
         let mut copy = command(&into);
-        assert!(copy.args(["cp", &format!("{}:s", server.address), target]).status().unwrap().success());
+        assert!(
+            copy.args(["cp", &format!("{}:s", server.address), target]).status().unwrap().success()
+        );
         assert_eq!(fs::read(into.join(target).join("s/file")).unwrap(), b"content");
     }
     assert_eq!(fs::read_dir(&into).unwrap().count(), 2);
@@ -288,12 +305,17 @@ fn missing_source_reported_as_json() {
         (&["missing/", &share], "missing/"),
         (&[&format!("{share}absent"), "."], "absent"),
     ] {
-        let output = command(scratch.path()).args(["cp", "--json"]).args(arguments).output().unwrap();
+        let output =
+            command(scratch.path()).args(["cp", "--json"]).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {output:?}");
         let objects: Vec<serde_json::Value> =
             text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let [failed, summary] = &objects[..] else { panic!("{arguments:?}: {objects:?}") };
-        assert_eq!((&failed["type"], &failed["path"]), (&"failed".into(), &path.into()), "{failed}");
+        assert_eq!(
+            (&failed["type"], &failed["path"]),
+            (&"failed".into(), &path.into()),
+            "{failed}"
+        );
         assert!(failed["why"].as_str().is_some_and(|why| why.contains("o such")), "{failed}");
         let of = |name: &str| &summary[name];
         assert_eq!((of("type"), of("failed")), (&"summary".into(), &1.into()), "{summary}");
@@ -307,7 +329,8 @@ fn missing_source_reported_as_json() {
 #[test]
 fn existing_directories_keep_special_bits() {
     let scratch = Scratch::new();
-    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let set =
+        |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     let served = scratch.directory("served");
     fs::write(scratch.directory("served/sub").join("file"), "1").unwrap();

@@ -151,14 +151,16 @@ mod tests {
     use super::*;
     use crate::STag;
 
-    const WRITE: [u8; 14] = [0xC1, 0x40, 0x12, 0x34, 0xA5, 0x01, 0, 0, 0x7F, 0xFF, 0, 0, 0x10, 0x08];
+    const WRITE: [u8; 14] =
+        [0xC1, 0x40, 0x12, 0x34, 0xA5, 0x01, 0, 0, 0x7F, 0xFF, 0, 0, 0x10, 0x08];
     const SEND: [u8; 18] =
         [0x41, 0x44, 0xA, 0xB, 0xC, 0xD, 0, 0, 0, 2, 0x80, 0, 0, 1, 0xFF, 0xFF, 0xFF, 0xFC];
 
     // [test:RFC5041-4.2-01] [test:RFC5041-4.1-01] [test:RFC5041-4.1-11]
     #[test]
     fn tagged_bytes() {
-        let header = Tagged { last: true, rsvd_ulp: 0x40, stag: STag(0x1234_A501), to: 0x7FFF_0000_1008 };
+        let header =
+            Tagged { last: true, rsvd_ulp: 0x40, stag: STag(0x1234_A501), to: 0x7FFF_0000_1008 };
         assert_eq!(Header::parse(&WRITE), Ok((header.into(), 14)));
         assert_eq!(header.emit(), WRITE);
         assert_eq!(Tagged { last: false, ..header }.emit()[0], 0x81);
@@ -188,8 +190,14 @@ mod tests {
             for last in [false, true] {
                 let (word, rsvd_ulp) = ((u32::from(byte) * 0x0101_0101) ^ 0x00FF_5A00, byte);
                 let tagged = Header::Tagged(Tagged { last, rsvd_ulp, stag: STag(word), to: 5 });
-                let untagged =
-                    Header::Untagged(Untagged { last, rsvd_ulp, rsvd_ulp32: word, qn: 3, msn: 4, mo: 5 });
+                let untagged = Header::Untagged(Untagged {
+                    last,
+                    rsvd_ulp,
+                    rsvd_ulp32: word,
+                    qn: 3,
+                    msn: 4,
+                    mo: 5,
+                });
                 for header in [tagged, untagged] {
                     let mut bytes = [0; Header::MAX_LEN];
                     let len = header.emit(&mut bytes);
@@ -239,7 +247,10 @@ mod tests {
         for bytes in [&WRITE[..], &SEND[..]] {
             for len in 0..bytes.len() {
                 let needed = if len == 0 { Tagged::LEN } else { bytes.len() };
-                assert_eq!(Header::parse(&bytes[..len]), Err(HeaderError::TooShort { len, needed }));
+                assert_eq!(
+                    Header::parse(&bytes[..len]),
+                    Err(HeaderError::TooShort { len, needed })
+                );
             }
         }
     }

@@ -42,7 +42,9 @@ impl Untagged {
 
     #[inline]
     pub(super) fn parse(bytes: &[u8; Self::LEN]) -> Self {
-        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let word = |at: usize| {
+            u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         Self {
             last: bytes[0] & L != 0,
             rsvd_ulp: bytes[1],

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, Bind, ConnConfig, Cq, CqConfig, Device, Qp, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag,
-    SendFlags, SendOp, SendWr, Wc, WcStatus, WindowType,
+    Access, Bind, ConnConfig, Cq, CqConfig, Device, Qp, QpCap, QpInit, QpState, RawMw, RecvWr,
+    Remote, STag, SendFlags, SendOp, SendWr, Wc, WcStatus, WindowType,
 };
 
 use super::memory::{Arena, Part};
@@ -194,10 +194,19 @@ impl Application {
             8 => self.post(SendOp::SendImm { imm: 9 }, &source, flags),
             9 => self.post(SendOp::WriteImm { remote, imm: 9 }, &source, flags),
             10 => self.post(SendOp::SendInvalidate { stag: STag(STAG_OF_PEER) }, &source, flags),
-            11 => self.post(SendOp::FetchAdd { remote, add: 1, mask: 0 }, &[arena.sink(offset, 8)], flags),
+            11 => self.post(
+                SendOp::FetchAdd { remote, add: 1, mask: 0 },
+                &[arena.sink(offset, 8)],
+                flags,
+            ),
             12 => {
-                let swap =
-                    SendOp::CmpSwap { remote, compare: 0, compare_mask: 0, swap: 1, swap_mask: u64::MAX };
+                let swap = SendOp::CmpSwap {
+                    remote,
+                    compare: 0,
+                    compare_mask: 0,
+                    swap: 1,
+                    swap_mask: u64::MAX,
+                };
                 self.post(swap, &[arena.sink(offset, 8)], flags);
             }
             13 => self.bind(arena, offset, len, input),

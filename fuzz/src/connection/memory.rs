@@ -246,7 +246,8 @@ impl Arena {
         match part {
             Part::Shared => {
                 let access = self.access.get();
-                self.shared_by_window.set(self.shared_by_window.get() || access.intersects(changes));
+                self.shared_by_window
+                    .set(self.shared_by_window.get() || access.intersects(changes));
                 return access;
             }
             Part::Granted => {
@@ -297,12 +298,18 @@ impl Arena {
     /// the queue pair had at any time.
     pub(crate) fn check(self, rights: Access) {
         for (part, before) in &*self.frozen.borrow() {
-            assert!(*before == self.copy(*part), "{part:?} changed after the last way in was closed");
+            assert!(
+                *before == self.copy(*part),
+                "{part:?} changed after the last way in was closed"
+            );
         }
         for place in &self.places {
             self.check_place(place, rights);
         }
-        assert!(self.copy(Part::Source).iter().all(|byte| *byte == PLAIN), "memory that is only sent");
+        assert!(
+            self.copy(Part::Source).iter().all(|byte| *byte == PLAIN),
+            "memory that is only sent"
+        );
         let Self { bytes, named, places, sink, source, .. } = self;
         drop((places, sink, source));
         // SAFETY: the pointer comes from `Box::into_raw` and is freed once, and no region that
@@ -315,7 +322,8 @@ impl Arena {
             while let Some((_, to)) = open.next_if(|(from, _)| *from <= at) {
                 end = end.max(to);
             }
-            let judged = Part::OF_PEERS.iter().chain(&[Part::Source]).any(|part| part.range().contains(&at));
+            let judged =
+                Part::OF_PEERS.iter().chain(&[Part::Source]).any(|part| part.range().contains(&at));
             assert!(at < end || judged || *byte == SECRET, "byte {at} changed");
         }
     }

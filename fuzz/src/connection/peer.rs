@@ -132,8 +132,13 @@ impl Peer {
             (true, 150..=179) => self.message(Opcode::Send, &[], 0, &mut Input::new(&[])),
             (true, 180..=209) => {
                 let source_stag = STag(1);
-                let request =
-                    ReadRequest { sink_stag: STag(1), sink_to: 0, len: 0, source_stag, source_to: 0 };
+                let request = ReadRequest {
+                    sink_stag: STag(1),
+                    sink_to: 0,
+                    len: 0,
+                    source_stag,
+                    source_to: 0,
+                };
                 self.message(Opcode::ReadRequest, &request.emit(), 0, &mut Input::new(&[]));
             }
             _ => {}
@@ -185,10 +190,17 @@ impl Peer {
         let opcode = Opcode::from_raw(Control::parse(header.rsvd_ulp()).opcode).expect("an opcode");
         match opcode {
             Opcode::ReadResponse => {
-                assert!(payload.is_empty() || rights.contains(Access::REMOTE_READ), "no right to read here");
+                assert!(
+                    payload.is_empty() || rights.contains(Access::REMOTE_READ),
+                    "no right to read here"
+                );
                 Arena::assert_no_secret(payload);
             }
-            Opcode::Write | Opcode::Send | Opcode::SendSe | Opcode::SendImm | Opcode::SendInvalidate => {
+            Opcode::Write
+            | Opcode::Send
+            | Opcode::SendSe
+            | Opcode::SendImm
+            | Opcode::SendInvalidate => {
                 Arena::assert_no_secret(payload);
             }
             Opcode::ReadRequest => {
@@ -246,7 +258,9 @@ impl Peer {
             120..=135 => own(Part::WriteOnly),
             136..=147 => own(Part::AtomicOnly),
             148..=159 => own(Part::Granted),
-            160..=219 => (application.window_stag.map_or(1, |stag| stag.0), application.window_part),
+            160..=219 => {
+                (application.window_stag.map_or(1, |stag| stag.0), application.window_part)
+            }
             220..=229 => (arena.sink_key, Part::Sink),
             230..=239 => (arena.lkey, Part::Shared),
             240..=247 => (arena.rkey(Part::Shared) ^ 1 << (input.u8() % 32), Part::Shared),
@@ -321,9 +335,15 @@ impl Peer {
                 let (stag, part) = Self::stag(arena, application, input);
                 let to = Self::to(arena, part, len, input);
                 let len = if input.u8() > 245 { input.u32() } else { len as u32 };
-                ReadRequest { sink_stag: STag(9), sink_to: 0x90, len, source_stag: STag(stag), source_to: to }
-                    .emit()
-                    .to_vec()
+                ReadRequest {
+                    sink_stag: STag(9),
+                    sink_to: 0x90,
+                    len,
+                    source_stag: STag(stag),
+                    source_to: to,
+                }
+                .emit()
+                .to_vec()
             }
             Opcode::AtomicRequest => {
                 let (stag, part) = Self::stag(arena, application, input);
@@ -340,7 +360,9 @@ impl Peer {
                 };
                 swap.emit().to_vec()
             }
-            Opcode::AtomicResponse => AtomicResponse { request_id: input.u32(), original: 5 }.emit().to_vec(),
+            Opcode::AtomicResponse => {
+                AtomicResponse { request_id: input.u32(), original: 5 }.emit().to_vec()
+            }
             Opcode::Terminate => {
                 // This ends the connection, so it is rare.
                 if input.u8() < 200 {
@@ -408,7 +430,8 @@ impl Peer {
             }
             Some(AskedRequest::Read(request)) => {
                 let bend = input.u8();
-                let (mut stag, mut to, mut len) = (request.sink_stag, request.sink_to, request.len as usize);
+                let (mut stag, mut to, mut len) =
+                    (request.sink_stag, request.sink_to, request.len as usize);
                 match bend {
                     240..=243 => stag = STag(input.u32()),
                     244..=247 => to = to.wrapping_add(input.u64()),
@@ -423,7 +446,8 @@ impl Peer {
                     payload.chunks(piece).chain(payload.is_empty().then_some(&[][..])).enumerate()
                 {
                     let last = at + bytes.len() == len && bend != 252 || bend == 253 && n == 0;
-                    let header = Tagged { last, rsvd_ulp: 0x42, stag, to: to.wrapping_add(at as u64) };
+                    let header =
+                        Tagged { last, rsvd_ulp: 0x42, stag, to: to.wrapping_add(at as u64) };
                     let mut ulpdu = header.emit().to_vec();
                     ulpdu.extend_from_slice(bytes);
                     self.fpdu(&ulpdu);

@@ -104,7 +104,9 @@ impl Bench {
         self.revive()?;
         if setting.mtu != self.mtu {
             if !self.vm.net.set_mtu(setting.mtu)? {
-                return Err(Error::Missing("an MTU of one's own (user-mode networking)".to_owned()));
+                return Err(Error::Missing(
+                    "an MTU of one's own (user-mode networking)".to_owned(),
+                ));
             }
             self.vm.guest.must(&format!("ip link set eth0 mtu {}", setting.mtu))?;
             self.mtu = setting.mtu;
@@ -168,8 +170,10 @@ impl Bench {
             let changed = changed.iter().find(|(changed, _)| *changed == name);
             changed.map_or(usual, |(_, value)| value).to_owned()
         };
-        let wanted: Vec<(String, String)> =
-            PARAMETERS.iter().map(|(name, usual)| ((*name).to_owned(), value(name, usual))).collect();
+        let wanted: Vec<(String, String)> = PARAMETERS
+            .iter()
+            .map(|(name, usual)| ((*name).to_owned(), value(name, usual)))
+            .collect();
         if wanted != self.parameters {
             let set = |(name, value): &(String, String)| {
                 format!("echo {value} > /sys/module/siw/parameters/{name}")
@@ -346,7 +350,10 @@ impl Bench {
     pub fn renew(&mut self) {
         self.listener = None;
         if self.vm.guest.is_running() && self.stop_partner().is_err() {
-            eprintln!("siw: the driver in the guest is stuck; booting another guest: {}", self.stuck());
+            eprintln!(
+                "siw: the driver in the guest is stuck; booting another guest: {}",
+                self.stuck()
+            );
             self.power_off();
         }
     }
@@ -367,7 +374,8 @@ impl Bench {
         let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
         let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
         let pairs = names.split_whitespace().zip(values.split_whitespace());
-        let of_close = pairs.filter(|(name, _)| ["TCPAbortOnClose", "TCPAbortOnData"].contains(name));
+        let of_close =
+            pairs.filter(|(name, _)| ["TCPAbortOnClose", "TCPAbortOnData"].contains(name));
         Ok(of_close.filter_map(|(_, value)| value.parse::<u64>().ok()).sum())
     }
 
@@ -409,7 +417,8 @@ impl Bench {
     /// # Errors
     /// If the line does not appear in time.
     pub fn partner_line(&mut self, what: &str, timeout: Duration) -> Result<String> {
-        let (_, job) = self.partner.as_mut().ok_or_else(|| Error::Failed("no partner runs".to_owned()))?;
+        let (_, job) =
+            self.partner.as_mut().ok_or_else(|| Error::Failed("no partner runs".to_owned()))?;
         job.wait_for(what, timeout)
     }
 
@@ -491,7 +500,8 @@ impl Bench {
     /// # Errors
     /// [`Error::Missing`] without IPv6.
     pub fn guest_at(&self, family: Family, port: u16) -> Result<String> {
-        let at = self.vm.net.guest(family, port).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        let at =
+            self.vm.net.guest(family, port).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
         Ok(at.to_string())
     }
 }

@@ -45,7 +45,8 @@ impl Cache {
 
     /// Returns the path of a file or folder that is made for the kernel of the cache.
     pub fn made(&self, name: &str) -> PathBuf {
-        let folder = self.kernel.as_ref().map_or("made".to_owned(), |kernel| format!("made-{kernel}"));
+        let folder =
+            self.kernel.as_ref().map_or("made".to_owned(), |kernel| format!("made-{kernel}"));
         self.root.join(folder).join(name)
     }
 }

@@ -117,9 +117,9 @@ impl Verdict {
     #[must_use]
     pub fn limited(self, before: usize) -> Self {
         match self {
-            Self::Known { quirk, seen } if before >= MOST_KNOWN => {
-                Self::Fail(format!("more than {MOST_KNOWN} rows that QUIRKS.md explains; {quirk}: {seen}"))
-            }
+            Self::Known { quirk, seen } if before >= MOST_KNOWN => Self::Fail(format!(
+                "more than {MOST_KNOWN} rows that QUIRKS.md explains; {quirk}: {seen}"
+            )),
             verdict => verdict,
         }
     }

@@ -98,7 +98,8 @@ impl Guest {
         let reader = port.try_clone().map_err(Error::io("the guest's channel"))?;
         let theirs = Arc::clone(&jobs);
         thread::spawn(move || dispatch(reader, &theirs));
-        let guest = Self { qemu, port, jobs, next: AtomicU32::new(1), folder, boot_time: Duration::ZERO };
+        let guest =
+            Self { qemu, port, jobs, next: AtomicU32::new(1), folder, boot_time: Duration::ZERO };
         match ready.recv_timeout(BOOT.saturating_sub(begun.elapsed())) {
             Ok(_) => Ok(guest),
             Err(_) => Err(Error::Failed(format!("the guest did not boot: {}", guest.console()))),
@@ -224,7 +225,16 @@ fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Pro
     // it would starve if other processes keep this machine busy.
     let mut qemu = net.command("qemu-system-x86_64");
     // This is a small processor model with crc32c. Its emulation is faster than that of "max".
-    qemu.args(["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Nehalem", "-smp", "2", "-m", MEGABYTES]);
+    qemu.args([
+        "-accel",
+        "tcg,thread=multi,tb-size=256",
+        "-cpu",
+        "Nehalem",
+        "-smp",
+        "2",
+        "-m",
+        MEGABYTES,
+    ]);
     qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
     qemu.arg("-kernel").arg(image).arg("-initrd").arg(initramfs);
     qemu.args([
@@ -233,8 +243,18 @@ fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Pro
     ]);
     qemu.args(["-serial", &format!("file:{}", file("console"))]);
     qemu.args(["-chardev", &format!("socket,id=agent,path={},server=on,wait=off", file("agent"))]);
-    qemu.args(["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=agent"]);
-    qemu.args(["-object", "rng-random,filename=/dev/urandom,id=rng0", "-device", "virtio-rng-pci,rng=rng0"]);
+    qemu.args([
+        "-device",
+        "virtio-serial-pci",
+        "-device",
+        "virtserialport,chardev=agent,name=agent",
+    ]);
+    qemu.args([
+        "-object",
+        "rng-random,filename=/dev/urandom,id=rng0",
+        "-device",
+        "virtio-rng-pci,rng=rng0",
+    ]);
     qemu.args(net.qemu());
     Process::start(&mut qemu)
 }
@@ -246,8 +266,9 @@ fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<GuestEvent>>>) {
     while let Ok(1..) = port.read_line(&mut line) {
         let mut words = line.split_whitespace();
         let (what, id, number) = (words.next(), words.next(), words.next());
-        let numbers =
-            id.and_then(|id| id.parse().ok()).zip(number.and_then(|number| number.parse::<i32>().ok()));
+        let numbers = id
+            .and_then(|id| id.parse().ok())
+            .zip(number.and_then(|number| number.parse::<i32>().ok()));
         let Some((id, number)) = numbers else { return };
         let event = match what {
             Some("OUT") => {
@@ -311,7 +332,8 @@ impl Job {
                 return Ok(line.to_owned());
             }
             if self.status.is_some() || Instant::now() >= deadline {
-                let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no output");
+                let last =
+                    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no output");
                 return Err(Error::Failed(format!("in the guest: waiting for \"{what}\": {last}")));
             }
             self.step(Duration::from_millis(50));

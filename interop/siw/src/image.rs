@@ -55,7 +55,9 @@ pub fn build(cache: &Cache, root: &Path, modules: &Modules) -> Result<PathBuf> {
     eprintln!("siw: making the guest");
     let tree = cache.made("guest");
     let _ = fs::remove_dir_all(&tree);
-    for folder in ["proc", "sys", "dev", "tmp", "run", "root", "mnt", "etc", "var/run", "bin", "modules"] {
+    for folder in
+        ["proc", "sys", "dev", "tmp", "run", "root", "mnt", "etc", "var/run", "bin", "modules"]
+    {
         fs::create_dir_all(tree.join(folder)).map_err(Error::io(tree.display()))?;
     }
     let write = |path: &str, text: &str| fs::write(tree.join(path), text).map_err(Error::io(path));
@@ -119,23 +121,39 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 fn compile(root: &Path, source: &Path, made: &Path) -> Result<()> {
     let mut gcc = Command::new("gcc");
     gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(made).arg(source);
-    gcc.arg("-I").arg(root.join("usr/include")).arg("-L").arg(root.join("usr/lib/x86_64-linux-gnu"));
-    gcc.args(["-Wl,--as-needed", "-Wl,--allow-shlib-undefined", "-lrdmacm", "-libverbs", "-lpthread"]);
+    gcc.arg("-I")
+        .arg(root.join("usr/include"))
+        .arg("-L")
+        .arg(root.join("usr/lib/x86_64-linux-gnu"));
+    gcc.args([
+        "-Wl,--as-needed",
+        "-Wl,--allow-shlib-undefined",
+        "-lrdmacm",
+        "-libverbs",
+        "-lpthread",
+    ]);
     must(&mut gcc, STEP).map(drop)
 }
 
 /// Copies modules and their dependencies. Returns their paths in the guest, in the order in which
 /// they load.
 fn kernel_modules(root: &Path, modules: &Modules, names: &str, tree: &Path) -> Result<String> {
-    let modprobe =
-        find("modprobe").ok_or_else(|| Error::Missing("modprobe (Debian package kmod)".to_owned()))?;
+    let modprobe = find("modprobe")
+        .ok_or_else(|| Error::Missing("modprobe (Debian package kmod)".to_owned()))?;
     let mut modprobe = Command::new(modprobe);
-    modprobe.arg("--dirname").arg(root).args(["--set-version", &modules.abi, "--show-depends", "--all"]);
+    modprobe.arg("--dirname").arg(root).args([
+        "--set-version",
+        &modules.abi,
+        "--show-depends",
+        "--all",
+    ]);
     // In newer kernels, some of the modules are built in.
     let shown = must(modprobe.args(names.split(' ')), STEP)?;
     let mut list = String::new();
-    for from in
-        shown.lines().filter_map(|line| line.strip_prefix("insmod ")).map(|path| Path::new(path.trim()))
+    for from in shown
+        .lines()
+        .filter_map(|line| line.strip_prefix("insmod "))
+        .map(|path| Path::new(path.trim()))
     {
         let path = format!("modules/{}", name(from).replace('-', "_"));
         if !list.contains(&format!("/{path}\n")) {

@@ -50,7 +50,8 @@ pub struct Modules {
 pub fn build(cache: &Cache, root: &Path) -> Result<Modules> {
     let boot = root.join("boot");
     let entries = fs::read_dir(&boot).map_err(Error::io(boot.display()))?;
-    let image = entries.flatten().map(|entry| entry.path()).find(|path| name(path).starts_with("vmlinuz-"));
+    let image =
+        entries.flatten().map(|entry| entry.path()).find(|path| name(path).starts_with("vmlinuz-"));
     let image = image.ok_or_else(|| Error::Missing("a kernel among the packages".to_owned()))?;
     let abi = name(&image).trim_start_matches("vmlinuz-").to_owned();
     if !root.join(format!("lib/modules/{abi}/modules.dep.bin")).exists() {
@@ -89,7 +90,13 @@ fn source(cache: &Cache, root: &Path) -> Result<PathBuf> {
     Ok(source)
 }
 
-fn variant(cache: &Cache, root: &Path, abi: &str, source: &Path, variant: Variant) -> Result<PathBuf> {
+fn variant(
+    cache: &Cache,
+    root: &Path,
+    abi: &str,
+    source: &Path,
+    variant: Variant,
+) -> Result<PathBuf> {
     let work = cache.made(variant.name());
     let module = work.join("siw.ko");
     let patch = folder().join("tunable.patch");
@@ -108,7 +115,10 @@ fn variant(cache: &Cache, root: &Path, abi: &str, source: &Path, variant: Varian
     let _ = fs::remove_dir_all(&work);
     must(Command::new("cp").arg("-r").arg(source).arg(&work), BUILD)?;
     if variant == Variant::Tunable {
-        must(Command::new("patch").args(["-s", "-p1", "-d"]).arg(&work).arg("-i").arg(&patch), BUILD)?;
+        must(
+            Command::new("patch").args(["-s", "-p1", "-d"]).arg(&work).arg("-i").arg(&patch),
+            BUILD,
+        )?;
     }
     // The Makefile of the package includes the common one by its absolute path.
     let plain = abi.strip_suffix("-amd64").unwrap_or(abi);
@@ -118,7 +128,12 @@ fn variant(cache: &Cache, root: &Path, abi: &str, source: &Path, variant: Varian
     let mut make = Command::new("make");
     make.arg("-s").arg("-C").arg(&ours).arg(format!("M={}", work.display()));
     // The module is built without type information for BPF, which would need pahole.
-    make.args(["CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", &format!("CC={compiler}"), "modules"]);
+    make.args([
+        "CONFIG_RDMA_SIW=m",
+        "CONFIG_DEBUG_INFO_BTF_MODULES=",
+        &format!("CC={compiler}"),
+        "modules",
+    ]);
     let made = run(&mut make, BUILD)?;
     if !made.is_ok() || !module.exists() {
         return Err(Error::Failed(format!(
@@ -133,8 +148,8 @@ fn variant(cache: &Cache, root: &Path, abi: &str, source: &Path, variant: Varian
 
 /// Returns the compiler that the kernel was built with, such as `gcc-12`.
 fn compiler(headers: &Path) -> Result<String> {
-    let config =
-        fs::read_to_string(headers.join(".config")).map_err(Error::io("the kernel's configuration"))?;
+    let config = fs::read_to_string(headers.join(".config"))
+        .map_err(Error::io("the kernel's configuration"))?;
     let text = config.lines().find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT=\""));
     let name = text.and_then(|text| text.split([' ', '"']).next()).unwrap_or("gcc");
     // Debian's kernels prefix its name with the architecture.

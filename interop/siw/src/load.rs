@@ -17,8 +17,8 @@ impl Load {
     /// # Errors
     /// If `taskset` or `setpriv` cannot be run.
     pub fn start() -> Result<Self> {
-        let allowed =
-            sched_getaffinity(None).map_err(|errno| crate::Error::Failed(format!("cores: {errno}")))?;
+        let allowed = sched_getaffinity(None)
+            .map_err(|errno| crate::Error::Failed(format!("cores: {errno}")))?;
         let cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
         let processes = cores.map(spin).collect::<Result<_>>()?;
         Ok(Self { processes })

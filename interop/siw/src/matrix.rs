@@ -60,7 +60,12 @@ pub fn main(options: &Options) -> ExitCode {
     if options.list {
         for case in &cases {
             let ways: Vec<String> = case.directions.iter().map(ToString::to_string).collect();
-            println!("{} ({}; {} settings)", case.name, ways.join(", "), case.axes.settings().len());
+            println!(
+                "{} ({}; {} settings)",
+                case.name,
+                ways.join(", "),
+                case.axes.settings().len()
+            );
         }
         return ExitCode::SUCCESS;
     }
@@ -79,7 +84,8 @@ pub fn main(options: &Options) -> ExitCode {
 }
 
 fn chosen(options: &Options, case: &Case) -> bool {
-    options.only.as_deref().is_none_or(|only| case.name.contains(only)) && (!options.short || case.short)
+    options.only.as_deref().is_none_or(|only| case.name.contains(only))
+        && (!options.short || case.short)
 }
 
 /// Runs the cases and returns the number of failed rows.
@@ -165,8 +171,10 @@ fn file_name(case: &Case, direction: Direction, setting: &Setting) -> String {
         case.name,
         if *setting == Setting::USUAL { String::new() } else { setting.to_string() }
     );
-    let plain: String =
-        text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' }).collect();
+    let plain: String = text
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' })
+        .collect();
     plain.split_whitespace().collect::<Vec<_>>().join("-") + ".pcapng"
 }
 
@@ -186,7 +194,11 @@ fn report(case: &Case, direction: Direction, setting: &Setting, verdict: &Verdic
         Verdict::NotApplicable(what) => ("n/a ", what),
     };
     let colon = if what.is_empty() { "" } else { ": " };
-    println!("{word} {} | {direction} | {setting} | {:.1} s{colon}{what}", case.name, took.as_secs_f64());
+    println!(
+        "{word} {} | {direction} | {setting} | {:.1} s{colon}{what}",
+        case.name,
+        took.as_secs_f64()
+    );
 }
 
 /// Builds the program `uiw` and the other packages in release mode, and returns the path of the
@@ -214,8 +226,10 @@ fn build(what: &[&str]) -> Result<PathBuf> {
     let mut command = Command::new(cargo);
     command.args(["build", "-q", "--message-format=json"]).args(what).current_dir(workspace());
     let text = shell::must(&mut command, Duration::from_secs(1800))?;
-    let executable = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let path =
-        executable.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).next_back();
+    let executable =
+        text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let path = executable
+        .filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?)))
+        .next_back();
     path.ok_or_else(|| Error::Failed(format!("cargo does not say where {what:?} is")))
 }

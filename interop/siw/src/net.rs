@@ -19,8 +19,7 @@ const OWN4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 11);
 /// IPv6 address of uiw on the host in this case.
 const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 11);
 /// Shell command that brings the interface of the guest up and waits for its carrier.
-const CARRIER: &str =
-    "ip link set eth0 up; until [ \"$(cat /sys/class/net/eth0/carrier)\" = 1 ]; do usleep 20000; done";
+const CARRIER: &str = "ip link set eth0 up; until [ \"$(cat /sys/class/net/eth0/carrier)\" = 1 ]; do usleep 20000; done";
 /// Prefix of the names of our namespaces. The process id follows.
 const PREFIX: &str = "uiw-siw-";
 
@@ -77,11 +76,14 @@ impl Net {
                 Ok(namespace) => return Ok(Self::Tap(namespace)),
                 // In many containers, namespaces cannot be created. User-mode networking is used
                 // instead.
-                Err(error) => eprintln!("siw: no network namespace, so user-mode networking: {error}"),
+                Err(error) => {
+                    eprintln!("siw: no network namespace, so user-mode networking: {error}");
+                }
             }
         }
         let free = |port: &u16| {
-            let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("a free port"))?;
+            let socket =
+                TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("a free port"))?;
             Ok((*port, socket.local_addr().map_err(Error::io("a free port"))?.port()))
         };
         Ok(Self::User { forwards: ports.iter().map(free).collect::<Result<_>>()? })
@@ -119,7 +121,8 @@ impl Net {
         let netdev = match self {
             Self::Tap(_) => "tap,id=n0,ifname=tap0,script=no,downscript=no".to_owned(),
             Self::User { forwards } => {
-                let forward = |(guest, host): &(u16, u16)| format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}");
+                let forward =
+                    |(guest, host): &(u16, u16)| format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}");
                 format!("user,id=n0,ipv6=off{}", forwards.iter().map(forward).collect::<String>())
             }
         };
@@ -134,7 +137,9 @@ impl Net {
                  ip addr add {GUEST4}/24 dev eth0; ip addr add {GUEST6}/64 dev eth0 nodad"
             ),
             Self::User { .. } => {
-                format!("{CARRIER}; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2")
+                format!(
+                    "{CARRIER}; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2"
+                )
             }
         }
     }

@@ -47,14 +47,17 @@ pub fn provide(cache: &Cache) -> Result<PathBuf> {
     let version = cache.kernel().map_or(String::new(), |version| format!("-{version}"));
     let kernel = ["linux-image", "linux-headers"].map(|name| format!("{name}{version}-amd64"));
     let source = format!("linux-source{version}");
-    let packages: Vec<_> = kernel.iter().chain([&source]).map(String::as_str).chain(USERLAND).collect();
+    let packages: Vec<_> =
+        kernel.iter().chain([&source]).map(String::as_str).chain(USERLAND).collect();
     let packages = packages.join(",");
     // The record is written last, so it may be missing.
     if root.exists() && fs::read_to_string(&record).map_or(true, |made| made == packages) {
         return Ok(root);
     }
     if std::env::consts::ARCH != "x86_64" {
-        return Err(Error::Missing("an x86-64 machine (the guest's packages are built for it)".to_owned()));
+        return Err(Error::Missing(
+            "an x86-64 machine (the guest's packages are built for it)".to_owned(),
+        ));
     }
     need(&[("mmdebstrap", "mmdebstrap"), ("bash", "bash"), ("tar", "tar")])?;
     let partial = cache.made("root.partial");

@@ -48,8 +48,11 @@ impl Environment {
             Duration::from_secs(5),
         )?;
         let uiw = bench.run_uiw(&["--version"], Duration::from_secs(10))?.out.trim().to_owned();
-        let network =
-            if bench.net().is_whole() { "tap in a network namespace" } else { "user-mode networking" };
+        let network = if bench.net().is_whole() {
+            "tap in a network namespace"
+        } else {
+            "user-mode networking"
+        };
         Ok(Self {
             kernel,
             version,
@@ -103,9 +106,12 @@ impl Results {
 
     /// Returns the contents of RESULTS.md.
     pub fn markdown(&self, environment: &Environment) -> String {
-        let Environment { kernel, version, library, uiw, date, took, boots, network, busy } = environment;
+        let Environment { kernel, version, library, uiw, date, took, boots, network, busy } =
+            environment;
         let (of, options) = match version {
-            Some(version) => (format!(" of Linux {version}"), format!(" --kernel {version} --short")),
+            Some(version) => {
+                (format!(" of Linux {version}"), format!(" --kernel {version} --short"))
+            }
             None => (String::new(), String::new()),
         };
         let mut text = format!(
@@ -118,15 +124,23 @@ impl Results {
         let beside = match busy {
             0 => String::new(),
             busy => {
-                format!(", with another process that kept a core busy on each of {busy} cores (`--busy`)")
+                format!(
+                    ", with another process that kept a core busy on each of {busy} cores (`--busy`)"
+                )
             }
         };
-        let _ = writeln!(text, "* {network}; {boots} boot(s), {:.0} s in all{beside}", took.as_secs_f64());
+        let _ = writeln!(
+            text,
+            "* {network}; {boots} boot(s), {:.0} s in all{beside}",
+            took.as_secs_f64()
+        );
         let _ = writeln!(text, "* **runs: {}**\n", self.counts());
         text += "A number counts the settings in which a case passed: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, the stock driver and one \
                  that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared byte for byte at both ends.\n";
-        let (plain, other): (Vec<&str>, Vec<&str>) =
-            self.names().into_iter().partition(|name| self.of_case(name).iter().all(|row| row.is_plain()));
+        let (plain, other): (Vec<&str>, Vec<&str>) = self
+            .names()
+            .into_iter()
+            .partition(|name| self.of_case(name).iter().all(|row| row.is_plain()));
         text += "\n## Passed in every setting, in the first attempt\n\n";
         let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
         for name in plain {
@@ -152,7 +166,8 @@ impl Results {
             for row in self.of_case(name) {
                 let remarks = row.remarks();
                 let colon = if remarks.is_empty() { "" } else { ": " };
-                let _ = writeln!(text, "* {name}, {}: {}{colon}{remarks}", row.direction, row.word());
+                let _ =
+                    writeln!(text, "* {name}, {}: {}{colon}{remarks}", row.direction, row.word());
             }
         }
         text
@@ -202,12 +217,14 @@ impl std::fmt::Display for Counts {
 impl ResultRow {
     /// Returns whether every run passed in its first attempt.
     fn is_plain(&self) -> bool {
-        self.retries == 0 && self.runs.iter().all(|(_, verdict)| matches!(verdict, Verdict::Pass(_)))
+        self.retries == 0
+            && self.runs.iter().all(|(_, verdict)| matches!(verdict, Verdict::Pass(_)))
     }
 
     fn word(&self) -> String {
         let of = self.runs.len();
-        let count = |is: fn(&Verdict) -> bool| self.runs.iter().filter(|(_, verdict)| is(verdict)).count();
+        let count =
+            |is: fn(&Verdict) -> bool| self.runs.iter().filter(|(_, verdict)| is(verdict)).count();
         let passed = count(|verdict| matches!(verdict, Verdict::Pass(_)));
         let failed = count(|verdict| matches!(verdict, Verdict::Fail(_)));
         let known = count(|verdict| matches!(verdict, Verdict::Known { .. }));
@@ -283,7 +300,8 @@ mod tests {
     fn busy_cores_are_stated() {
         let text = results(&[("a", Verdict::pass())]).markdown(&environment());
         assert!(text.contains("* tap; 1 boot(s), 7 s in all\n"), "{text}");
-        let text = results(&[("a", Verdict::pass())]).markdown(&Environment { busy: 2, ..environment() });
+        let text =
+            results(&[("a", Verdict::pass())]).markdown(&Environment { busy: 2, ..environment() });
         assert!(
             text.contains(
                 "7 s in all, with another process that kept a core busy on each of 2 cores (`--busy`)\n"

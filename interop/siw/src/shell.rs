@@ -34,8 +34,12 @@ impl Output {
     /// Returns the reason of a failure: the first line that contains "error:", otherwise the last
     /// line of the output, preferably that of standard error.
     pub fn last_line(&self) -> &str {
-        let lines = || self.out.lines().chain(self.err.lines()).filter(|line| !line.trim().is_empty());
-        lines().find(|line| line.contains("error:")).or_else(|| lines().next_back()).unwrap_or("no output")
+        let lines =
+            || self.out.lines().chain(self.err.lines()).filter(|line| !line.trim().is_empty());
+        lines()
+            .find(|line| line.contains("error:"))
+            .or_else(|| lines().next_back())
+            .unwrap_or("no output")
     }
 }
 
@@ -154,7 +158,9 @@ impl Process {
     }
 
     fn so_far(&self) -> Output {
-        let text = |stream: &OutputStream| stream.text.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let text = |stream: &OutputStream| {
+            stream.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        };
         Output { status: 0, out: text(&self.out), err: text(&self.err) }
     }
 }
@@ -177,7 +183,10 @@ fn kill_group(id: u32) {
     }
 }
 
-fn follow(mut pipe: impl Read + Send + 'static, stream: &Arc<OutputStream>) -> thread::JoinHandle<()> {
+fn follow(
+    mut pipe: impl Read + Send + 'static,
+    stream: &Arc<OutputStream>,
+) -> thread::JoinHandle<()> {
     let stream = Arc::clone(stream);
     thread::spawn(move || {
         let mut bytes = [0; 8192];

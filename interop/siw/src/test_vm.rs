@@ -50,8 +50,15 @@ pub fn provide(kernel: Option<&str>) -> Result<Parts> {
     let modules = kernel::build(&cache, &root)?;
     let initramfs = image::build(&cache, &root, &modules)?;
     let library = root.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1");
-    let library = fs::read_link(&library).map_err(Error::io(library.display()))?.display().to_string();
-    Ok(Parts { modules, initramfs, kernel: cache.kernel().map(str::to_owned), library, folder: None })
+    let library =
+        fs::read_link(&library).map_err(Error::io(library.display()))?.display().to_string();
+    Ok(Parts {
+        modules,
+        initramfs,
+        kernel: cache.kernel().map(str::to_owned),
+        library,
+        folder: None,
+    })
 }
 
 /// Removes the namespaces and folders of this process and of processes that have ended.

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 /// Returns the folder of this crate.
 pub fn folder() -> PathBuf {
-    let here = std::env::var_os("UIW_SIW_FOLDER").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let here =
+        std::env::var_os("UIW_SIW_FOLDER").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     PathBuf::from(here)
 }
 

@@ -19,7 +19,8 @@ struct SiwTest {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
-    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let filters: Vec<&String> =
+        arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let exact = has("--exact");
     let chosen = |name: &str| {
         filters.is_empty()
@@ -56,8 +57,10 @@ fn tests() -> Vec<SiwTest> {
 
 /// Converts the name of a case to the form of a function name.
 fn words(name: &str) -> String {
-    let letters: String =
-        name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' }).collect();
+    let letters: String = name
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' })
+        .collect();
     letters.split_whitespace().collect::<Vec<_>>().join("_")
 }
 
@@ -111,7 +114,10 @@ fn one(bench: &mut Bench, test: &SiwTest, known: &mut usize) -> Option<String> {
         }
         Verdict::Known { quirk, seen } => {
             *known += 1;
-            println!("KNOWN: {}: {seen} (QUIRKS.md, \"{quirk}\")\ntest {} ... ok", test.name, test.name);
+            println!(
+                "KNOWN: {}: {seen} (QUIRKS.md, \"{quirk}\")\ntest {} ... ok",
+                test.name, test.name
+            );
             None
         }
         Verdict::NotApplicable(what) => {

@@ -24,7 +24,8 @@ impl Hosts {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let path = crate::require("ip")?;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let hosts = Self { ip: path, prefix: format!("uiw-h-{}-{number}-", std::process::id()), count };
+        let hosts =
+            Self { ip: path, prefix: format!("uiw-h-{}-{number}-", std::process::id()), count };
         if let Err(reason) = hosts.set_up() {
             crate::skip(&format!("network namespaces with a bridge: {reason}"));
             return None;
@@ -66,8 +67,11 @@ impl Hosts {
     /// # Panics
     /// If they cannot be listed.
     pub fn processes(&self) -> Vec<String> {
-        let list = |last| ip(&self.ip, &["netns", "pids", &self.name(last)]).expect("its processes");
-        (1..=self.count).flat_map(|last| list(last).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+        let list =
+            |last| ip(&self.ip, &["netns", "pids", &self.name(last)]).expect("its processes");
+        (1..=self.count)
+            .flat_map(|last| list(last).lines().map(str::to_owned).collect::<Vec<_>>())
+            .collect()
     }
 
     fn name(&self, last: u8) -> String {
@@ -79,7 +83,15 @@ impl Hosts {
         let switch = self.name(SWITCH);
         run(&["netns", "add", &switch])?;
         run(&["-n", &switch, "link", "add", "name", "switch", "type", "bridge"])?;
-        run(&["-n", &switch, "address", "add", &format!("{}/24", self.switch_address()), "dev", "switch"])?;
+        run(&[
+            "-n",
+            &switch,
+            "address",
+            "add",
+            &format!("{}/24", self.switch_address()),
+            "dev",
+            "switch",
+        ])?;
         run(&["-n", &switch, "link", "set", "switch", "up"])?;
         run(&["-n", &switch, "link", "set", "lo", "up"])?;
         for address in self.addresses() {
@@ -87,7 +99,8 @@ impl Hosts {
             let (name, port) = (self.name(last), port(last));
             run(&["netns", "add", &name])?;
             run(&[
-                "-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "veth0", "netns", &name,
+                "-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "veth0",
+                "netns", &name,
             ])?;
             run(&["-n", &switch, "link", "set", &port, "master", "switch", "up"])?;
             run(&["-n", &name, "address", "add", &format!("{address}/24"), "dev", "veth0"])?;

@@ -16,7 +16,9 @@ const FOLDER_PREFIXES: [&str; 4] = ["uiw-stock-", "uiw-ct-", "uiw-pm-", "uiw-pac
 /// one that has ended.
 pub fn is_left_over(name: &str) -> bool {
     let owner = name.split('-').next().and_then(|owner| owner.parse::<u32>().ok());
-    owner.is_some_and(|owner| owner == std::process::id() || !Path::new(&format!("/proc/{owner}")).exists())
+    owner.is_some_and(|owner| {
+        owner == std::process::id() || !Path::new(&format!("/proc/{owner}")).exists()
+    })
 }
 
 /// Removes network namespaces and folders of this process and of processes that have ended.

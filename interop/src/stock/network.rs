@@ -39,7 +39,8 @@ pub struct Namespaces {
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let chosen = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let end = chosen.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32768);
+    let end =
+        chosen.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32768);
     let count = u32::max(end, FIRST_PORT + 1) - FIRST_PORT;
     // Processes that run tests concurrently begin far from each other.
     let begin = std::process::id().wrapping_mul(0x9E37_79B9);
@@ -116,7 +117,9 @@ impl Network {
             Self::Loopback => &[][..],
             Self::Veth(space) => &space.names,
         };
-        [self.server_address(), self.client_address()].into_iter().zip(names.iter().map(String::as_str))
+        [self.server_address(), self.client_address()]
+            .into_iter()
+            .zip(names.iter().map(String::as_str))
     }
 
     /// Returns `command` changed such that it runs in the network of the server.
@@ -156,7 +159,8 @@ impl Network {
 
     fn inside<T: Send>(&self, place: usize, what: impl FnOnce() -> T + Send) -> T {
         let Self::Veth(space) = self else { return what() };
-        let file = fs::File::open(Path::new(NAMESPACES).join(&space.names[place])).expect("the namespace");
+        let file =
+            fs::File::open(Path::new(NAMESPACES).join(&space.names[place])).expect("the namespace");
         let done = thread::scope(|scope| {
             let entered = scope.spawn(|| {
                 // Affects only this thread, which ends after `what`.
@@ -192,12 +196,15 @@ impl Namespaces {
         for name in &self.names {
             self.ip(&["netns", "add", name])?;
         }
-        let [server, client] = &self.names[..2] else { return Err("two namespaces at least".to_owned()) };
+        let [server, client] = &self.names[..2] else {
+            return Err("two namespaces at least".to_owned());
+        };
         let count = self.queues.to_string();
         let queues = ["numtxqueues", &count, "numrxqueues", &count];
         let cable = |from: &str, to: &str, there: &str| {
             let near = [["-n", from, "link", "add", "veth0"].as_slice(), &queues].concat();
-            let far = [["type", "veth", "peer", "name", there, "netns", to].as_slice(), &queues].concat();
+            let far =
+                [["type", "veth", "peer", "name", there, "netns", to].as_slice(), &queues].concat();
             self.ip(&[near, far].concat())
         };
         if let Some(middle) = self.names.get(2) {
@@ -240,7 +247,11 @@ pub(super) fn ip(program: &Path, args: &[&str]) -> Result<String, String> {
 }
 
 /// Repeats `ip` until it shows a state that `is_ready` accepts.
-pub(super) fn wait_for(program: &Path, args: &[&str], is_ready: impl Fn(&str) -> bool) -> Result<(), String> {
+pub(super) fn wait_for(
+    program: &Path,
+    args: &[&str],
+    is_ready: impl Fn(&str) -> bool,
+) -> Result<(), String> {
     let mut limit = WaitLimit::new(READY);
     loop {
         let said = ip(program, args)?;

@@ -311,7 +311,8 @@ mod tests {
 
     #[test]
     fn listeners_are_distinguished_from_connections() {
-        let line = "   0: 0100007F:1D2F 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 17 1";
+        let line =
+            "   0: 0100007F:1D2F 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 17 1";
         assert!(is_listener(line, 0x1D2F));
         assert!(!is_listener(line, 0x1D30));
         assert!(!is_listener(&line.replace(" 0A ", " 01 "), 0x1D2F));

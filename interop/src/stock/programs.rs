@@ -29,8 +29,18 @@ pub enum User {
 
 /// Arguments of Cargo for everything that is packaged. A single command builds all of it, so that
 /// Cargo always uses the same features, and builds every crate once.
-pub const PACKAGES: [&str; 10] =
-    ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload", "-p", "uiw-python"];
+pub const PACKAGES: [&str; 10] = [
+    "-p",
+    "uiw-cli",
+    "-p",
+    "uiw-ibverbs",
+    "-p",
+    "uiw-rdmacm",
+    "-p",
+    "uiw-rspreload",
+    "-p",
+    "uiw-python",
+];
 
 /// Id of the unprivileged user on Debian.
 const UNPRIVILEGED_UID: &str = "65534";
@@ -115,7 +125,10 @@ impl Libraries {
         }
         // Tests of counters set a directory for them.
         command.env("UIW_COUNTERS", "off");
-        command.env("LC_ALL", "C").env("LD_LIBRARY_PATH", &self.folder).current_dir(env::temp_dir());
+        command
+            .env("LC_ALL", "C")
+            .env("LD_LIBRARY_PATH", &self.folder)
+            .current_dir(env::temp_dir());
         command
     }
 }
@@ -164,7 +177,8 @@ fn build() -> PathBuf {
 fn program_folder(line: &str) -> Option<PathBuf> {
     let message: serde_json::Value = serde_json::from_str(line).ok()?;
     let program = Path::new(message["executable"].as_str()?);
-    (program.file_name()? == "uiw").then(|| program.parent().expect("the folder of a program").to_owned())
+    (program.file_name()? == "uiw")
+        .then(|| program.parent().expect("the folder of a program").to_owned())
 }
 
 /// Compiles a C program against Debian's headers, and links it like any other program. Returns
@@ -179,10 +193,20 @@ pub fn compile(libraries: &Libraries, source: &Path, flags: &[&str]) -> Option<P
         crate::skip("librdmacm-dev");
         return None;
     }
-    let program = libraries.folder.join(source.file_stem().expect("a file name")).with_extension("program");
+    let program =
+        libraries.folder.join(source.file_stem().expect("a file name")).with_extension("program");
     let mut command = Command::new(compiler);
-    command.arg("-o").arg(&program).arg(source).args(flags).args(["-lrdmacm", "-libverbs", "-lpthread"]);
+    command.arg("-o").arg(&program).arg(source).args(flags).args([
+        "-lrdmacm",
+        "-libverbs",
+        "-lpthread",
+    ]);
     let output = command.output().expect("cc");
-    assert!(output.status.success(), "{}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        source.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
     Some(program)
 }

@@ -23,8 +23,8 @@ pub(crate) struct Expected {
 
 impl Expected {
     pub(crate) fn all() -> Vec<Self> {
-        let table =
-            fs::read_to_string(uiw_interop::data("expected.tsv")).expect("the table is part of the source");
+        let table = fs::read_to_string(uiw_interop::data("expected.tsv"))
+            .expect("the table is part of the source");
         table.lines().filter(|line| !line.starts_with('#')).map(Self::parse).collect()
     }
 
@@ -35,10 +35,12 @@ impl Expected {
         else {
             panic!("not ten columns: {line}")
         };
-        let number = |text: &str| text.parse::<u64>().unwrap_or_else(|_| panic!("no number: {text}"));
+        let number =
+            |text: &str| text.parse::<u64>().unwrap_or_else(|_| panic!("no number: {text}"));
         let counts = |text: &str| {
-            let pair =
-                |pair: &str| pair.split_once(':').map(|(opcode, count)| (number(opcode), number(count)));
+            let pair = |pair: &str| {
+                pair.split_once(':').map(|(opcode, count)| (number(opcode), number(count)))
+            };
             text.split(',').filter_map(pair).collect()
         };
         let terminates = terminates.split(',').filter(|text| *text != "-");
@@ -82,9 +84,18 @@ fn all_capture_bytes_followed() {
         assert_eq!(summary.startup_frames, expected.requests + expected.replies, "{file}");
         let crc = (summary.fpdus, summary.crc_good, summary.crc_bad);
         assert_eq!(crc, (expected.fpdus, expected.good, expected.bad), "{file}");
-        assert_eq!(count(decoded.of_type("fpdu").map(opcode)), expected.segments, "{file}: segments");
-        assert_eq!(count(decoded.of_type("message").map(opcode)), expected.messages, "{file}: messages");
-        let departures: Vec<_> = decoded.of_type("departure").map(|record| &record["what"]).collect();
+        assert_eq!(
+            count(decoded.of_type("fpdu").map(opcode)),
+            expected.segments,
+            "{file}: segments"
+        );
+        assert_eq!(
+            count(decoded.of_type("message").map(opcode)),
+            expected.messages,
+            "{file}: messages"
+        );
+        let departures: Vec<_> =
+            decoded.of_type("departure").map(|record| &record["what"]).collect();
         assert_eq!(summary.departures, expected.departures, "{file}: {departures:?}");
     }
 }
@@ -100,19 +111,24 @@ fn siw_terminates_named() {
             .collect();
         let numbers: Vec<[u64; 3]> = terminates
             .iter()
-            .map(|value| ["layer", "etype", "code"].map(|field| value[field].as_u64().expect("a number")))
+            .map(|value| {
+                ["layer", "etype", "code"].map(|field| value[field].as_u64().expect("a number"))
+            })
             .collect();
         assert_eq!(numbers, expected.terminates, "{}", expected.file);
         // In captures where siw initiated the connection or the Read was empty, our end sent the
         // Terminate.
         let ours = expected.file.starts_with("siw/uiw-")
-            && (expected.file.ends_with("-from-siw.pcapng") || expected.file.contains("read0-stale"));
+            && (expected.file.ends_with("-from-siw.pcapng")
+                || expected.file.contains("read0-stale"));
         let from_siw = expected.file.starts_with("siw/") && !ours;
         for terminate in terminates {
             assert_eq!(terminate["layout"] == "siw", from_siw, "{}: {terminate}", expected.file);
         }
         let named = decoded.of_type("departure").filter(|record| {
-            record["what"].as_str().is_some_and(|what| what.starts_with("a Terminate as siw writes it"))
+            record["what"]
+                .as_str()
+                .is_some_and(|what| what.starts_with("a Terminate as siw writes it"))
         });
         assert_eq!(named.count(), if from_siw { numbers.len() } else { 0 }, "{}", expected.file);
     }

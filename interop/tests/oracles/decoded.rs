@@ -15,12 +15,16 @@ impl Decoded {
     pub(crate) fn new(file: PathBuf) -> Self {
         let mut out = Vec::new();
         let name = file.display().to_string();
-        let summary =
-            decode_to(&DecodeConfig { files: vec![file], json: true, ..DecodeConfig::default() }, &mut out);
+        let summary = decode_to(
+            &DecodeConfig { files: vec![file], json: true, ..DecodeConfig::default() },
+            &mut out,
+        );
         let summary = summary.unwrap_or_else(|(_, error)| panic!("{name}: {error}"));
         let text = String::from_utf8(out).expect("JSON is UTF-8");
-        let mut records: Vec<Value> =
-            text.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect();
+        let mut records: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("one JSON object a line"))
+            .collect();
         let last = records.pop().expect("the summary");
         assert_eq!(last["type"], "summary");
         Self { records, summary }

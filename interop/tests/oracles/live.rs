@@ -9,8 +9,8 @@ use std::thread;
 
 use uiw::raw::Remote;
 use uiw::{
-    Access, Connection, ConnectionConfig, Device, DeviceConfig, FpduSize, Listener, Mr, Pd, RemoteMr,
-    Revision, RtrKinds, STag, SharedMr,
+    Access, Connection, ConnectionConfig, Device, DeviceConfig, FpduSize, Listener, Mr, Pd,
+    RemoteMr, Revision, RtrKinds, STag, SharedMr,
 };
 use uiw_interop::tshark::{Crc, Dissection, Tshark};
 use uiw_llp::capture::{CaptureStack, PcapSink};
@@ -78,8 +78,10 @@ async fn every_operation(connection: &Connection, script: Script) {
     let pd = connection.pd();
     let hello = connection.recv().await.unwrap().unwrap();
     let remote = RemoteMr::from_bytes(&hello[..RemoteMr::LEN]).unwrap();
-    let windows: Vec<u32> =
-        hello[RemoteMr::LEN..].chunks(4).map(|key| u32::from_be_bytes(key.try_into().unwrap())).collect();
+    let windows: Vec<u32> = hello[RemoteMr::LEN..]
+        .chunks(4)
+        .map(|key| u32::from_be_bytes(key.try_into().unwrap()))
+        .collect();
     connection.send(buffer(pd, 0)).await.unwrap();
     connection.send(buffer(pd, 1)).await.unwrap();
     connection.send(buffer(pd, 9_999)).await.unwrap();
@@ -100,7 +102,10 @@ async fn every_operation(connection: &Connection, script: Script) {
     connection.send_imm(buffer(pd, 34), 0x0506_0708).await.unwrap();
     let counter = remote.slice(128..136).unwrap();
     let before = connection.fetch_add(counter, 3).await.unwrap();
-    assert_eq!(connection.compare_swap(counter, before.wrapping_add(3), 9).await.unwrap(), before + 3);
+    assert_eq!(
+        connection.compare_swap(counter, before.wrapping_add(3), 9).await.unwrap(),
+        before + 3
+    );
     connection.disconnect().await.unwrap();
 }
 
@@ -113,7 +118,12 @@ pub(crate) enum End {
 }
 
 /// Runs the conversation with `settings` and returns the capture made at `end`.
-pub(crate) fn converse(name: &str, settings: &ConnectionConfig, script: Script, end: End) -> TempFile {
+pub(crate) fn converse(
+    name: &str,
+    settings: &ConnectionConfig,
+    script: Script,
+    end: End,
+) -> TempFile {
     let file = TempFile::new(name);
     let sink = PcapSink::create(&file.0).unwrap();
     let device = |at: End| if at == end { captured(&sink) } else { Device::open().unwrap() };
@@ -149,8 +159,10 @@ fn opcodes(dissection: &Dissection) -> BTreeMap<u8, usize> {
 fn judge_by_ourselves(file: &Path) -> Decoded {
     let decoded = Decoded::new(file.to_owned());
     assert!(decoded.summary.followed(), "{:?}", decoded.summary);
-    let unexpected: Vec<_> =
-        decoded.of_type("departure").filter(|departure| departure["rule"] != "RFC 6580 4").collect();
+    let unexpected: Vec<_> = decoded
+        .of_type("departure")
+        .filter(|departure| departure["rule"] != "RFC 6580 4")
+        .collect();
     assert!(unexpected.is_empty() && decoded.summary.crc_bad == 0, "{unexpected:?}");
     decoded
 }
@@ -172,7 +184,11 @@ fn judge(name: &str, settings: &ConnectionConfig, crc: Crc) {
     for opcode in (0..=6).chain(8..=11).chain([15]) {
         assert!(counts.contains_key(&opcode), "{name}: opcode {opcode} of {counts:?}");
     }
-    assert_eq!((counts[&1], counts[&10]), (counts[&2], counts[&11]), "{name}: every request is answered");
+    assert_eq!(
+        (counts[&1], counts[&10]),
+        (counts[&2], counts[&11]),
+        "{name}: every request is answered"
+    );
 }
 
 fn settings() -> ConnectionConfig {

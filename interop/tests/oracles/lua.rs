@@ -17,14 +17,21 @@ fn script() -> PathBuf {
 fn exchange_and_immediate_dissected() {
     let Some(tshark) = Tshark::require() else { return };
     let capture = converse("lua", &ConnectionConfig::default(), Script::Everything, End::Client);
-    let fields =
-        |filter: &str, fields: &[&str]| tshark.fields(&script(), &capture.0, filter, fields).unwrap();
-    let exchange =
-        fields("uiw.capabilities", &["uiw.capabilities", "uiw.capabilities.bits", "uiw.capabilities.nonce"]);
+    let fields = |filter: &str, fields: &[&str]| {
+        tshark.fields(&script(), &capture.0, filter, fields).unwrap()
+    };
+    let exchange = fields(
+        "uiw.capabilities",
+        &["uiw.capabilities", "uiw.capabilities.bits", "uiw.capabilities.nonce"],
+    );
     // The client may repeat the request until it receives the answer, so only the last row is the
     // answer.
     let answer = exchange.last().expect("an exchange");
-    assert_eq!((exchange[0][0].as_str(), answer[0].as_str()), ("request", "answer"), "{exchange:?}");
+    assert_eq!(
+        (exchange[0][0].as_str(), answer[0].as_str()),
+        ("request", "answer"),
+        "{exchange:?}"
+    );
     for row in &exchange {
         assert_eq!(row[1], "0x001f", "all five capabilities: {row:?}");
     }
@@ -36,7 +43,8 @@ fn exchange_and_immediate_dissected() {
 
 #[test]
 fn placement_acks_dissected() {
-    let (Some(tshark), Some(_)) = (Tshark::require(), uiw_interop::require("ibv_rc_pingpong")) else {
+    let (Some(tshark), Some(_)) = (Tshark::require(), uiw_interop::require("ibv_rc_pingpong"))
+    else {
         return;
     };
     let libraries = Libraries::get();
@@ -44,7 +52,9 @@ fn placement_acks_dissected() {
     let port = free_port().to_string();
     let command = || {
         let mut command = libraries.command(User::Same, "ibv_rc_pingpong");
-        command.args(["-d", "uiw_lo", "-g", "0", "-n", "5", "-p", &port]).env("UIW_PERSONA", "roce");
+        command
+            .args(["-d", "uiw_lo", "-g", "0", "-n", "5", "-p", &port])
+            .env("UIW_PERSONA", "roce");
         command
     };
     let mut server = Running::start(command());
@@ -54,17 +64,25 @@ fn placement_acks_dissected() {
     Running::start(client).end().well();
     server.end().well();
     let fields = |filter: &str| tshark.fields(&script(), &capture, filter, &[filter]).unwrap();
-    let positions: Vec<u64> =
-        fields("uiw.placed").iter().flat_map(|row| row[0].split(',')).map(|at| at.parse().unwrap()).collect();
+    let positions: Vec<u64> = fields("uiw.placed")
+        .iter()
+        .flat_map(|row| row[0].split(','))
+        .map(|at| at.parse().unwrap())
+        .collect();
     assert!(positions.len() >= 2 && positions.iter().all(|at| *at > 0), "{positions:?}");
     let bits = fields("uiw.capabilities.bits");
-    assert!(!bits.is_empty() && bits.iter().all(|row| row[0] == "0x003f"), "both ends ask: {bits:?}");
+    assert!(
+        !bits.is_empty() && bits.iter().all(|row| row[0] == "0x003f"),
+        "both ends ask: {bits:?}"
+    );
 }
 
 /// Builds an Ethernet frame that contains a UDP datagram.
 fn frame(payload: &[u8]) -> Vec<u8> {
     let length = |more: usize| u16::try_from(payload.len() + more).unwrap().to_be_bytes();
-    let ip = [&[0x45, 0][..], &length(28), &[0, 1, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]].concat();
+    let ip =
+        [&[0x45, 0][..], &length(28), &[0, 1, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]]
+            .concat();
     let udp = [&[0xc3, 0x50, 0xc3, 0x51][..], &length(8), &[0, 0]].concat();
     [&[2; 12][..], &[8, 0], &ip, &udp, payload].concat()
 }
@@ -101,10 +119,15 @@ fn only_own_datagrams_dissected() {
     let mut other = message(0x43, 0);
     other[20] = 0x81;
     let file = TempFile::new("lua-datagrams");
-    let frames =
-        [frame(&message(0x5f, 0xdead_beef)), frame(&request), frame(&other), frame(b"no datagram of ours")];
+    let frames = [
+        frame(&message(0x5f, 0xdead_beef)),
+        frame(&request),
+        frame(&other),
+        frame(b"no datagram of ours"),
+    ];
     std::fs::write(&file.0, pcap(&frames)).unwrap();
-    let fields = |filter: &str, fields: &[&str]| tshark.fields(&script(), &file.0, filter, fields).unwrap();
+    let fields =
+        |filter: &str, fields: &[&str]| tshark.fields(&script(), &file.0, filter, fields).unwrap();
     let names = [
         "frame.number",
         "uiw.datagram.kind",
@@ -131,8 +154,10 @@ fn only_own_datagrams_dissected() {
         "7061796c6f6164",
     ];
     assert_eq!(messages, [expected]);
-    let requests =
-        fields("uiw.sidr.transaction", &["frame.number", "uiw.sidr.transaction", "uiw.sidr.private_data"]);
+    let requests = fields(
+        "uiw.sidr.transaction",
+        &["frame.number", "uiw.sidr.transaction", "uiw.sidr.private_data"],
+    );
     assert_eq!(requests, [["2", "0x0102030405060708", "616263"]]);
     assert_eq!(fields("uiw_datagram", &["frame.number"]), [["1"], ["2"]]);
 }

@@ -93,7 +93,8 @@ fn tshark_findings_in_mutated_captures_found() {
         let original = TempFile::new("whole");
         std::fs::write(&original.0, capture_of(&segments, Link::Ethernet)).expect("the capture");
         let original = departures(&Decoded::new(original.0.clone()));
-        let all: Vec<Vec<Segment>> = (0..VARIANTS).map(|variant| mutated(&segments, variant)).collect();
+        let all: Vec<Vec<Segment>> =
+            (0..VARIANTS).map(|variant| mutated(&segments, variant)).collect();
         let file = TempFile::new("mutated");
         std::fs::write(&file.0, capture_of(&all.concat(), Link::Ethernet)).expect("the capture");
         captures += all.len();
@@ -104,7 +105,12 @@ fn tshark_findings_in_mutated_captures_found() {
         }
         let mut theirs = Found::new();
         // A candidate that tshark takes for an FPDU is not one if its CRC is wrong.
-        for fpdu in tshark.dissect(&file.0).expect("tshark").fpdus.iter().filter(|fpdu| fpdu.crc != Crc::Bad)
+        for fpdu in tshark
+            .dissect(&file.0)
+            .expect("tshark")
+            .fpdus
+            .iter()
+            .filter(|fpdu| fpdu.crc != Crc::Bad)
         {
             let variant = ends.partition_point(|end| *end < fpdu.packet) as u8;
             let (Some(crc), Some(length)) = (fpdu.crc_field, fpdu.ulpdu_length) else { continue };
@@ -119,7 +125,8 @@ fn tshark_findings_in_mutated_captures_found() {
             let key = (variant, crc as u32, number("ulpdu_length").expect("a length") as u16);
             *ours.entry(key).or_default() += 1;
         }
-        let common = |(key, count): (&(u8, u32, u16), &usize)| *ours.get(key).unwrap_or(&0).min(count);
+        let common =
+            |(key, count): (&(u8, u32, u16), &usize)| *ours.get(key).unwrap_or(&0).min(count);
         let common: usize = theirs.iter().map(common).sum();
         println!("{name}: tshark {}, uiw {}, common {common}", total(&theirs), total(&ours));
         for (variant, departure) in departures(&decoded) {
@@ -129,6 +136,9 @@ fn tshark_findings_in_mutated_captures_found() {
         theirs_in_all += total(&theirs);
         common_in_all += common;
     }
-    assert!(captures >= 200 && theirs_in_all > 2_000, "{theirs_in_all} FPDUs in {captures} captures");
+    assert!(
+        captures >= 200 && theirs_in_all > 2_000,
+        "{theirs_in_all} FPDUs in {captures} captures"
+    );
     assert!(common_in_all * 100 >= theirs_in_all * 95, "{common_in_all} of {theirs_in_all} FPDUs");
 }

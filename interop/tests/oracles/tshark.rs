@@ -9,7 +9,8 @@ use crate::decoded::Decoded;
 /// Converts uiw's record of an FPDU to the form that tshark reports.
 fn as_tshark(record: &Value) -> Fpdu {
     let number = |field: &str| record[field].as_u64();
-    let number32 = |field: &str| number(field).map(|number| u32::try_from(number).expect("32 bits"));
+    let number32 =
+        |field: &str| number(field).map(|number| u32::try_from(number).expect("32 bits"));
     Fpdu {
         packet: number("packet").expect("a packet number"),
         ulpdu_length: number("ulpdu_length").map(|length| u16::try_from(length).expect("16 bits")),
@@ -39,7 +40,8 @@ fn as_tshark(record: &Value) -> Fpdu {
 fn agrees_with_uiw_on_every_field() {
     let Some(tshark) = Tshark::require() else { return };
     // tshark misreads `quirks.pcap`, see `interop/README.md`.
-    for expected in Expected::all().iter().filter(|expected| expected.file != "vectors/quirks.pcap") {
+    for expected in Expected::all().iter().filter(|expected| expected.file != "vectors/quirks.pcap")
+    {
         let file = &expected.file;
         let capture = uiw_interop::data(file);
         let theirs = tshark.dissect(&capture).unwrap_or_else(|error| panic!("{file}: {error}"));

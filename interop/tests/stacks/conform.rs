@@ -34,7 +34,11 @@ struct RunVerdicts {
 
 impl RunVerdicts {
     fn with(&self, verdict: &str) -> BTreeSet<&str> {
-        self.of.iter().filter(|(_, (found, _))| found == verdict).map(|(id, _)| id.as_str()).collect()
+        self.of
+            .iter()
+            .filter(|(_, (found, _))| found == verdict)
+            .map(|(id, _)| id.as_str())
+            .collect()
     }
 
     fn broken(&self) -> String {
@@ -79,31 +83,37 @@ fn scripted(python: &Path, breaks: Option<&str>) -> RunVerdicts {
     // A violation may run into the time limit. A short limit can only hide findings, never invent
     // them.
     let stall = if breaks.is_some() { "2" } else { "20" };
-    let verdicts = conform(asking(&format!("127.0.0.1:{port}"), &["--stall", stall, "--jobs", "8"]));
+    let verdicts =
+        conform(asking(&format!("127.0.0.1:{port}"), &["--stall", stall, "--jobs", "8"]));
     let _ = running.stop();
     verdicts
 }
 
 /// Returns the requirements that can be tested from outside according to the table.
 fn judged_by_the_table() -> BTreeSet<String> {
-    let rows =
-        uiw_requirements::TABLE.lines().filter(|row| row.ends_with("\talone") || row.ends_with("\tpartner"));
+    let rows = uiw_requirements::TABLE
+        .lines()
+        .filter(|row| row.ends_with("\talone") || row.ends_with("\tpartner"));
     rows.map(|row| row.split('\t').next().expect("an id").to_owned()).collect()
 }
 
 /// Returns the tested commit or, without git, the source text of the scripted peer.
 fn commit() -> String {
-    let git = Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"]).output();
+    let git =
+        Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"]).output();
     match git {
-        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        }
         _ => fs::read_to_string(peer()).expect("the peer"),
     }
 }
 
 /// Computes the FNV-1a hash of `text`.
 fn hash(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
+    })
 }
 
 /// Returns the violated requirements that `uiw conform` did not find.
@@ -206,8 +216,10 @@ fn uiw_conforms_with_any_segments() {
         let address = format!("127.0.0.1:{}", free_port());
         let mut command = partner(&address, number);
         let (send, receive) = (7 + number * 13 % 200, 5 + number * 29 % 300);
-        command
-            .env("UIW_FAULT", format!("send-split={send},recv-split={receive},would-block=7,seed={number}"));
+        command.env(
+            "UIW_FAULT",
+            format!("send-split={send},recv-split={receive},would-block=7,seed={number}"),
+        );
         let mut listener = Running::start(command);
         listener.wait_saying("listening on");
         let verdicts = conform(asking(&address, &["--jobs", "4"]));

@@ -32,7 +32,8 @@ fn default_is_reno(network: &Network) {
 
 /// Connects from the client's namespace and returns the congestion control of the connection.
 fn connected(network: &Network, asked: &str) -> String {
-    let server = network.inside_server(|| TcpListener::bind((network.server_address(), 0)).unwrap());
+    let server =
+        network.inside_server(|| TcpListener::bind((network.server_address(), 0)).unwrap());
     let to = server.local_addr().unwrap();
     network.inside_client(|| {
         let mut stack = TcpStack::new().unwrap();
@@ -65,7 +66,8 @@ fn accepted(network: &Network, asked: &str) -> String {
 }
 
 fn available(name: &str) -> bool {
-    let names = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
+    let names =
+        std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
     let found = names.split_whitespace().any(|known| known == name);
     if !found {
         uiw_interop::skip(&format!("congestion control {name}"));
@@ -82,12 +84,26 @@ fn requested_control_replaces_route_setting() {
     default_is_reno(&network);
     for (_, name) in network.places() {
         let mut ip = Command::new("ip");
-        ip.args(["-n", name, "route", "change", "10.77.0.0/24", "dev", "veth0", "congctl", "cubic"]);
+        ip.args([
+            "-n",
+            name,
+            "route",
+            "change",
+            "10.77.0.0/24",
+            "dev",
+            "veth0",
+            "congctl",
+            "cubic",
+        ]);
         Running::start(ip).end().is_well();
     }
     for outcome in [connected, accepted] {
         assert_eq!(outcome(&network, "bbr"), "bbr");
-        assert_eq!(outcome(&network, TransportConfig::AUTO), "cubic", "the route's, on a short path");
+        assert_eq!(
+            outcome(&network, TransportConfig::AUTO),
+            "cubic",
+            "the route's, on a short path"
+        );
     }
 }
 

@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use uiw::raw::cm::{CmChannel, CmEventKind, SidrListener};
 use uiw::raw::{
-    Access, AddressHandle, Cq, CqConfig, DatagramPort, Destination, Device, Memory, Qp, QpInit, QpState,
-    RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
+    Access, AddressHandle, Cq, CqConfig, DatagramPort, Destination, Device, Memory, Qp, QpInit,
+    QpState, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 use uiw_interop::stock::Running;
 
@@ -69,7 +69,14 @@ impl End {
         imm: Option<u32>,
         flags: SendFlags,
     ) {
-        self.mr.region().span(0, payload.len()).unwrap().pin().unwrap().copy_from(0, payload).unwrap();
+        self.mr
+            .region()
+            .span(0, payload.len())
+            .unwrap()
+            .pin()
+            .unwrap()
+            .copy_from(0, payload)
+            .unwrap();
         let to = Destination { ah, qpn, qkey: QKEY };
         let sges = [self.sge(0, payload.len() as u32)];
         let wr = SendWr { wr_id: 2, op: SendOp::Datagram { to, imm }, sges: &sges, flags };
@@ -81,7 +88,11 @@ impl End {
     fn next(&self) -> Wc {
         let mut out = Vec::new();
         let polled = self.device.wait(Some(Instant::now() + TIMEOUT), |cx| {
-            if self.cq.poll(&mut out, 1) == 1 { Poll::Ready(()) } else { self.cq.poll_ready(cx).map(|()| ()) }
+            if self.cq.poll(&mut out, 1) == 1 {
+                Poll::Ready(())
+            } else {
+                self.cq.poll_ready(cx).map(|()| ())
+            }
         });
         polled.expect("a completion");
         if out.is_empty() {
@@ -95,7 +106,14 @@ impl End {
     pub(crate) fn message(&self) -> (Wc, Vec<u8>) {
         let wc = self.next();
         let mut bytes = vec![0; wc.byte_len as usize - 40];
-        self.mr.region().span(8192 + 40, bytes.len()).unwrap().pin().unwrap().copy_to(0, &mut bytes).unwrap();
+        self.mr
+            .region()
+            .span(8192 + 40, bytes.len())
+            .unwrap()
+            .pin()
+            .unwrap()
+            .copy_to(0, &mut bytes)
+            .unwrap();
         (wc, bytes)
     }
 }
@@ -134,13 +152,16 @@ fn peer_answers_messages() {
 fn peer_resolves_queue_pair_and_sends() {
     let end = End::new();
     let channel = Arc::<CmChannel>::default();
-    let listener = SidrListener::bind(&end.device, &[SocketAddr::new(LOCALHOST, 0)], &channel).unwrap();
+    let listener =
+        SidrListener::bind(&end.device, &[SocketAddr::new(LOCALHOST, 0)], &channel).unwrap();
     let port = listener.local_addr().port().to_string();
     end.receive();
     let Some(command) = peer(&["ask", "127.0.0.1", &port, "from Python"]) else { return };
     let peer = Running::start(command);
-    let event =
-        end.device.wait(Some(Instant::now() + TIMEOUT), |cx| channel.poll_pop(cx)).expect("a request");
+    let event = end
+        .device
+        .wait(Some(Instant::now() + TIMEOUT), |cx| channel.poll_pop(cx))
+        .expect("a request");
     let CmEventKind::SidrRequest(request) = event.kind else { panic!("{event:?}") };
     assert_eq!(request.private_data(), b"from the peer");
     request.accept(end.qp.num(), QKEY, b"from the listener").unwrap();

@@ -26,7 +26,8 @@ fn without(drop: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-const UNPRIVILEGED: [&str; 4] = ["--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--clear-groups"];
+const UNPRIVILEGED: [&str; 4] =
+    ["--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--clear-groups"];
 
 #[test]
 fn doctor_reports_namespace() {
@@ -70,7 +71,9 @@ fn doctor_reports_missing_capabilities() {
     let (found, code) = report(command, &network);
     assert_eq!(code, 1, "AF_XDP was needed: {found}");
     assert_eq!(check(&found, "kernel TCP", None)["state"], "ok");
-    for (name, missing) in [("AF_PACKET", "CAP_NET_RAW is missing"), ("AF_XDP", "CAP_BPF are missing")] {
+    for (name, missing) in
+        [("AF_PACKET", "CAP_NET_RAW is missing"), ("AF_XDP", "CAP_BPF are missing")]
+    {
         let check = check(&found, name, None);
         assert_eq!(check["state"], "no", "{check}");
         assert!(check["says"].as_str().is_some_and(|says| says.ends_with(missing)), "{check}");
@@ -82,7 +85,8 @@ fn doctor_reports_missing_capabilities() {
 #[test]
 fn missing_capability_named() {
     let Some(network) = Network::veth() else { return };
-    let Some(mut command) = without(&["--bounding-set=-net_admin,-sys_admin", "--inh-caps=-all"]) else {
+    let Some(mut command) = without(&["--bounding-set=-net_admin,-sys_admin", "--inh-caps=-all"])
+    else {
         return;
     };
     command.args(["--llp", "xdp:veth0,ip=10.77.0.11/24", "serve", "--listen", "10.77.0.11:0"]);
@@ -111,7 +115,9 @@ fn locked_memory_limit_named() {
         (Some("limited"), Some(65_536))
     );
     assert!(memory["fix"].as_str().is_some_and(|fix| fix.contains("ulimit -l")), "{memory}");
-    let Some(mut command) = without(&["--bounding-set=-ipc_lock", "--inh-caps=-all"]) else { return };
+    let Some(mut command) = without(&["--bounding-set=-ipc_lock", "--inh-caps=-all"]) else {
+        return;
+    };
     command.args(["--llp", "xdp:veth0,ip=10.77.0.11/24", "serve", "--listen", "10.77.0.11:0"]);
     let ended = Running::start(network.server(limited(command))).end();
     assert_eq!(ended.code, 1, "{}", ended.said);

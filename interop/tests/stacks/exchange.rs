@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use uiw::{
-    Access, BoundWindow, ConnConfig, Connection, ConnectionConfig, Device, Listener, Mr, Pd, RemoteMr,
-    SharedMr,
+    Access, BoundWindow, ConnConfig, Connection, ConnectionConfig, Device, Listener, Mr, Pd,
+    RemoteMr, SharedMr,
 };
 
 /// Time after which the test fails if no connection has made progress.
@@ -35,7 +35,9 @@ const WORDS: usize = 256 << 10;
 const LEN: usize = WORDS + 16;
 
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(seed)).collect()
+    (0..len)
+        .map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(seed))
+        .collect()
 }
 
 /// Returns the offset and length of each place; the last ones belong to the Writes with immediate.
@@ -53,7 +55,11 @@ pub(crate) fn settings() -> ConnectionConfig {
     // On a busy machine, messages of many connections may wait long for a receive, and connections
     // may wait long for their start-up.
     let options = ConnConfig::default().no_receive_timeout(TIMEOUT).startup_timeout(TIMEOUT);
-    ConnectionConfig::default().options(options).recv_size(LARGEST as u32).recv_depth(8).send_depth(16)
+    ConnectionConfig::default()
+        .options(options)
+        .recv_size(LARGEST as u32)
+        .recv_depth(8)
+        .send_depth(16)
 }
 
 /// Waker of one future among many: wakes the common task and records which future was woken, so
@@ -74,12 +80,18 @@ impl Wake for OneOfMany {
 async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let all = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
     let waker = || Arc::new(OneOfMany { has_rung: AtomicBool::new(true), all: all.clone() });
-    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), waker())).collect();
+    let mut waiting: Vec<_> =
+        futures.into_iter().map(|future| (Box::pin(future), waker())).collect();
     let mut done: Vec<Option<T>> = waiting.iter().map(|_| None).collect();
     poll_fn(|cx| {
-        for ((future, waker), done) in waiting.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
+        for ((future, waker), done) in
+            waiting.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none())
+        {
             if !waker.all.will_wake(cx.waker()) {
-                *waker = Arc::new(OneOfMany { has_rung: AtomicBool::new(true), all: cx.waker().clone() });
+                *waker = Arc::new(OneOfMany {
+                    has_rung: AtomicBool::new(true),
+                    all: cx.waker().clone(),
+                });
             }
             if waker.has_rung.swap(false, Ordering::SeqCst)
                 && let Poll::Ready(output) =
@@ -139,7 +151,8 @@ pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
     within(device, "all connections are made", async {
         let settings = settings();
         all((0..count).map(async |_| {
-            let connection = step(Connection::connect(pd, to, &settings).await.expect("a connection"));
+            let connection =
+                step(Connection::connect(pd, to, &settings).await.expect("a connection"));
             converse(pd, &connection).await;
             assert!(connection.disconnect().await.expect("it stands").orderly);
         }))
@@ -166,8 +179,9 @@ impl OfferedMemory {
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.share(LEN, access).expect("memory");
         memory.write(SOURCE, &bytes(WORDS - SOURCE, 1)).expect("in range");
-        let window =
-            async || connection.bind_window(&memory, 0..64, Access::REMOTE_WRITE).await.expect("a window");
+        let window = async || {
+            connection.bind_window(&memory, 0..64, Access::REMOTE_WRITE).await.expect("a window")
+        };
         let windows = [window().await, window().await];
         Self { memory, windows }
     }
@@ -183,8 +197,9 @@ impl OfferedMemory {
 
 impl PeerOffer {
     fn from_bytes(message: &[u8]) -> Self {
-        let mut parts =
-            message.chunks(message.len() / 3).map(|part| RemoteMr::from_bytes(part).expect("memory"));
+        let mut parts = message
+            .chunks(message.len() / 3)
+            .map(|part| RemoteMr::from_bytes(part).expect("memory"));
         let mut next = || parts.next().expect("three of them");
         Self { memory: next(), windows: [next(), next()] }
     }
@@ -200,7 +215,8 @@ impl PeerOffer {
 async fn converse(pd: &Pd, connection: &Connection) {
     let ours = OfferedMemory::new(pd, connection).await;
     connection.send_copy(&ours.to_bytes()).await.expect("a Send");
-    let theirs = PeerOffer::from_bytes(&connection.recv().await.expect("a message").expect("no end"));
+    let theirs =
+        PeerOffer::from_bytes(&connection.recv().await.expect("a message").expect("no end"));
     let asking: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(ask(pd, connection, theirs));
     all([asking, Box::pin(answer(connection, &ours))]).await;
     // An end must not close before the other end has received everything, because unread data is
@@ -236,11 +252,17 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: PeerOffer) {
     for (n, len) in MESSAGES.into_iter().enumerate() {
         connection.send(buffer(pd, len, n as u8)).await.expect("a Send");
         connection.send_solicited(buffer(pd, len, n as u8 + 10)).await.expect("a solicited Send");
-        connection.send_imm(buffer(pd, len, n as u8 + 20), IMMEDIATE + n as u32).await.expect("an immediate");
+        connection
+            .send_imm(buffer(pd, len, n as u8 + 20), IMMEDIATE + n as u32)
+            .await
+            .expect("an immediate");
     }
     let [first, second] = theirs.windows.map(|window| window.rkey);
     connection.send_invalidate(buffer(pd, 700, 30), first).await.expect("Send with Invalidate");
-    connection.send_solicited_invalidate(buffer(pd, 800, 31), second).await.expect("the solicited one");
+    connection
+        .send_solicited_invalidate(buffer(pd, 800, 31), second)
+        .await
+        .expect("the solicited one");
     let [a, b] = [0, 1].map(|n| {
         let (offset, len) = with_immediate[n];
         (buffer(pd, len, 40 + n as u8), theirs.place(TARGET + offset, len))
@@ -253,7 +275,11 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: PeerOffer) {
     }
     let word = theirs.place(WORDS + 8, 8);
     assert_eq!(connection.compare_swap(word, 0, SWAPPED).await.expect("CmpSwap"), 0);
-    assert_eq!(connection.compare_swap(word, 0, 1).await.expect("CmpSwap"), SWAPPED, "which differs");
+    assert_eq!(
+        connection.compare_swap(word, 0, 1).await.expect("CmpSwap"),
+        SWAPPED,
+        "which differs"
+    );
     connection.send_copy(b"that is all").await.expect("a Send");
 }
 
@@ -263,7 +289,10 @@ async fn answer(connection: &Connection, ours: &OfferedMemory) {
         for (seed, imm) in [(0, None), (10, None), (20, Some(IMMEDIATE + n as u32))] {
             let message = next().await;
             assert!(*message == bytes(len, n as u8 + seed), "message {n} of {len} bytes, {seed}");
-            assert_eq!((message.imm(), message.invalidated(), message.write_len()), (imm, None, None));
+            assert_eq!(
+                (message.imm(), message.invalidated(), message.write_len()),
+                (imm, None, None)
+            );
         }
     }
     for (window, (len, seed)) in ours.windows.iter().zip([(700, 30), (800, 31)]) {
@@ -273,13 +302,17 @@ async fn answer(connection: &Connection, ours: &OfferedMemory) {
     }
     for (n, len) in WITH_IMMEDIATE.into_iter().enumerate() {
         let message = next().await;
-        assert_eq!((message.imm(), message.write_len()), (Some(IMMEDIATE + 40 + n as u32), Some(len as u32)));
+        assert_eq!(
+            (message.imm(), message.write_len()),
+            (Some(IMMEDIATE + 40 + n as u32), Some(len as u32))
+        );
     }
     assert_eq!(*next().await, *b"that is all");
     for (n, (offset, len)) in places().enumerate() {
         let seed = if n < PLACES.len() { n } else { 40 + n - PLACES.len() };
         // Reading one more byte shows that nothing was written after the place.
-        let came = ours.memory.to_vec(TARGET + offset..TARGET + offset + len + 1).expect("in range");
+        let came =
+            ours.memory.to_vec(TARGET + offset..TARGET + offset + len + 1).expect("in range");
         assert!(came[..len] == bytes(len, seed as u8) && came[len] == 0, "a Write of {len} bytes");
     }
     let word = |at| ours.memory.load_u64(at).expect("a word");

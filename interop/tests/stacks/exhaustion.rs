@@ -25,7 +25,13 @@ fn unread_frame_flood_survived() {
     let port = uiw_interop::stock::free_port();
     let address = Stack::Xdp.addresses()[0];
     let mut command = Command::new(uiw());
-    command.args(["--llp", &Stack::Xdp.spec(11), "serve", "--listen", &format!("{address}:{port}")]);
+    command.args([
+        "--llp",
+        &Stack::Xdp.spec(11),
+        "serve",
+        "--listen",
+        &format!("{address}:{port}"),
+    ]);
     let mut server = Running::start(network.server(command));
     server.wait_saying("listening on");
     let client = |seconds: &str| {

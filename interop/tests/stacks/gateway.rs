@@ -16,11 +16,17 @@ fn routed() -> Option<Network> {
     for (interface, number) in [("server", 77), ("client", 78)] {
         // A router sends its neighbour solicitations from a link-local address (RFC 4861 section
         // 7.2.2).
-        for address in
-            [format!("10.{number}.0.254/24"), format!("fd{number}::fe/64"), "fe80::fe/64".to_owned()]
-        {
+        for address in [
+            format!("10.{number}.0.254/24"),
+            format!("fd{number}::fe/64"),
+            "fe80::fe/64".to_owned(),
+        ] {
             let flags: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
-            at_middle(&network, "ip", &[&["address", "add", &address, "dev", interface], flags].concat());
+            at_middle(
+                &network,
+                "ip",
+                &[&["address", "add", &address, "dev", interface], flags].concat(),
+            );
         }
     }
     for knob in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
@@ -40,7 +46,9 @@ fn every_operation_across_a_gateway() {
     if uiw_interop::require("sysctl").is_none() {
         return;
     }
-    for (server, client) in [("packet", "packet"), ("xdp", "xdp"), ("packet", "xdp"), ("xdp", "packet")] {
+    for (server, client) in
+        [("packet", "packet"), ("xdp", "xdp"), ("packet", "xdp"), ("xdp", "packet")]
+    {
         let Some(network) = routed() else { return };
         let specs = [spec(server, 77, 11), spec(client, 78, 12)];
         let before = forwarded(&network);
@@ -70,7 +78,9 @@ fn hop_limit_passes_routers() {
     ip(&["route", "add", "10.77.0.0/24", "via", "10.78.0.254"]);
     ip(&["route", "add", "fd77::/64", "via", "fd78::fe"]);
     let senders = [("tcp".to_owned(), 1), (spec("packet", 78, 12), 12), (spec("xdp", 78, 12), 12)];
-    for ((sender, host), version_6) in senders.iter().flat_map(|sender| [(sender, false), (sender, true)]) {
+    for ((sender, host), version_6) in
+        senders.iter().flat_map(|sender| [(sender, false), (sender, true)])
+    {
         let [own, peer] = match version_6 {
             false => [format!("10.78.0.{host}"), "10.77.0.11".to_owned()],
             true => [format!("fd78::{host}"), "fd77::11".to_owned()],
@@ -111,11 +121,13 @@ fn hop_limit_passes_routers() {
 /// Returns the number of packets that the router has forwarded, for IPv4 and IPv6.
 fn forwarded(network: &Network) -> [u64; 2] {
     let of_v4 = at_middle(network, "cat", &["/proc/net/snmp"]);
-    let mut lines = of_v4.lines().filter_map(|line| line.strip_prefix("Ip:")).map(str::split_whitespace);
+    let mut lines =
+        of_v4.lines().filter_map(|line| line.strip_prefix("Ip:")).map(str::split_whitespace);
     let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
     let v4 = names.zip(values).find(|(name, _)| *name == "ForwDatagrams").expect("a counter").1;
     let of_v6 = at_middle(network, "cat", &["/proc/net/snmp6"]);
-    let v6 = of_v6.lines().find_map(|line| line.strip_prefix("Ip6OutForwDatagrams")).expect("a counter");
+    let v6 =
+        of_v6.lines().find_map(|line| line.strip_prefix("Ip6OutForwDatagrams")).expect("a counter");
     [v4, v6].map(|count| count.trim().parse().expect("a number"))
 }
 

@@ -14,13 +14,22 @@ fn spec(mode: &str, host: u8) -> String {
 fn both_ends(mode: &str, shown: &str) {
     for mtu in [1500, 9000] {
         let Some(network) = network_of(mtu, true) else { return };
-        exchange_between(&network, [&spec(mode, 11), &spec(mode, 12)], &Stack::Xdp.addresses(), || {
-            let said = at(&network, true, "ip", &["link", "show", "dev", "veth0"]);
-            // The driver's mode is shown as `xdp/id:` or `prog/xdp`; the generic mode, which runs
-            // before the network stack, as `xdpgeneric`.
-            assert!(said.contains(shown), "mode={mode}, MTU {mtu}: {said}");
-            assert_eq!(said.contains("xdpgeneric"), mode == "generic", "mode={mode}, MTU {mtu}: {said}");
-        });
+        exchange_between(
+            &network,
+            [&spec(mode, 11), &spec(mode, 12)],
+            &Stack::Xdp.addresses(),
+            || {
+                let said = at(&network, true, "ip", &["link", "show", "dev", "veth0"]);
+                // The driver's mode is shown as `xdp/id:` or `prog/xdp`; the generic mode, which
+                // runs before the network stack, as `xdpgeneric`.
+                assert!(said.contains(shown), "mode={mode}, MTU {mtu}: {said}");
+                assert_eq!(
+                    said.contains("xdpgeneric"),
+                    mode == "generic",
+                    "mode={mode}, MTU {mtu}: {said}"
+                );
+            },
+        );
     }
 }
 

@@ -63,7 +63,8 @@ fn members_on_all_stacks_exchange_messages() {
 fn exchange(stack: Stack) {
     let Some(network) = network_of(1500, true) else { return };
     let indices = [index(&network, true), index(&network, false)];
-    for (group, own) in [("239.77.0.9", ["10.77.0.1", "10.77.0.12"]), ("ff15::77:9", ["fd77::1", "fd77::12"])]
+    for (group, own) in
+        [("239.77.0.9", ["10.77.0.1", "10.77.0.12"]), ("ff15::77:9", ["fd77::1", "fd77::12"])]
     {
         let group: IpAddr = group.parse().expect("a group");
         let own = own.map(|own| own.parse::<IpAddr>().expect("an address"));
@@ -73,7 +74,8 @@ fn exchange(stack: Stack) {
             let network = &network;
             scope.spawn(move || {
                 network.inside_server(move || {
-                    let member = GroupMember::join((Stack::Kernel, own[0]), (group, indices[0]), of_server);
+                    let member =
+                        GroupMember::join((Stack::Kernel, own[0]), (group, indices[0]), of_server);
                     member.one_message(false, b"from our own stack");
                     member.one_message(true, b"from the kernel");
                 });
@@ -194,12 +196,18 @@ fn overlong_messages_dropped() {
     send(&[7; 4096]);
     send(b"short");
     assert_eq!(receiver.message().1, b"short");
-    assert_eq!((counts(&sender).sent, counts(&sender).unsent, counts(&receiver).received), (2, 0, 1));
+    assert_eq!(
+        (counts(&sender).sent, counts(&sender).unsent, counts(&receiver).received),
+        (2, 0, 1)
+    );
     assert!(dropped() > before, "the interface counts it");
     set_mtu(false, "1500");
     receiver.receive();
     send(&[7; 4096]);
     send(b"short again");
     assert_eq!(receiver.message().1, b"short again");
-    assert_eq!((counts(&sender).sent, counts(&sender).unsent, counts(&receiver).received), (3, 1, 2));
+    assert_eq!(
+        (counts(&sender).sent, counts(&sender).unsent, counts(&receiver).received),
+        (3, 1, 2)
+    );
 }

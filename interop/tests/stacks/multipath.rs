@@ -56,7 +56,8 @@ impl TwoLinks {
         }
         let signal = format!("-n {} mptcp endpoint add 10.78.0.1 dev veth1 signal", names[0]);
         Running::start(ip(&signal)).end().is_well();
-        let emulators = [["server", "client"], ["server1", "client1"]].map(|link| emulator(&network, link));
+        let emulators =
+            [["server", "client"], ["server1", "client1"]].map(|link| emulator(&network, link));
         Some(Self { network, emulators })
     }
 
@@ -70,7 +71,12 @@ impl TwoLinks {
 
     fn perf(&self, port: u16, options: &[&str]) -> Running {
         let mut command = Command::new(uiw());
-        command.args(["--llp", "mptcp", "perf", &format!("{}:{port}", self.network.server_address())]);
+        command.args([
+            "--llp",
+            "mptcp",
+            "perf",
+            &format!("{}:{port}", self.network.server_address()),
+        ]);
         command.args(["--op", "write", "--size", "1M", "--validate", "--json"]).args(options);
         Running::start(self.network.client(command))
     }

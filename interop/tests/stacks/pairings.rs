@@ -148,7 +148,12 @@ pub(crate) fn exchange_between(
             meanwhile();
             for address in addresses {
                 println!("{client} to {server} at {address}");
-                exchange::call(&device, &pd, SocketAddr::new(address.parse().expect("an address"), port), 1);
+                exchange::call(
+                    &device,
+                    &pd,
+                    SocketAddr::new(address.parse().expect("an address"), port),
+                    1,
+                );
             }
             device.wait_idle(Duration::from_secs(10));
         });

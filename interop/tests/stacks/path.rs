@@ -29,7 +29,8 @@ impl Path {
     pub(crate) fn end(self) -> [Value; 2] {
         let ended = self.wan.interrupt();
         ended.is_well();
-        let last: Value = serde_json::from_str(ended.said.lines().last().expect("statistics")).expect("JSON");
+        let last: Value =
+            serde_json::from_str(ended.said.lines().last().expect("statistics")).expect("JSON");
         let way = |n: usize| {
             let way = last["ways"][n].clone();
             assert_eq!(way["missed"], 0, "the emulator keeps up: {last}");
@@ -63,7 +64,13 @@ fn soak(client: Stack, server: Stack, path: &[&str]) {
         command.args(["--llp", &client.spec(12), "perf", &format!("{address}:{port}")]);
         command.args(["--validate", "--seconds", "60", "--iterations", "30"]).args(operation);
         let ended = Running::start(network.client(command)).end();
-        assert_eq!(ended.code, 0, "{client:?} to {server:?}, {operation:?}: {}{}", ended.said, serve.said());
+        assert_eq!(
+            ended.code,
+            0,
+            "{client:?} to {server:?}, {operation:?}: {}{}",
+            ended.said,
+            serve.said()
+        );
     }
     let _ = serve.stop();
     let ways = path.end();
@@ -113,7 +120,8 @@ fn rough_path_between_kernel_and_smoltcp() {
 /// Damaged frames count as lost, because the TCP checksum or the CRC detects the damage.
 #[test]
 fn damaging_path() {
-    let rough = ["--damage", "1%", "--duplicate", "1%", "--reorder", "1%", "--loss", "0.3%", "--seed", "3"];
+    let rough =
+        ["--damage", "1%", "--duplicate", "1%", "--reorder", "1%", "--loss", "0.3%", "--seed", "3"];
     soak(Stack::Packet, Stack::Kernel, &rough);
 }
 
@@ -128,7 +136,13 @@ fn path_mtu_black_hole() {
         let port = uiw_interop::stock::free_port();
         let address = server.addresses()[0];
         let mut command = Command::new(uiw());
-        command.args(["--llp", &server.spec(11), "serve", "--listen", &format!("{address}:{port}")]);
+        command.args([
+            "--llp",
+            &server.spec(11),
+            "serve",
+            "--listen",
+            &format!("{address}:{port}"),
+        ]);
         let mut serve = Running::start(path.network.server(command));
         serve.wait_saying("listening on");
         for operation in ["write", "read", "send"] {
@@ -141,7 +155,15 @@ fn path_mtu_black_hole() {
                 "--op",
                 operation,
             ]);
-            command.args(["--size", "100000", "--validate", "--seconds", "60", "--iterations", "50"]);
+            command.args([
+                "--size",
+                "100000",
+                "--validate",
+                "--seconds",
+                "60",
+                "--iterations",
+                "50",
+            ]);
             let ended = Running::start(path.network.client(command)).end();
             assert_eq!(
                 ended.code,
@@ -195,7 +217,8 @@ const DOWNLOAD: Duration = Duration::from_secs(40);
 #[test]
 fn copies_through_path_mtu_black_hole() {
     let folder = TestFolder::with_keys();
-    let bytes: Vec<u8> = (0..3u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let bytes: Vec<u8> =
+        (0..3u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::write(folder.0.join("source"), &bytes).expect("a file");
     for (name, has_tls) in [("clear", false), ("tls", true)] {
         let Some(path) = Path::new(&["--delay", "1ms", "--max-packet", "1300"]) else { return };
@@ -208,7 +231,11 @@ fn copies_through_path_mtu_black_hole() {
         Running::start(network.server(off())).end().is_well();
         Running::start(network.client(off())).end().is_well();
         let protected = |conf: &str| {
-            if has_tls { vec!["--tls".to_owned(), folder.name(conf)] } else { vec!["--clear".to_owned()] }
+            if has_tls {
+                vec!["--tls".to_owned(), folder.name(conf)]
+            } else {
+                vec!["--clear".to_owned()]
+            }
         };
         let mut command = Command::new(uiw());
         command.args(["serve", "--listen", "10.77.0.1:7174", "--share"]);
@@ -267,7 +294,17 @@ fn path_matches_settings() {
     let mut server = Running::start(path.network.server(command));
     server.wait_saying("listening on");
     let mut command = Command::new(uiw());
-    command.args(["perf", "10.77.0.1", "--op", "send", "--size", "64", "--latency", "--wait", "--json"]);
+    command.args([
+        "perf",
+        "10.77.0.1",
+        "--op",
+        "send",
+        "--size",
+        "64",
+        "--latency",
+        "--wait",
+        "--json",
+    ]);
     command.args(["--iterations", "400", "--seconds", "60"]);
     let ended = Running::start(path.network.client(command)).end();
     let line = ended.well().said.lines().find(|line| line.starts_with('{')).expect("a result");
@@ -276,7 +313,8 @@ fn path_matches_settings() {
     assert!(least >= 5990.0, "3 ms there and 3 ms back: {result}");
     let _ = server.stop();
     let ways = path.end();
-    let sum = |what: &str| ways.iter().map(|way| way[what].as_f64().expect("a number")).sum::<f64>();
+    let sum =
+        |what: &str| ways.iter().map(|way| way[what].as_f64().expect("a number")).sum::<f64>();
     let share = sum("lost") / sum("frames");
     // The tolerance is four standard deviations for about 1000 frames.
     assert!(sum("frames") > 600.0 && (share - 0.02).abs() < 0.02, "{ways:?}");

@@ -36,7 +36,8 @@ fn pair(
     let address = server.addresses()[0];
     let of_client: Vec<_> =
         args[1].iter().map(|word| if *word == "ADDRESS" { address } else { word }).collect();
-    let here = Running::start(network.client(at(&libraries, client, 12, program, &of_client))).end();
+    let here =
+        Running::start(network.client(at(&libraries, client, 12, program, &of_client))).end();
     Some([there.end(), here])
 }
 
@@ -44,7 +45,9 @@ fn pair(
 fn rping(server: Stack, client: Stack) {
     let of_server = ["-s", "-V", "-C", "200", "-S", "40000", "-p", "7999"];
     let of_client = ["-c", "-a", "ADDRESS", "-V", "-C", "200", "-S", "40000", "-p", "7999"];
-    let Some([there, here]) = pair(server, client, "rping", 7999, [&of_server, &of_client]) else { return };
+    let Some([there, here]) = pair(server, client, "rping", 7999, [&of_server, &of_client]) else {
+        return;
+    };
     there.well();
     let wrong = ["failed", "mismatch", "wait for"].map(|word| here.count(word));
     assert_eq!((here.code, wrong), (0, [0; 3]), "{client:?} to {server:?}: {there:?} {here:?}");
@@ -79,7 +82,8 @@ fn ib_write_bw_over_af_packet_and_af_xdp() {
     for (server, client) in [(Stack::Packet, Stack::Xdp), (Stack::Xdp, Stack::Kernel)] {
         let args = ["-R", "-p", "7998", "-s", "65536", "-n", "500", "--report_gbits"];
         let of_client = [&args[..], &["ADDRESS"]].concat();
-        let Some([there, here]) = pair(server, client, "ib_write_bw", 7998, [&args, &of_client]) else {
+        let Some([there, here]) = pair(server, client, "ib_write_bw", 7998, [&args, &of_client])
+        else {
             return;
         };
         there.well();
@@ -98,7 +102,9 @@ fn device_has_own_addresses() {
     let gids: Vec<_> = said.lines().filter(|line| line.contains("GID[")).collect();
     assert!(said.contains("uiw_veth0") && gids.len() == 2, "{said}");
     assert!(
-        gids[0].contains("ffff:0a4d:000b") && gids[1].contains("fd77:0000") && gids[1].contains(":0011"),
+        gids[0].contains("ffff:0a4d:000b")
+            && gids[1].contains("fd77:0000")
+            && gids[1].contains(":0011"),
         "{said}"
     );
 }
@@ -138,7 +144,10 @@ fn missing_interface_for_programs() {
     for (llp, says) in [
         ("packet:veth9,ip=10.77.0.11/24", "there is no interface `veth9`"),
         ("packet:veth0", "UIW_LLP=packet:veth0: expected tcp, mptcp, packet:IFACE"),
-        ("xdp:veth0,ip=10.77.0.11", "UIW_LLP=xdp:veth0,ip=10.77.0.11: expected tcp, mptcp, packet:IFACE"),
+        (
+            "xdp:veth0,ip=10.77.0.11",
+            "UIW_LLP=xdp:veth0,ip=10.77.0.11: expected tcp, mptcp, packet:IFACE",
+        ),
     ] {
         let mut command = libraries.command(User::Same, &program);
         command.args(["-s", "-p", "7999", "-C", "1"]).env("UIW_LLP", llp);

@@ -29,8 +29,11 @@ fn measure(network: &Network, client: Stack) {
     let mut serving = Running::start(network.server(command));
     serving.wait_saying("listening on");
     for address in server.addresses() {
-        let to =
-            if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") };
+        let to = if address.contains(':') {
+            format!("[{address}]:{port}")
+        } else {
+            format!("{address}:{port}")
+        };
         let mut command = Command::new(uiw());
         command.args(["--llp", &client.spec(12), "perf", &to, "--validate", "--seconds", "20"]);
         command.args(["--bidirectional", "--size", "20000", "--iterations", "20"]);

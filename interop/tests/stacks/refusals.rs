@@ -61,7 +61,12 @@ fn without_the_capabilities() {
 /// Counts the errors that name the deleted interface; the log may name it as well.
 fn deletions(ended: &ProcessEnd) -> usize {
     let is_error = |line: &&str| line.starts_with("error: cannot listen on");
-    ended.said.lines().filter(is_error).filter(|line| line.ends_with("interface `veth0` was deleted")).count()
+    ended
+        .said
+        .lines()
+        .filter(is_error)
+        .filter(|line| line.ends_with("interface `veth0` was deleted"))
+        .count()
 }
 
 /// When the link is deleted, both ends of every connection end soon and report the reason.
@@ -98,7 +103,12 @@ fn interface_deleted_under_listener() {
         let server = listening(&network, kind);
         link(&network, &["delete", "veth0"]);
         let ended = server.end();
-        assert_eq!((ended.code, ended.count("error: cannot listen on")), (1, 1), "{kind}: {}", ended.said);
+        assert_eq!(
+            (ended.code, ended.count("error: cannot listen on")),
+            (1, 1),
+            "{kind}: {}",
+            ended.said
+        );
         assert_eq!(ended.count("interface `veth0` was deleted"), 1, "{kind}: {}", ended.said);
         assert_eq!(ended.count("is down"), 0, "{kind}: {}", ended.said);
     }
@@ -172,7 +182,11 @@ fn addresses_and_interfaces_in_use_refused() {
     ip(&["link", "set", "tun0", "up"]);
     for kind in ["packet", "xdp"] {
         let of = |rest: &str| format!("{kind}:{rest}");
-        fails(&mut serve(&of("veth0,ip=10.77.0.1/24")), 1, &["ip=10.77.0.1 is the kernel's", "choose one"]);
+        fails(
+            &mut serve(&of("veth0,ip=10.77.0.1/24")),
+            1,
+            &["ip=10.77.0.1 is the kernel's", "choose one"],
+        );
         fails(&mut serve(&of("tun0,ip=10.77.0.11/24")), 1, &["`tun0` carries no Ethernet"]);
         fails(&mut serve(&of("sweep0,ip=10.77.0.11/24")), 1, &["`sweep0` is down", "ip link set"]);
         let mut server = Running::start(serve(&of("veth0,ip=10.77.0.11/24")));
@@ -180,7 +194,11 @@ fn addresses_and_interfaces_in_use_refused() {
         let taken = format!("ip=10.77.0.11 is that of process {}", server.id());
         fails(&mut serve("packet:veth0,ip=10.77.0.11/24"), 1, &[&taken]);
         if kind == "xdp" {
-            fails(&mut serve("xdp:veth0,ip=10.77.0.12/24"), 1, &["another XDP program", "one process"]);
+            fails(
+                &mut serve("xdp:veth0,ip=10.77.0.12/24"),
+                1,
+                &["another XDP program", "one process"],
+            );
         }
         let _ = server.stop();
     }
@@ -219,7 +237,8 @@ fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running)
 fn idle_connection_uses_no_processor() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
-        let (server, mut client) = connected(&network, kind, &["ping", "10.77.0.11", "-i", "30", "-c", "3"]);
+        let (server, mut client) =
+            connected(&network, kind, &["ping", "10.77.0.11", "-i", "30", "-c", "3"]);
         client.wait_saying("round 1");
         // Wait for the last acknowledgement and for anything else that is driven by a timeout.
         thread::sleep(Duration::from_millis(500));
@@ -255,8 +274,17 @@ fn idle_listener_uses_no_processor() {
 fn full_rings_cost_only_time() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
-        let args =
-            ["perf", "10.77.0.11", "--size", "20000", "--validate", "--connections", "8", "--seconds", "4"];
+        let args = [
+            "perf",
+            "10.77.0.11",
+            "--size",
+            "20000",
+            "--validate",
+            "--connections",
+            "8",
+            "--seconds",
+            "4",
+        ];
         let (server, client) = connected(&network, kind, &args);
         for _ in 0..2 {
             thread::sleep(Duration::from_millis(500));
@@ -294,7 +322,8 @@ fn detached_xdp_program_ends_connections() {
     }
     let Some(python) = uiw_interop::require("python3") else { return };
     let Some(network) = Network::veth() else { return };
-    let (server, mut client) = connected(&network, "xdp", &["ping", "10.77.0.11", "-i", "3", "-c", "60"]);
+    let (server, mut client) =
+        connected(&network, "xdp", &["ping", "10.77.0.11", "-i", "3", "-c", "60"]);
     client.wait_saying("round 1");
     let mut command = Command::new(python);
     command.args(["-c", DETACH, &client.id().to_string()]);

@@ -63,8 +63,9 @@ fn segment(line: &str) -> TcpSegment {
 /// Captures a measurement between two AF_PACKET ends at the server, and returns the segments of
 /// both directions and tshark's messages about packets it missed.
 fn capture(network: &Network, version: usize, name: &str) -> (Vec<TcpSegment>, String) {
-    let file =
-        CaptureFile(std::env::temp_dir().join(format!("uiw-segments-{}-{name}.pcap", std::process::id())));
+    let file = CaptureFile(
+        std::env::temp_dir().join(format!("uiw-segments-{}-{name}.pcap", std::process::id())),
+    );
     let port = uiw_interop::stock::free_port();
     let mut command = Command::new("tshark");
     // The buffer (in MiB) has room for the whole transfer in case tshark is not scheduled for a
@@ -123,7 +124,10 @@ fn segmented_packets_valid_on_wire() {
         let Some(network) = Network::veth() else { return };
         let (whole, _) = capture(&network, version, &format!("whole-{mss}"));
         // Packets stay unsegmented between the ends of a veth.
-        assert!(whole.iter().any(|segment| segment.payload > 20_000), "packets of many segments: MSS {mss}");
+        assert!(
+            whole.iter().any(|segment| segment.payload > 20_000),
+            "packets of many segments: MSS {mss}"
+        );
         for server in [true, false] {
             let off = ["-K", "veth0", "tx", "off", "gso", "off", "tso", "off", "gro", "off"];
             at(&network, server, "ethtool", &off);
@@ -133,8 +137,14 @@ fn segmented_packets_valid_on_wire() {
         assert!(bytes >= BYTES, "{bytes} bytes of at least {BYTES}: {said}");
         for TcpSegment { frame_len, payload, checksum, is_right, mss: said } in &segments {
             assert!(*is_right, "the checksum {checksum} of {payload} bytes, MSS {mss}");
-            assert!(*frame_len <= 1514 && *payload <= mss, "a frame of {frame_len} bytes, MSS {mss}");
-            assert!(said.is_none_or(|said| usize::from(said) == mss), "an MSS of {said:?}, not {mss}");
+            assert!(
+                *frame_len <= 1514 && *payload <= mss,
+                "a frame of {frame_len} bytes, MSS {mss}"
+            );
+            assert!(
+                said.is_none_or(|said| usize::from(said) == mss),
+                "an MSS of {said:?}, not {mss}"
+            );
         }
         let full = segments.iter().filter(|segment| segment.payload == mss).count();
         assert!(full * 4 > segments.len(), "{full} of {} segments are full", segments.len());

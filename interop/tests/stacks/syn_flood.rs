@@ -45,7 +45,13 @@ impl SourceAddresses {
     }
 }
 
-fn syn(from: IpAddr, to: IpAddr, ports: (u16, u16), number: u32, macs: ([u8; 6], [u8; 6])) -> Vec<u8> {
+fn syn(
+    from: IpAddr,
+    to: IpAddr,
+    ports: (u16, u16),
+    number: u32,
+    macs: ([u8; 6], [u8; 6]),
+) -> Vec<u8> {
     let ethernet = PacketBuilder::ethernet2(macs.0, macs.1);
     let ip = match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(from.octets(), to.octets(), 64),
@@ -69,7 +75,8 @@ fn mac_of(network: &Network, address: &str) -> [u8; 6] {
     let said = at(network, false, "ip", &["neighbour", "show", address]);
     let text = said.split_whitespace().skip_while(|word| *word != "lladdr").nth(1);
     let text = text.unwrap_or_else(|| panic!("no neighbour in {said:?}"));
-    let bytes: Vec<u8> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
+    let bytes: Vec<u8> =
+        text.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
     bytes.try_into().unwrap()
 }
 

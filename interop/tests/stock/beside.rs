@@ -80,7 +80,8 @@ fn source(name: &str) -> PathBuf {
 /// Returns whether the kernel answers on the RDMA netlink family.
 fn kernel_lists_devices() -> bool {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, netlink, socket_with};
-    socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::RDMA)).is_ok()
+    socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::RDMA))
+        .is_ok()
 }
 
 /// A C program opens both devices in one process: queries, regions, queues, posts and polls reach
@@ -88,14 +89,16 @@ fn kernel_lists_devices() -> bool {
 #[test]
 fn objects_routed_to_their_library() {
     let Some(machine) = StubMachine::new() else { return };
-    let Some(program) = compile(&machine.libraries, &source("beside.c"), &["-Wall", "-Wextra", "-Werror"])
+    let Some(program) =
+        compile(&machine.libraries, &source("beside.c"), &["-Wall", "-Wextra", "-Werror"])
     else {
         return;
     };
     let program = program.display();
     let Some(ended) = machine.run("--with-system", &format!("exec {program}")) else { return };
     assert_eq!(ended.well().count("both are there"), 1, "{ended:?}");
-    let ended = machine.run(&format!("--with-system={SYSTEM}"), &format!("exec {program}")).unwrap();
+    let ended =
+        machine.run(&format!("--with-system={SYSTEM}"), &format!("exec {program}")).unwrap();
     assert_eq!(ended.well().count("both are there"), 1, "{ended:?}");
     // Without `--with-system` the assertions of the program fail.
     let ended = machine.run("--only-uiw", &format!("exec {program}")).unwrap();
@@ -108,20 +111,34 @@ fn objects_routed_to_their_library() {
 fn stock_programs_list_both_kinds() {
     let Some(machine) = StubMachine::new() else { return };
     let Some(_) = uiw_interop::require("ibv_devinfo") else { return };
-    let Some(ended) = machine.run("--with-system", "ibv_devices && exec ibv_devinfo") else { return };
+    let Some(ended) = machine.run("--with-system", "ibv_devices && exec ibv_devinfo") else {
+        return;
+    };
     let lines: Vec<_> = ended.well().said.lines().map(str::trim).collect();
     let at = |start: &str| lines.iter().position(|line| line.starts_with(start));
-    assert!(at("stub0") < at("uiw_") && at("stub0").is_some() && at("uiw_lo").is_some(), "{ended:?}");
+    assert!(
+        at("stub0") < at("uiw_") && at("stub0").is_some() && at("uiw_lo").is_some(),
+        "{ended:?}"
+    );
     let of = |device: &str| {
-        let lines = lines.iter().skip_while(|line| !line.starts_with("hca_id:") || !line.ends_with(device));
-        lines.skip(1).take_while(|line| !line.starts_with("hca_id:")).copied().collect::<Vec<_>>().join("\n")
+        let lines =
+            lines.iter().skip_while(|line| !line.starts_with("hca_id:") || !line.ends_with(device));
+        lines
+            .skip(1)
+            .take_while(|line| !line.starts_with("hca_id:"))
+            .copied()
+            .collect::<Vec<_>>()
+            .join("\n")
     };
     assert!(of("stub0").contains("port_lid:\t\t774"), "{ended:?}");
     assert!(
         lines.iter().any(|line| line.starts_with("stub0") && line.ends_with("0123456789abcdef")),
         "{ended:?}"
     );
-    assert!(of("uiw_lo").contains("link_layer:\t\tEthernet") && !of("uiw_lo").contains("774"), "{ended:?}");
+    assert!(
+        of("uiw_lo").contains("link_layer:\t\tEthernet") && !of("uiw_lo").contains("774"),
+        "{ended:?}"
+    );
     let program = format!("ibv_rc_pingpong -d uiw_lo -g 0 -n 50 -p {}", free_port());
     let pingpong = format!(
         "{program} > /dev/null & \

@@ -64,8 +64,11 @@ fn nothing_to_complain_of_for_valgrind() {
     let sources = folder("../examples/c");
     let Some(server_file) = compile(&libraries, &sources.join("server.c"), &["-g"]) else { return };
     let Some(client_file) = compile(&libraries, &sources.join("client.c"), &["-g"]) else { return };
-    let compile = |name: &str| compile(&libraries, &folder(&format!("tests/stock/c/{name}.c")), &["-g"]);
-    let (Some(nonsense), Some(semantics)) = (compile("nonsense"), compile("semantics")) else { return };
+    let compile =
+        |name: &str| compile(&libraries, &folder(&format!("tests/stock/c/{name}.c")), &["-g"]);
+    let (Some(nonsense), Some(semantics)) = (compile("nonsense"), compile("semantics")) else {
+        return;
+    };
     let Some(stress) = compile("stress") else { return };
     let watched = |program: &Path| {
         let mut command = libraries.command(User::Same, "valgrind");
@@ -100,7 +103,9 @@ fn nothing_to_complain_of_for_valgrind() {
 fn self_managed_queue_pairs_connect() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/two_steps.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for persona in ["roce", "ib"] {
         let mut command = libraries.command(User::Same, &program);
         command.env("UIW_PERSONA", persona);
@@ -114,7 +119,9 @@ fn self_managed_queue_pairs_connect() {
 fn connection_events_follow_persona() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/cm_messages.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for (persona, lengths, reasons, expected) in [
         ("roce", "", "infiniband", "padded"),
         ("ib", "", "infiniband", "padded"),
@@ -134,7 +141,9 @@ fn connection_events_follow_persona() {
 fn timewait_exit_follows_disconnect() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/timewait.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for (persona, expected) in [("roce", "once"), ("ib", "once"), ("iwarp", "never")] {
         let mut command = on_loopback(&libraries, &program);
         command.arg(expected).env("UIW_PERSONA", persona);
@@ -147,7 +156,9 @@ fn timewait_exit_follows_disconnect() {
 fn device_events_follow_interface() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/device_events.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for persona in ["iwarp", "roce", "ib"] {
         // The program deletes the interface, so each run needs a new network.
         let Some(network) = Network::veth() else { return };
@@ -162,7 +173,9 @@ fn device_events_follow_interface() {
 fn bind_conflicts_reported_as_by_kernel() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/binding.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for (persona, ud, kind) in [
         ("roce", "", "infiniband"),
         ("ib", "", "infiniband"),
@@ -220,7 +233,9 @@ fn log_lines_name_connection() {
 fn nonsense_is_answered_with_an_error() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/nonsense.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     Running::start(on_loopback(&libraries, &program)).end().well();
 }
 
@@ -228,7 +243,9 @@ fn nonsense_is_answered_with_an_error() {
 fn promises_of_the_manual_are_kept() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/semantics.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     let mut settings = vec![on_loopback(&libraries, &program)];
     // The result must not depend on the format of the messages.
     for (name, value) in
@@ -245,14 +262,19 @@ fn promises_of_the_manual_are_kept() {
     let mut command = on_loopback(&libraries, &program);
     command.env("UIW_LOG", "uiw_cabi=debug");
     let logged = Running::start(command).end();
-    assert!(logged.well().count("call refused with EINVAL: rdma_connect to port 0") > 0, "{logged:?}");
+    assert!(
+        logged.well().count("call refused with EINVAL: rdma_connect to port 0") > 0,
+        "{logged:?}"
+    );
 }
 
 #[test]
 fn queue_pairs_connect_out_of_band() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/pairs.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     // The programs spend most of their time waiting, so they run in parallel.
     let mut running = vec![Running::start(libraries.command(User::Same, &program))];
     // If a completion means that the peer has placed the data, errors are more precise.
@@ -271,7 +293,9 @@ fn queue_pairs_connect_out_of_band() {
 fn removed_rights_take_effect_at_once() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/rights.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for (persona, argument) in [("iwarp", ""), ("roce", "acknowledged"), ("ib", "acknowledged")] {
         let mut command = on_loopback(&libraries, &program);
         command.arg(argument).env("UIW_PERSONA", persona);
@@ -283,7 +307,9 @@ fn removed_rights_take_effect_at_once() {
 fn unreliable_connections_lose_messages_silently() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/unreliable.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     // The programs spend most of their time waiting, so they run in parallel.
     let running = ["roce", "ib"].map(|persona| {
         let mut command = on_loopback(&libraries, &program);
@@ -303,7 +329,9 @@ fn unreliable_connections_lose_messages_silently() {
 fn state_table_enforced_except_on_iwarp() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/transitions.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for persona in ["iwarp", "roce", "ib"] {
         let mut command = libraries.command(User::Same, &program);
         command.arg(persona).env("UIW_PERSONA", persona);
@@ -346,7 +374,9 @@ fn private_data_is_cut(libraries: &Libraries, program: &Path, persona: &str, len
 fn threads_share_channels_and_connections() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/stress.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     let mut command = libraries.command(User::Same, program);
     command.arg("50");
     Running::start(command).end().well();
@@ -356,7 +386,9 @@ fn threads_share_channels_and_connections() {
 fn signals_restart_or_interrupt_waits() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/signals.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
@@ -364,7 +396,9 @@ fn signals_restart_or_interrupt_waits() {
 fn threads_cancelled_in_waits_only() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/cancel.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     Running::start(on_loopback(&libraries, &program)).end().well();
 }
 
@@ -480,7 +514,9 @@ fn interposed_functions_found_through_librdmacm() {
 fn established_event_precedes_next_request() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/one_by_one.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for persona in ["iwarp", "roce"] {
         let mut command = on_loopback(&libraries, &program);
         command.env("UIW_SHARDS", "4").env("UIW_PERSONA", persona);
@@ -493,12 +529,18 @@ fn established_event_precedes_next_request() {
 fn posts_complete_after_receiver_destroyed() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/destroyed_at_once.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for persona in ["roce", "ib"] {
         let mut command = on_loopback(&libraries, &program);
         command.env("UIW_PERSONA", persona);
         let ended = Running::start(command).end();
-        assert_eq!(ended.well().count("everything completes though the peer is gone"), 1, "{ended:?}");
+        assert_eq!(
+            ended.well().count("everything completes though the peer is gone"),
+            1,
+            "{ended:?}"
+        );
     }
 }
 
@@ -506,7 +548,9 @@ fn posts_complete_after_receiver_destroyed() {
 fn send_waits_as_configured() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/late_receive.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for persona in ["roce", "ib"] {
         let mut command = on_loopback(&libraries, &program);
         command.env("UIW_PERSONA", persona);
@@ -559,7 +603,8 @@ fn allocator_returns_memory_during_calls() {
 fn programs_that_users_gave() {
     let given = env::var_os(SEED_PROGRAMS).map(PathBuf::from);
     let places = [given, Some(folder("../../shared/seed-programs"))];
-    let Some(sources) = places.into_iter().flatten().find(|place| place.join("server.c").exists()) else {
+    let Some(sources) = places.into_iter().flatten().find(|place| place.join("server.c").exists())
+    else {
         uiw_interop::skip("programs that users gave (INTEROP_SEED_PROGRAMS)");
         return;
     };

@@ -14,7 +14,9 @@ const SOME: u64 = 600;
 
 #[test]
 fn capture_of_killed_program() {
-    let (Some(_), Some(tshark)) = (uiw_interop::require("rping"), Tshark::require()) else { return };
+    let (Some(_), Some(tshark)) = (uiw_interop::require("rping"), Tshark::require()) else {
+        return;
+    };
     let libraries = Libraries::get();
     let file = libraries.folder().join("killed.pcapng");
     let port = free_port();
@@ -25,7 +27,8 @@ fn capture_of_killed_program() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let connection =
-        Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &ConnectionConfig::default()).unwrap();
+        Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &ConnectionConfig::default())
+            .unwrap();
     // The connection is idle now, but its capture must be written nevertheless.
     let mut limit = WaitLimit::new(Duration::from_secs(60));
     while fs::metadata(&file).map_or(0, |file| file.len()) < SOME {

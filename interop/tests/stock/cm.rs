@@ -39,8 +39,11 @@ impl ProgramPair<'_> {
 
 #[test]
 fn ucmatose_exchanges_messages_on_many_connections() {
-    let pair =
-        ProgramPair { server: "ucmatose", client: "ucmatose", args: &["-c", "20", "-C", "30", "-S", "3000"] };
+    let pair = ProgramPair {
+        server: "ucmatose",
+        client: "ucmatose",
+        args: &["-c", "20", "-C", "30", "-S", "3000"],
+    };
     pair.both_end_well();
 }
 
@@ -55,7 +58,8 @@ fn ucmatose_migrates_ids_between_channels() {
 
 #[test]
 fn ucmatose_sets_options() {
-    let pair = ProgramPair { server: "ucmatose", client: "ucmatose", args: &["-t", "16", "-a", "14"] };
+    let pair =
+        ProgramPair { server: "ucmatose", client: "ucmatose", args: &["-t", "16", "-a", "14"] };
     let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
     ends.iter().for_each(ProcessEnd::is_well);
 }
@@ -78,7 +82,8 @@ fn rdma_client_and_server_synchronous_ids() {
 fn shared_receive_queue_of_rdma_xserver() {
     // The requests of the server share a receive queue. XRC itself is refused, like every transport
     // except RC.
-    ProgramPair { server: "rdma_xserver", client: "rdma_xclient", args: &["-c", "r"] }.both_end_well();
+    ProgramPair { server: "rdma_xserver", client: "rdma_xclient", args: &["-c", "r"] }
+        .both_end_well();
 }
 
 #[test]
@@ -93,7 +98,9 @@ fn missing_iwarp_features_refused() {
     let libraries = Libraries::get();
     let unsupported = "Operation not supported";
     // The programs need UD queue pairs, an XRC domain and datagram sockets.
-    for (program, args) in [("udaddy", &[] as &[&str]), ("rdma_xserver", &["-c", "x"]), ("udpong", &[])] {
+    for (program, args) in
+        [("udaddy", &[] as &[&str]), ("rdma_xserver", &["-c", "x"]), ("udpong", &[])]
+    {
         let Some(_) = uiw_interop::require(program) else { return };
         let mut command = libraries.command(User::Same, program);
         command.args(args);

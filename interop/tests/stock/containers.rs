@@ -94,12 +94,20 @@ impl PodmanFolder {
         // Podman allows at most 50 bytes in the paths of its directories.
         let folder = std::env::temp_dir().join(format!("uiw-ct-{}-{count}", std::process::id()));
         let place = Self { folder, libraries: Libraries::get() };
-        for name in
-            ["image/dev", "image/proc", "image/sys", "image/run", "image/tmp", "image/etc", "home/run"]
-        {
+        for name in [
+            "image/dev",
+            "image/proc",
+            "image/sys",
+            "image/run",
+            "image/tmp",
+            "image/etc",
+            "home/run",
+        ] {
             fs::create_dir_all(place.folder.join(name)).expect("a folder");
         }
-        for (name, mode) in [("", 0o755), ("image", 0o755), ("image/etc", 0o755), ("image/tmp", 0o1777)] {
+        for (name, mode) in
+            [("", 0o755), ("image", 0o755), ("image/etc", 0o755), ("image/tmp", 0o1777)]
+        {
             let mode = fs::Permissions::from_mode(mode);
             fs::set_permissions(place.folder.join(name), mode).expect("the folder's permissions");
         }
@@ -127,7 +135,8 @@ impl PodmanFolder {
         }
         for library in needed {
             let name = library.file_name().expect("a name");
-            let folder = library.parent().and_then(|folder| folder.canonicalize().ok()).expect("a folder");
+            let folder =
+                library.parent().and_then(|folder| folder.canonicalize().ok()).expect("a folder");
             let folder = image.join(folder.strip_prefix("/").expect("an absolute path"));
             fs::create_dir_all(&folder).expect("a folder");
             fs::copy(&library, folder.join(name)).expect("a copy");
@@ -198,8 +207,16 @@ fn container_has_device_nodes_and_sysfs() {
     for (runtime, functions) in ways() {
         let ended = place.run(runtime, own, &[functions, &script]);
         assert_eq!(ended.well().count("all there"), 1, "{runtime}: {ended:?}");
-        assert_eq!((ended.count("own 1:5"), ended.count("null 1:3")), (1, 1), "{runtime}: {ended:?}");
-        assert_eq!((ended.count("RoCE v2"), ended.count("uiw_lo  ")), (1, 1), "{runtime}: {ended:?}");
+        assert_eq!(
+            (ended.count("own 1:5"), ended.count("null 1:3")),
+            (1, 1),
+            "{runtime}: {ended:?}"
+        );
+        assert_eq!(
+            (ended.count("RoCE v2"), ended.count("uiw_lo  ")),
+            (1, 1),
+            "{runtime}: {ended:?}"
+        );
     }
     assert!(!Path::new("/dev/infiniband/uiw_lo").exists());
 }
@@ -212,7 +229,11 @@ fn container_matches_cdi_device() {
     let script = "run none sh -c 'ibv_devices; test ! -e /dev/infiniband && echo no nodes'\n";
     let runtime = ways()[0].0;
     let libraries = place.run(runtime, "--device uiw.dev/rdma=libraries", &[AS_ROOT, script]);
-    assert_eq!((libraries.well().count("uiw_lo"), libraries.count("no nodes")), (1, 1), "{libraries:?}");
+    assert_eq!(
+        (libraries.well().count("uiw_lo"), libraries.count("no nodes")),
+        (1, 1),
+        "{libraries:?}"
+    );
     let nothing = place.run(runtime, "", &[AS_ROOT, script]);
     assert_eq!((nothing.well().count("uiw_lo"), nothing.count("no nodes")), (0, 1), "{nothing:?}");
 }

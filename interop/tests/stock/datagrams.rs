@@ -68,7 +68,9 @@ fn perftest_sends() {
     for persona in ["roce", "ib"] {
         for (program, args) in cases {
             let args = [&["-c", "UD", "-F"], *args].concat();
-            let Some(ends) = pair(&Network::Loopback, User::Same, persona, program, &args) else { return };
+            let Some(ends) = pair(&Network::Loopback, User::Same, persona, program, &args) else {
+                return;
+            };
             assert!(ends.iter().all(|end| end.code == 0), "{persona} {program} {args:?}: {ends:?}");
         }
     }
@@ -94,7 +96,19 @@ fn libfabric_dgram_endpoints_exchange_messages() {
         let port = free_port();
         let command = |port_option: &str| {
             let mut command = libraries.command(User::Same, "fi_pingpong");
-            command.args(["-p", "verbs", "-e", "dgram", "-d", "uiw_lo-dgram", "-I", "500", "-c", "-S", size]);
+            command.args([
+                "-p",
+                "verbs",
+                "-e",
+                "dgram",
+                "-d",
+                "uiw_lo-dgram",
+                "-I",
+                "500",
+                "-c",
+                "-S",
+                size,
+            ]);
             command.args([port_option, &port.to_string()]).env("UIW_PERSONA", "roce");
             command
         };
@@ -142,7 +156,10 @@ fn mckey(
     let libraries = Libraries::get();
     let command = |args: &[&str], own: &str| {
         let mut command = libraries.command(User::Same, "stdbuf");
-        command.args(["-oL", "mckey", "-m", group, "-b", own]).args(args).env("UIW_PERSONA", "roce");
+        command
+            .args(["-oL", "mckey", "-m", group, "-b", own])
+            .args(args)
+            .env("UIW_PERSONA", "roce");
         command
     };
     let mut member = command(&[], member);
@@ -206,7 +223,8 @@ fn datagrams_have_hop_limit_of_handle() {
     let (Some(network), Some(_)) = (Network::veth(), uiw_interop::require("mckey")) else { return };
     let libraries = Libraries::get();
     let (one, own) = (["-c", "1", "-C", "3", "-S", "100"], ["10.77.0.1", "10.77.0.2"]);
-    let by_pair = |program: &str, args: &[&str]| pair(&network, User::Same, "roce", program, args).is_some();
+    let by_pair =
+        |program: &str, args: &[&str]| pair(&network, User::Same, "roce", program, args).is_some();
     let programs: [(&dyn Fn() -> bool, &[u8]); 4] = [
         (&|| by_pair("ibv_ud_pingpong", &["-g", "0", "-n", "5", "-s", "100"]), &[1]),
         (&|| by_pair("ib_send_lat", &["-c", "UD", "-F", "-n", "5", "-s", "100"]), &[255]),
@@ -245,7 +263,18 @@ fn captured_datagrams_decoded() {
     let port = free_port();
     let command = || {
         let mut command = libraries.command(User::Same, "ibv_ud_pingpong");
-        command.args(["-d", "uiw_lo", "-g", "0", "-s", "1024", "-n", "100", "-p", &port.to_string()]);
+        command.args([
+            "-d",
+            "uiw_lo",
+            "-g",
+            "0",
+            "-s",
+            "1024",
+            "-n",
+            "100",
+            "-p",
+            &port.to_string(),
+        ]);
         command.env("UIW_PERSONA", "roce");
         command
     };
@@ -258,7 +287,11 @@ fn captured_datagrams_decoded() {
     let (found, summary) = decoded(&file);
     let lines: Vec<_> = found.iter().map(|datagram| format!("{datagram:?}")).collect();
     // Each end sends 100 messages and receives 100.
-    assert_eq!((summary.packets, summary.datagrams, summary.departures), (200, 200, 0), "{summary}");
+    assert_eq!(
+        (summary.packets, summary.datagrams, summary.departures),
+        (200, 200, 0),
+        "{summary}"
+    );
     assert!(
         lines.iter().all(|line| line.contains("length: 1024") && line.contains("order: None")),
         "{lines:?}"
@@ -291,21 +324,26 @@ fn sidr_of_a_capture_is_decoded() {
     ends.iter().for_each(ProcessEnd::is_well);
     let (found, summary) = decoded(&file);
     assert_eq!(summary.departures, 0, "{summary}");
-    let named = |name: &str| found.iter().filter(|datagram| datagram.name == name).collect::<Vec<_>>();
+    let named =
+        |name: &str| found.iter().filter(|datagram| datagram.name == name).collect::<Vec<_>>();
     // A request that is not answered within 250 ms is repeated, so duplicates are removed.
-    let requests: BTreeSet<_> = named("SIDR request").iter().map(|datagram| datagram.transaction).collect();
+    let requests: BTreeSet<_> =
+        named("SIDR request").iter().map(|datagram| datagram.transaction).collect();
     let replies: BTreeMap<_, _> =
         named("SIDR reply").iter().map(|datagram| (datagram.transaction, *datagram)).collect();
     assert_eq!((requests.len(), replies.len()), (CONNECTIONS, CONNECTIONS));
     assert!(replies.keys().all(|transaction| requests.contains(transaction)));
     for reply in replies.values() {
         let of_messages = |number: fn(&Datagram) -> Option<u32>| {
-            let other =
-                |datagram: &&Datagram| number(datagram) == reply.destination_qpn && datagram.msn.is_some();
+            let other = |datagram: &&Datagram| {
+                number(datagram) == reply.destination_qpn && datagram.msn.is_some()
+            };
             found.iter().filter(other).collect::<Vec<_>>()
         };
-        let (received, sent) =
-            (of_messages(|message| message.destination_qpn), of_messages(|message| message.source_qpn));
+        let (received, sent) = (
+            of_messages(|message| message.destination_qpn),
+            of_messages(|message| message.source_qpn),
+        );
         assert_eq!((received.len(), sent.len()), (MESSAGES, MESSAGES), "{reply:?}");
         // udaddy uses the Q_Key from the event.
         assert!(
@@ -319,7 +357,9 @@ fn sidr_of_a_capture_is_decoded() {
 fn captured_group_messages_decoded() {
     let (Some(network), Some(_)) = (Network::veth(), uiw_interop::require("mckey")) else { return };
     add_v6(&network);
-    for (group, own) in [("239.77.0.1", ["10.77.0.1", "10.77.0.2"]), ("ff15::77:1", ["fd77::1", "fd77::2"])] {
+    for (group, own) in
+        [("239.77.0.1", ["10.77.0.1", "10.77.0.2"]), ("ff15::77:1", ["fd77::1", "fd77::2"])]
+    {
         let libraries = Libraries::get();
         let file = libraries.folder().join("group.pcapng");
         mckey(&network, group, own, Some(&file)).iter().for_each(ProcessEnd::is_well);

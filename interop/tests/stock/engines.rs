@@ -16,7 +16,10 @@ fn programs(libraries: &Libraries) -> Option<[PathBuf; 2]> {
         fs::rename(program, &renamed).expect("another name for the program");
         Some(renamed)
     };
-    Some([build(&["-DLINKED", "-Wl,--no-as-needed"], "linked")?, build(&["-Wl,--as-needed"], "opening")?])
+    Some([
+        build(&["-DLINKED", "-Wl,--no-as-needed"], "linked")?,
+        build(&["-Wl,--as-needed"], "opening")?,
+    ])
 }
 
 fn command(libraries: &Libraries, program: &Path, steps: &[&str]) -> Command {
@@ -36,7 +39,9 @@ fn process_has_one_engine() {
             let expected = steps.map(|step| format!("{step}: 1\n")).concat();
             assert_eq!(ended.well().said, expected, "{}", program.display());
         }
-        for steps in [["sockets", "verbs", "cm"], ["cm", "sockets", "verbs"], ["verbs", "cm", "sockets"]] {
+        for steps in
+            [["sockets", "verbs", "cm"], ["cm", "sockets", "verbs"], ["verbs", "cm", "sockets"]]
+        {
             let mut command = command(&libraries, program, &steps);
             command.env("LD_PRELOAD", &preload).env("UIW_PORT_OFFSET", "10000");
             let expected = steps.map(|step| format!("{step}: 1\n")).concat();
@@ -65,6 +70,7 @@ fn second_engine_counted() {
 fn library_stays_loaded_after_dlclose() {
     let libraries = Libraries::get();
     let Some([_, opening]) = programs(&libraries) else { return };
-    let ended = Running::start(command(&libraries, &opening, &["list", "unload", "verbs", "unload"])).end();
+    let ended =
+        Running::start(command(&libraries, &opening, &["list", "unload", "verbs", "unload"])).end();
     assert_eq!(ended.well().said, "list: 0\nunload: 0\nverbs: 1\nunload: 1\n");
 }

@@ -11,8 +11,11 @@ fn warnings(ended: &ProcessEnd) -> Vec<&str> {
 /// Returns the output of `local_errors.c` about `what`: the text before it, and the numbers of its
 /// queue pairs.
 fn said<'a>(ended: &'a ProcessEnd, what: &str) -> (&'a str, Vec<&'a str>) {
-    let line =
-        ended.said.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {ended:?}"));
+    let line = ended
+        .said
+        .lines()
+        .find(|line| line.contains(what))
+        .unwrap_or_else(|| panic!("{what}: {ended:?}"));
     let (front, numbers) = line.split_once(what).expect("it contains it");
     (front, numbers.split_whitespace().collect())
 }
@@ -21,7 +24,9 @@ fn said<'a>(ended: &'a ProcessEnd, what: &str) -> (&'a str, Vec<&'a str>) {
 fn errors_name_request_value_and_limit() {
     let libraries = Libraries::get();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/local_errors.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     for (persona, argument) in [("iwarp", ""), ("roce", "acknowledged"), ("ib", "acknowledged")] {
         let mut command = libraries.command(User::Same, &program);
         command.arg(argument).env("UIW_PERSONA", persona).env("UIW_LOG", "warn");
@@ -38,15 +43,23 @@ fn errors_name_request_value_and_limit() {
                 "too long for its region",
                 &["wr_id 42 (Write)", "(4096 bytes at 0x", "which has 4096 bytes from 0x"],
             ),
-            ("nowhere to read to", &["wr_id 43 (Read)", "(4096 bytes at 0x", "which has 4096 bytes from 0x"]),
+            (
+                "nowhere to read to",
+                &["wr_id 43 (Read)", "(4096 bytes at 0x", "which has 4096 bytes from 0x"],
+            ),
             ("too short", &["receive wr_id 51", "at least 8 bytes", "room for 4"]),
-            ("receive with a wrong lkey", &["receive wr_id 52", "element 0 (8 bytes at 0x", "is not valid"]),
+            (
+                "receive with a wrong lkey",
+                &["receive wr_id 52", "element 0 (8 bytes at 0x", "is not valid"],
+            ),
         ] {
             let (_, numbers) = said(&ended, what);
             let own = of_queue_pair(numbers[0]);
             let [line] = own[..] else { panic!("{persona}, {what}: {own:#?} of {lines:#?}") };
             assert!(line.contains(" peer=127.0.0.1:"), "{line}");
-            parts.iter().for_each(|part| assert!(line.contains(part), "{persona}: no {part:?} in {line}"));
+            parts
+                .iter()
+                .for_each(|part| assert!(line.contains(part), "{persona}: no {part:?} in {line}"));
         }
         let datagrams = [
             ("too long a datagram", ["request wr_id 91 (Send)", "8192 bytes", "a datagram takes "]),
@@ -59,12 +72,17 @@ fn errors_name_request_value_and_limit() {
             let (_, numbers) = said(&ended, what);
             let own = of_queue_pair(numbers[0]);
             let [line] = own[..] else { panic!("{persona}, {what}: {own:#?} of {lines:#?}") };
-            parts.iter().for_each(|part| assert!(line.contains(part), "{persona}: no {part:?} in {line}"));
+            parts
+                .iter()
+                .for_each(|part| assert!(line.contains(part), "{persona}: no {part:?} in {line}"));
         }
         let (milliseconds, numbers) = said(&ended, "again and again");
         let seconds = milliseconds.trim().parse::<usize>().expect("a time") / 1000;
         let count = of_queue_pair(numbers[0]).len();
-        assert!((1..=1 + seconds).contains(&count), "{persona}: {count} lines in {milliseconds} ms");
+        assert!(
+            (1..=1 + seconds).contains(&count),
+            "{persona}: {count} lines in {milliseconds} ms"
+        );
 
         // Each end logs one line: one reports its mistake, the other that its peer terminated the
         // connection for it.
@@ -75,11 +93,16 @@ fn errors_name_request_value_and_limit() {
             let own = of_queue_pair(number);
             let [line] = own[..] else { panic!("{persona}: {own:#?} of {lines:#?}") };
             assert!(line.contains(" peer=127.0.0.1:"), "{line}");
-            assert!(line.contains(part) || line.contains("STag"), "{persona}: no {part:?} in {line}");
+            assert!(
+                line.contains(part) || line.contains("STag"),
+                "{persona}: no {part:?} in {line}"
+            );
         }
         let (_, numbers) = said(&ended, "nobody");
         let line = *of_queue_pair(numbers[0]).first().unwrap_or_else(|| panic!("{lines:#?}"));
-        for part in ["did not connect in time", " peer=127.0.0.1:", &format!("peer_qp={}", numbers[1])] {
+        for part in
+            ["did not connect in time", " peer=127.0.0.1:", &format!("peer_qp={}", numbers[1])]
+        {
             assert!(line.contains(part), "{persona}: no {part:?} in {line}");
         }
     }

@@ -20,9 +20,11 @@ fn exported(table: &str) -> BTreeSet<String> {
     let defined = table.lines().filter(|line| line.contains(" .text") || line.contains(" .data"));
     let words = defined.map(|line| line.split_whitespace().rev().take(2).collect::<Vec<_>>());
     words
-        .map(|words| match words[1].strip_prefix('(').and_then(|version| version.strip_suffix(')')) {
-            Some(version) => format!("{} {version} compat", words[0]),
-            None => format!("{} {} default", words[0], words[1]),
+        .map(|words| {
+            match words[1].strip_prefix('(').and_then(|version| version.strip_suffix(')')) {
+                Some(version) => format!("{} {version} compat", words[0]),
+                None => format!("{} {} default", words[0], words[1]),
+            }
         })
         .collect()
 }
@@ -69,7 +71,9 @@ fn exports_match_rdma_core() {
     let needed = needed.lines().filter(|line| line.contains("*UND*"));
     let needed = needed.filter_map(|line| line.split_whitespace().last());
     wanted.extend(
-        needed.filter(|name| name.starts_with("uiw_")).map(|name| format!("{name} UIW_SOCKETS_1 default")),
+        needed
+            .filter(|name| name.starts_with("uiw_"))
+            .map(|name| format!("{name} UIW_SOCKETS_1 default")),
     );
     let got = exported(&objdump("-T", &libraries.folder().join("libibverbs.so.1")));
     let missing: Vec<_> = wanted.difference(&got).collect();
@@ -104,13 +108,20 @@ fn symbols_need_documented_c_library() {
     };
     let documentation = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/run-your-program.md");
     let text = fs::read_to_string(documentation).expect("the documentation");
-    let documented = text.split("The libraries need glibc ").nth(1).and_then(|rest| rest.split(' ').next());
+    let documented =
+        text.split("The libraries need glibc ").nth(1).and_then(|rest| rest.split(' ').next());
     let documented = documented.and_then(number).expect("which glibc is needed");
     for name in ["libibverbs.so.1", "librdmacm.so.1", "rsocket/librspreload.so.1"] {
         let table = objdump("-T", &libraries.folder().join(name));
-        let needed = table.split("GLIBC_").skip(1).filter_map(|rest| number(rest.split_whitespace().next()?));
+        let needed = table
+            .split("GLIBC_")
+            .skip(1)
+            .filter_map(|rest| number(rest.split_whitespace().next()?));
         let newest = needed.max().expect("a symbol of the C library");
-        assert!(newest <= documented, "{name} needs glibc {newest:?}, documented is {documented:?}");
+        assert!(
+            newest <= documented,
+            "{name} needs glibc {newest:?}, documented is {documented:?}"
+        );
     }
 }
 
@@ -128,7 +139,8 @@ fn libraries_share_one_engine() {
     let (verbs, cm) = (head("libibverbs.so.1"), head("librdmacm.so.1"));
     assert!(has(&verbs, "SONAME", "libibverbs.so.1"), "{verbs}");
     assert!(has(&cm, "SONAME", "librdmacm.so.1") && has(&cm, "NEEDED", "libibverbs.so.1"), "{cm}");
-    for node in ["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4", "RDMACM_1.5"] {
+    for node in ["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4", "RDMACM_1.5"]
+    {
         assert!(cm.contains(node), "{node}:\n{cm}");
     }
     assert!(exported(&objdump("-T", &libraries.folder().join("librdmacm.so.1"))).is_empty());
@@ -143,7 +155,11 @@ fn every_verb_is_documented() {
     let (verbs, cm) = (read("docs/verbs.md"), read("cabi/RDMACM.md"));
     // Returns the complete names between backticks.
     let names = |text: &str| -> BTreeSet<String> {
-        text.split('`').skip(1).step_by(2).map(|name| name.trim_start_matches('_').to_owned()).collect()
+        text.split('`')
+            .skip(1)
+            .step_by(2)
+            .map(|name| name.trim_start_matches('_').to_owned())
+            .collect()
     };
     let (verbs, cm) = (names(&verbs), names(&cm));
     let drivers = [

@@ -8,7 +8,9 @@ use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, compile, free_por
 fn forked_descendants_connect_to_parent() {
     let libraries = Libraries::get();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/forks.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
@@ -16,7 +18,9 @@ fn forked_descendants_connect_to_parent() {
 fn forks_around_first_use() {
     let libraries = Libraries::get();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/fork_exec.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else {
+        return;
+    };
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
@@ -47,7 +51,11 @@ fn qperf_serves_a_child_a_client() {
     let client = Running::start(command).end();
     client.well();
     for test in tests {
-        assert_eq!(client.said.lines().filter(|line| *line == format!("{test}:")).count(), 1, "{client:?}");
+        assert_eq!(
+            client.said.lines().filter(|line| *line == format!("{test}:")).count(),
+            1,
+            "{client:?}"
+        );
     }
     drop(server.stop());
 }
@@ -58,7 +66,8 @@ const SIZE: u64 = 2 << 30;
 /// Runs the job of one side; fio forks a process for it.
 fn job(libraries: &Libraries, name: &str, lines: &[String]) -> Running {
     let file = libraries.folder().join(format!("{name}.fio"));
-    let text = format!("[{name}]\nioengine=rdma\nbs=64k\nsize={SIZE}\niodepth=8\n{}\n", lines.join("\n"));
+    let text =
+        format!("[{name}]\nioengine=rdma\nbs=64k\nsize={SIZE}\niodepth=8\n{}\n", lines.join("\n"));
     fs::write(&file, text).expect("a job file");
     let mut command = libraries.command(User::Same, "fio");
     command.args(["--output-format=json"]).arg(file);
@@ -84,8 +93,12 @@ fn fio(verb: &str) {
     let mut server =
         job(&libraries, "server", &[format!("port={port}"), "rw=read".into(), server_verb.into()]);
     server.wait_listening(port);
-    let lines =
-        [format!("port={port}"), "rw=write".into(), "hostname=127.0.0.1".into(), format!("verb={verb}")];
+    let lines = [
+        format!("port={port}"),
+        "rw=write".into(),
+        "hostname=127.0.0.1".into(),
+        format!("verb={verb}"),
+    ];
     let client = job(&libraries, "client", &lines).end();
     let server = server.end();
     assert_eq!(moved(client.well(), "write"), SIZE);
@@ -103,7 +116,8 @@ fn fio_sends_of_three_jobs() {
     let libraries = Libraries::get();
     let ports = [free_port(), free_port(), free_port()];
     let side = |name: &str, lines: &str| {
-        let jobs: String = ports.iter().map(|port| format!("[job{port}]\nport={port}\n{lines}\n")).collect();
+        let jobs: String =
+            ports.iter().map(|port| format!("[job{port}]\nport={port}\n{lines}\n")).collect();
         let global = "[global]\nioengine=rdma\nbs=64k\nsize=16m\nverb=send\niodepth=16\n";
         let file = libraries.folder().join(format!("{name}.fio"));
         fs::write(&file, format!("{global}{jobs}")).expect("a job file");

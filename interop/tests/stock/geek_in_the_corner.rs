@@ -90,16 +90,20 @@ fn messages_are_written_and_read() {
                 let server = line_by_line(&libraries, persona, &[&of("rdma-server"), mode]);
                 let mut server = Running::start(network.server(server));
                 let port = port_of(&mut server);
-                let client = line_by_line(&libraries, persona, &[&of("rdma-client"), mode, &address, &port]);
+                let client =
+                    line_by_line(&libraries, persona, &[&of("rdma-client"), mode, &address, &port]);
                 let client = Running::start(network.client(client)).end();
                 server.wait_saying("peer disconnected.");
                 let server = server.stop();
                 client.is_well();
                 for ((end, other), said) in
-                    [(&client, "passive/server"), (&server, "active/client")].into_iter().zip(&mut said)
+                    [(&client, "passive/server"), (&server, "active/client")]
+                        .into_iter()
+                        .zip(&mut said)
                 {
                     assert_eq!(end.count("IBV_WC_SUCCESS"), 0, "{end:?}");
-                    *said += end.count(&format!("remote buffer: message from {other} side with pid "));
+                    *said +=
+                        end.count(&format!("remote buffer: message from {other} side with pid "));
                 }
                 let report = report(&client);
                 let moved = &report["with_others"][mode];
@@ -120,7 +124,8 @@ fn files_identical_at_server() {
     let of = |name: &str| programs.path(&format!("03_file-transfer/rdma-file-transfer/{name}"));
     let address = network.server_address().to_string();
     for persona in PERSONAS {
-        let [from, to] = ["from", "to"].map(|end| libraries.folder().join(format!("{persona}-{end}")));
+        let [from, to] =
+            ["from", "to"].map(|end| libraries.folder().join(format!("{persona}-{end}")));
         fs::create_dir(&from).unwrap();
         fs::create_dir(&to).unwrap();
         let mut server = line_by_line(&libraries, persona, &[&of("server")]);
@@ -132,8 +137,11 @@ fn files_identical_at_server() {
             let bytes = noise(len);
             fs::write(from.join(&name), &bytes).unwrap();
             let file = from.join(&name);
-            let client =
-                line_by_line(&libraries, persona, &[&of("client"), &address, file.to_str().unwrap()]);
+            let client = line_by_line(
+                &libraries,
+                persona,
+                &[&of("client"), &address, file.to_str().unwrap()],
+            );
             let client = Running::start(network.client(client)).end();
             assert_eq!(client.well().count("received DONE, disconnecting"), 1, "{client:?}");
             server.wait_saying(&format!("finished transferring {name}\n"));
@@ -161,7 +169,8 @@ fn report_counters_and_capture_agree() {
     let mut server = Running::start(network.server(server));
     server.wait_listening(FILES_PORT);
     let address = network.server_address().to_string();
-    let client = proof.client(&options("iwarp"), &[&of("client"), &address, file.to_str().unwrap()]);
+    let client =
+        proof.client(&options("iwarp"), &[&of("client"), &address, file.to_str().unwrap()]);
     let client = Running::start(client).end();
     server.wait_saying("finished transferring file\n");
     drop(server.stop());

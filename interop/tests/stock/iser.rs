@@ -40,7 +40,9 @@ fn image_written_and_read_back() {
     // With the same number, tgtd's own TCP portal would take the port.
     let portals = [format!("port={port}"), format!("portal={address}:{tcp}")];
     let mut command = libraries.command(User::Same, "tgtd");
-    command.args(["-f", "--iser", &portals[0], "--iscsi", &portals[1]]).env("TGT_IPC_SOCKET", &socket);
+    command
+        .args(["-f", "--iser", &portals[0], "--iscsi", &portals[1]])
+        .env("TGT_IPC_SOCKET", &socket);
     let target = Running::start(network.server(command));
     let mut limit = WaitLimit::new(Duration::from_secs(60));
     let new = ["target", "--op", "new", "--tid", "1", "-T", TARGET];
@@ -63,7 +65,10 @@ fn image_written_and_read_back() {
     for (at, bytes) in image.chunks(REQUEST).enumerate() {
         let piece = file(&format!("piece-{at}"));
         fs::write(&piece, bytes).unwrap();
-        writes.extend(["-c".to_owned(), format!("write -s {} {} {REQUEST}", piece.display(), at * REQUEST)]);
+        writes.extend([
+            "-c".to_owned(),
+            format!("write -s {} {} {REQUEST}", piece.display(), at * REQUEST),
+        ]);
     }
     writes.extend(["--image-opts".to_owned(), url.clone()]);
     let size = format!("bs={REQUEST}");

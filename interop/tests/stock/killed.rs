@@ -39,7 +39,10 @@ impl KilledRun {
         running.wait_saying("all");
         let said = running.said();
         let of = |name: &str| {
-            said.lines().filter_map(|line| line.strip_prefix(name)).map(str::to_owned).collect::<Vec<_>>()
+            said.lines()
+                .filter_map(|line| line.strip_prefix(name))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
         };
         let processes = of("process ").iter().map(|number| number.parse().unwrap()).collect();
         let counters = PathBuf::from(&of("counters ")[0]);
@@ -78,8 +81,9 @@ impl KilledRun {
 
 /// Returns whether the process exists and has not ended.
 fn runs(number: u32) -> bool {
-    fs::read_to_string(format!("/proc/{number}/stat"))
-        .is_ok_and(|stat| !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z')))
+    fs::read_to_string(format!("/proc/{number}/stat")).is_ok_and(|stat| {
+        !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+    })
 }
 
 #[test]
@@ -105,7 +109,8 @@ fn killed_run_cleaned_despite_late_thread() {
     for _ in 0..RUNS {
         let Some(run) = KilledRun::start() else { return };
         let thread = thread_of(run.running.id(), "uiw-signals").to_string();
-        for command in [&["taskset", "-c", "-p", processor, &thread][..], &["chrt", "-i", "-p", "0", &thread]]
+        for command in
+            [&["taskset", "-c", "-p", processor, &thread][..], &["chrt", "-i", "-p", "0", &thread]]
         {
             let output = Command::new(command[0]).args(&command[1..]).output().unwrap();
             assert!(output.status.success(), "{command:?}: {output:?}");
@@ -116,8 +121,10 @@ fn killed_run_cleaned_despite_late_thread() {
 }
 
 fn thread_of(process: u32, name: &str) -> u32 {
-    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|entry| entry.unwrap());
-    let named = |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name);
+    let threads =
+        fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|entry| entry.unwrap());
+    let named =
+        |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name);
     let found = threads
         .filter(|entry| named(&entry.path()))
         .find_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -141,7 +148,8 @@ fn daemons_outlive_a_run() {
     let libraries = Libraries::get();
     let script = "setsid sleep 1000 >/dev/null 2>&1 & echo process $!";
     let ended = Running::start(run(&libraries, &["--require"], &["sh", "-c", script])).end();
-    let number = ended.said.lines().find_map(|line| line.strip_prefix("process ")).unwrap().to_owned();
+    let number =
+        ended.said.lines().find_map(|line| line.strip_prefix("process ")).unwrap().to_owned();
     assert_eq!(ended.code, 125, "{ended:?}");
     assert!(Path::new(&format!("/proc/{number}")).exists());
     kill(&number, Signal::TERM);

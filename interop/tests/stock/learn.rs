@@ -20,14 +20,22 @@ fn exercises_checked_as_documented() {
     let libraries = Libraries::get();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/learn");
     for (number, (name, task)) in (1..).zip(EXERCISES) {
-        for (source, says) in [(format!("{name}.c"), task), (format!("solutions/{name}.c"), "PASS")] {
+        for (source, says) in [(format!("{name}.c"), task), (format!("solutions/{name}.c"), "PASS")]
+        {
             let flags = ["-Wall", "-Wextra", "-Werror"];
             let Some(program) = compile(&libraries, &folder.join(&source), &flags) else { return };
             let mut check = Command::new("python3");
             check.arg(folder.join("check.py")).arg(number.to_string()).arg(program);
-            check.env("UIW", uiw()).env("UIW_LIB", libraries.folder()).current_dir(libraries.folder());
+            check
+                .env("UIW", uiw())
+                .env("UIW_LIB", libraries.folder())
+                .current_dir(libraries.folder());
             let ended = Running::start(check).end();
-            assert_eq!((ended.code == 0, ended.count(says)), (says == "PASS", 1), "{source}: {ended:?}");
+            assert_eq!(
+                (ended.code == 0, ended.count(says)),
+                (says == "PASS", 1),
+                "{source}: {ended:?}"
+            );
         }
     }
 }

@@ -7,7 +7,11 @@ use uiw_interop::stock::{Libraries, Network, Running, free_port};
 
 /// Runs `fi_info` with the attributes that Open MPI requests, in a network namespace with a real
 /// device.
-fn fi_info(libraries: &Libraries, network: &Network, loopback: &str) -> uiw_interop::stock::ProcessEnd {
+fn fi_info(
+    libraries: &Libraries,
+    network: &Network,
+    loopback: &str,
+) -> uiw_interop::stock::ProcessEnd {
     let mut command = run(libraries, &[], &["fi_info", "-p", "verbs;ofi_rxm", "-t", "FI_EP_RDM"]);
     command.env("UIW_LOOPBACK", loopback);
     Running::start(network.server(command)).end()

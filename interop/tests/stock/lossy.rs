@@ -27,10 +27,13 @@ impl LossyPath {
         let ended = self.0.interrupt();
         let statistics = ended.well().said.lines().last().expect("statistics");
         let statistics: Value = serde_json::from_str(statistics).expect("JSON");
-        let sum = |name: &str| number(&statistics["ways"][0], name) + number(&statistics["ways"][1], name);
+        let sum = |name: &str| {
+            number(&statistics["ways"][0], name) + number(&statistics["ways"][1], name)
+        };
         assert!(sum("lost") as f64 >= 0.005 * sum("frames") as f64, "{statistics}");
         assert!(sum("duplicated") > 0 && sum("reordered") > 0, "{statistics}");
-        let of_both = |way: &str| reports.iter().map(|report| unreliable_messages(report, way)).sum::<u64>();
+        let of_both =
+            |way: &str| reports.iter().map(|report| unreliable_messages(report, way)).sum::<u64>();
         let (sent, received) = (of_both("sent"), of_both("received"));
         // A duplicated datagram is received twice.
         let lost = (sent + sum("duplicated")).saturating_sub(received);

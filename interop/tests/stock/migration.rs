@@ -65,7 +65,8 @@ fn say(monitor: &Path, line: &str) -> String {
 
 #[test]
 fn memory_arrives_unchanged() {
-    let (Some(_), Some(network)) = (uiw_interop::require("qemu-system-x86_64"), Network::veth()) else {
+    let (Some(_), Some(network)) = (uiw_interop::require("qemu-system-x86_64"), Network::veth())
+    else {
         return;
     };
     let libraries = Libraries::get();
@@ -77,7 +78,8 @@ fn memory_arrives_unchanged() {
     let to = format!("rdma:{}:{port}", network.server_address());
 
     let (here, there) = (folder.join("here"), folder.join("there"));
-    let destination = Running::start(network.server(machine(&libraries, &there, &["-incoming", &to])));
+    let destination =
+        Running::start(network.server(machine(&libraries, &there, &["-incoming", &to])));
     let loader = format!("loader,file={},addr={AT},force-raw=on", pattern.display());
     let source = Running::start(network.client(machine(&libraries, &here, &["-device", &loader])));
     // The destination's monitor answers once it listens for the migration.
@@ -86,7 +88,9 @@ fn memory_arrives_unchanged() {
     let mut limit = WaitLimit::new(LONGEST);
     let status = loop {
         let status = say(&here, "info migrate");
-        if !status.contains("Migration status: active") && !status.contains("Migration status: setup") {
+        if !status.contains("Migration status: active")
+            && !status.contains("Migration status: setup")
+        {
             break status;
         }
         assert!(!limit.is_over(), "{status}");
@@ -101,7 +105,8 @@ fn memory_arrives_unchanged() {
     say(&there, &format!("pmemsave {AT} {LEN} \"{}\"", arrived.display()));
     assert!(fs::read(&arrived).unwrap() == bytes, "the memory differs");
 
-    for (monitor, running, moved) in [(&here, source, "bytes_sent"), (&there, destination, "bytes_received")]
+    for (monitor, running, moved) in
+        [(&here, source, "bytes_sent"), (&there, destination, "bytes_received")]
     {
         say(monitor, "quit");
         let ended = running.end();

@@ -65,7 +65,8 @@ impl EndedPrograms {
 /// Returns the port on which the wheel of a program answers other wheels over TCP. The wheel
 /// chooses the port and logs it.
 fn control_port(ended: &ProcessEnd) -> u16 {
-    let lines = ended.said.lines().filter(|line| line.contains("using P2P handshake, listening on "));
+    let lines =
+        ended.said.lines().filter(|line| line.contains("using P2P handshake, listening on "));
     let mut ports = lines.filter_map(|line| line.rsplit(':').next()?.trim().parse().ok());
     ports.next().unwrap_or_else(|| panic!("{ended:?}"))
 }
@@ -86,12 +87,16 @@ fn engines(options: &[&str]) -> Option<EndedPrograms> {
     let network = Network::veth()?;
     let libraries = Libraries::get();
     let number = free_port();
-    let (port, own, other) =
-        (number.to_string(), network.server_address().to_string(), network.client_address().to_string());
+    let (port, own, other) = (
+        number.to_string(),
+        network.server_address().to_string(),
+        network.client_address().to_string(),
+    );
     let capture = Capture::of_ends(&libraries, &network)?;
     let target = isolated(&libraries, options, &[&python, &script, "target", &own, &port]);
     let target = Running::start(network.server(target));
-    let initiator = isolated(&libraries, options, &[&python, &script, "initiator", &other, &own, &port]);
+    let initiator =
+        isolated(&libraries, options, &[&python, &script, "initiator", &other, &own, &port]);
     let initiator = Running::start(network.client(initiator)).end();
     assert_eq!(
         initiator.count("8 writes and reads of 8388608 bytes are equal"),
@@ -99,7 +104,11 @@ fn engines(options: &[&str]) -> Option<EndedPrograms> {
         "{initiator:?}\n{:?}",
         target.said()
     );
-    Some(EndedPrograms { ends: vec![target.end(), initiator], passed: capture.end(), ports: vec![number] })
+    Some(EndedPrograms {
+        ends: vec![target.end(), initiator],
+        passed: capture.end(),
+        ports: vec![number],
+    })
 }
 
 #[test]
@@ -131,7 +140,8 @@ fn store(options: &[&str]) -> Option<EndedPrograms> {
     let hosts = Hosts::new(3)?;
     let libraries = Libraries::get();
     let port = free_port();
-    let mut master = libraries.command(User::Same, PathBuf::from(&python).with_file_name("mooncake_master"));
+    let mut master =
+        libraries.command(User::Same, PathBuf::from(&python).with_file_name("mooncake_master"));
     master.args([
         &format!("--rpc_port={port}"),
         &format!("--metrics_port={}", free_port()),
@@ -147,8 +157,11 @@ fn store(options: &[&str]) -> Option<EndedPrograms> {
     let number = meeting.to_string();
     let texts: Vec<_> = places.iter().map(ToString::to_string).collect();
     let start = |host: usize, role: &[&str]| {
-        let words =
-            [&[python.as_str(), &script, role[0], &texts[host], &master_address], &role[1..], &[&number]];
+        let words = [
+            &[python.as_str(), &script, role[0], &texts[host], &master_address],
+            &role[1..],
+            &[&number],
+        ];
         Running::start(hosts.at(places[host], isolated(&libraries, options, &words.concat())))
     };
     let writer = start(0, &["writer"]);

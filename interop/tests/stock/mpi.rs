@@ -50,7 +50,11 @@ const OPEN_MPI_OFI: MpiPrograms = MpiPrograms {
     leave: false,
     options: |_, hosts, agent| {
         let provider = ["--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm"];
-        open_mpi(hosts, agent, &[&["--mca", "pml", "cm", "--mca", "mtl", "ofi"][..], &provider].concat())
+        open_mpi(
+            hosts,
+            agent,
+            &[&["--mca", "pml", "cm", "--mca", "mtl", "ofi"][..], &provider].concat(),
+        )
     },
 };
 
@@ -71,7 +75,8 @@ const MPICH: MpiPrograms = MpiPrograms {
     options: |own, hosts, agent| {
         let hosts: Vec<_> = hosts.iter().map(Ipv4Addr::to_string).collect();
         let (own, hosts) = (own.to_string(), hosts.join(","));
-        let options = ["-launcher", "ssh", "-launcher-exec", agent, "-localhost", &own, "-hosts", &hosts];
+        let options =
+            ["-launcher", "ssh", "-launcher-exec", agent, "-localhost", &own, "-hosts", &hosts];
         options.into_iter().map(str::to_owned).collect()
     },
 };
@@ -102,7 +107,8 @@ impl MpiJob {
     fn script(&self, name: &str, text: &str) -> String {
         let path = self.libraries.folder().join(name);
         fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a script");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("an executable script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+            .expect("an executable script");
         path.to_str().expect("a path of text").to_owned()
     }
 
@@ -176,7 +182,8 @@ impl MpiJob {
 
     /// Returns what rank `rank` wrote to standard error, including its report.
     fn said(&self, rank: u8) -> String {
-        fs::read_to_string(self.libraries.folder().join(format!("report-{rank}"))).unwrap_or_default()
+        fs::read_to_string(self.libraries.folder().join(format!("report-{rank}")))
+            .unwrap_or_default()
     }
 }
 
@@ -196,7 +203,9 @@ fn are_hidden_devices_noticed(mpi: &MpiPrograms) {
     let args: &[_] = if mpi.leave { &["leave"] } else { &[] };
     let mut command = job.command(mpi, places, ("", "--require --json --persona roce"), args);
     // By default, Open MPI uses UCX only with devices.
-    command.env("OMPI_MCA_opal_common_ucx_tls", "any").env("OMPI_MCA_opal_common_ucx_devices", "any");
+    command
+        .env("OMPI_MCA_opal_common_ucx_tls", "any")
+        .env("OMPI_MCA_opal_common_ucx_devices", "any");
     let ended = Running::start(hosts.at_switch(command)).end();
     let said = between_ranks(capture, &hosts).expect_err("the capture shows TCP between ranks");
     assert!(said.contains(" bytes between 10.77.0.1:"), "{said}");
@@ -271,7 +280,11 @@ fn a_killed_rank_ends_the_job(mpi: &MpiPrograms) {
     // ranks, which UCX aborts when rank 3 does not answer.
     let ended = job.start(mpi, &hosts, "--sysfs --persona roce", &["3"]).end();
     assert_ne!(ended.code, 0, "{ended:?}");
-    assert_eq!((ended.count("rank 3 will kill itself"), ended.count("is done")), (1, 0), "{ended:?}");
+    assert_eq!(
+        (ended.count("rank 3 will kill itself"), ended.count("is done")),
+        (1, 0),
+        "{ended:?}"
+    );
     let mut limit = WaitLimit::new(Duration::from_secs(30));
     while !hosts.processes().is_empty() {
         assert!(!limit.is_over(), "left: {:?}", hosts.processes());

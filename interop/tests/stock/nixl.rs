@@ -46,9 +46,14 @@ impl EndedAgents {
         let target = isolated(&libraries, options, &[&python, script, "target", &number]);
         let mut target = Running::start(network.server(target));
         target.wait_listening(port);
-        let initiator = isolated(&libraries, options, &[&python, script, "initiator", &address, &number]);
+        let initiator =
+            isolated(&libraries, options, &[&python, script, "initiator", &address, &number]);
         let initiator = Running::start(network.client(initiator)).end();
-        assert_eq!(initiator.count("8 writes and reads of 8388608 bytes are equal"), 1, "{initiator:?}");
+        assert_eq!(
+            initiator.count("8 writes and reads of 8388608 bytes are equal"),
+            1,
+            "{initiator:?}"
+        );
         Some(Self { ends: [target.end(), initiator], passed: capture.end(), port })
     }
 
@@ -79,11 +84,17 @@ fn nixl_writes_and_reads() {
 /// and the capture show this.
 #[test]
 fn hidden_devices_are_noticed() {
-    let Some(agents) = EndedAgents::run(&["--require", "--json", "--persona", "roce"]) else { return };
+    let Some(agents) = EndedAgents::run(&["--require", "--json", "--persona", "roce"]) else {
+        return;
+    };
     let said = agents.is_uiws().expect_err("the capture shows TCP of UCX's own");
     assert!(said.contains(" bytes between "), "{said}");
     for end in &agents.ends {
         let report = report(end);
-        assert_eq!((end.code, number(&report, "exit_code"), reliable(&report)), (125, 0, 0), "{end:?}");
+        assert_eq!(
+            (end.code, number(&report, "exit_code"), reliable(&report)),
+            (125, 0, 0),
+            "{end:?}"
+        );
     }
 }

@@ -18,7 +18,10 @@ pub(crate) fn pair(
     let port = free_port();
     let command = || {
         let mut command = libraries.command(user, program);
-        command.args(["-d", device, "-p", &port.to_string()]).args(args).env("UIW_PERSONA", persona);
+        command
+            .args(["-d", device, "-p", &port.to_string()])
+            .args(args)
+            .env("UIW_PERSONA", persona);
         command
     };
     let mut server = Running::start(network.server(command()));

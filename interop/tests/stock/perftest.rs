@@ -44,8 +44,10 @@ const BANDWIDTH: &[Case<'_>] = &[
 /// On an iWARP device perftest counts the receives and waits for a completion when it runs out of
 /// them. With events and completions that do not wait for the peer, it waits forever. On other
 /// devices it does not wait.
-const SENDS_BY_EVENTS: &[Case<'_>] =
-    &[("ib_send_bw", &["-e", "-n", "200"]), ("ib_send_bw", &["-e", "--use-srq", "-q", "2", "-n", "200"])];
+const SENDS_BY_EVENTS: &[Case<'_>] = &[
+    ("ib_send_bw", &["-e", "-n", "200"]),
+    ("ib_send_bw", &["-e", "--use-srq", "-q", "2", "-n", "200"]),
+];
 
 const LATENCY: &[Case<'_>] = &[
     ("ib_write_lat", &["-n", "50"]),
@@ -124,7 +126,9 @@ fn programs_that_poll_memory_are_recognised() {
     let libraries = Libraries::get();
     for persona in ["iwarp", "roce"] {
         let found = (0..RUNS).any(|_| {
-            write_latency(&libraries, persona).iter().any(|end| end.said.contains("polls_memory=true"))
+            write_latency(&libraries, persona)
+                .iter()
+                .any(|end| end.said.contains("polls_memory=true"))
         });
         assert!(found, "{persona}: no end was recognised in {RUNS} runs");
     }

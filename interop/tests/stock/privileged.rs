@@ -90,7 +90,8 @@ fn privileged_program_ignores_variables() {
                 variable.name
             ),
         };
-        let (own, others): (Vec<_>, Vec<_>) = said.lines().partition(|line| line.starts_with("secure="));
+        let (own, others): (Vec<_>, Vec<_>) =
+            said.lines().partition(|line| line.starts_with("secure="));
         let others: String = others.iter().map(|line| format!("{line}\n")).collect();
         assert_eq!((own.len(), others), (1, expected), "{}", variable.name);
         setuid.is_untouched();

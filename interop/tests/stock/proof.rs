@@ -47,7 +47,10 @@ impl<'a> Proof<'a> {
         let found = self.tshark.dissect(&file).expect("tshark");
         assert_eq!(found.malformed, 0, "what tshark calls malformed");
         let captured = payload_of(&found);
-        assert!(reported.abs_diff(captured) <= reported / 100, "{reported} reported, {captured} captured");
+        assert!(
+            reported.abs_diff(captured) <= reported / 100,
+            "{reported} reported, {captured} captured"
+        );
         let alone = Passed::read(&file).is_uiws_but_for(|end| Some(end.port()) == control, limit);
         assert_eq!(alone, Ok(()));
     }

@@ -11,7 +11,9 @@ const PACKAGED: &str = "/usr/share/doc/rdma-core/tests";
 
 /// Unpacks a copy of the tests below the directory of the libraries.
 fn unpacked(libraries: &Libraries) -> Option<PathBuf> {
-    if !Path::new(PACKAGED).is_dir() || !Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
+    if !Path::new(PACKAGED).is_dir()
+        || !Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
+    {
         uiw_interop::skip("rdma-core's Python tests (rdma-core, python3-pyverbs)");
         return None;
     }
@@ -22,7 +24,8 @@ fn unpacked(libraries: &Libraries) -> Option<PathBuf> {
         let name = file.file_name().expect("a name");
         fs::copy(&file, tests.join(name)).expect("a copy");
         if file.extension().is_some_and(|ending| ending == "gz") {
-            let unpacked = Command::new("gzip").arg("-d").arg(tests.join(name)).status().expect("gzip");
+            let unpacked =
+                Command::new("gzip").arg("-d").arg(tests.join(name)).status().expect("gzip");
             assert!(unpacked.success());
         }
     }
@@ -32,7 +35,12 @@ fn unpacked(libraries: &Libraries) -> Option<PathBuf> {
 /// Runs a script of `folder` with `persona`, as root in a mount namespace whose sysfs names the
 /// device's interface. Without root, returns `None` and counts the test as skipped.
 #[track_caller]
-fn python(libraries: &Libraries, script_file: &Path, persona: &str, args: &[String]) -> Option<ProcessEnd> {
+fn python(
+    libraries: &Libraries,
+    script_file: &Path,
+    persona: &str,
+    args: &[String],
+) -> Option<ProcessEnd> {
     uiw_interop::require("unshare")?;
     let probe = Command::new("unshare").args(["-mn", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
@@ -59,7 +67,9 @@ fn run(persona: &str, tests: &[&str]) {
     let Some(folder) = unpacked(&libraries) else { return };
     let names: Vec<_> =
         tests.iter().map(|test| format!("test_rdmacm.CMTestCase.test_rdmacm_{test}")).collect();
-    let Some(ended) = python(&libraries, &folder.join("run_tests.py"), persona, &names) else { return };
+    let Some(ended) = python(&libraries, &folder.join("run_tests.py"), persona, &names) else {
+        return;
+    };
     ended.well();
     assert_eq!(ended.count("... ok"), tests.len(), "{ended:?}");
 }
@@ -148,7 +158,10 @@ fn tests_pass_or_name_missing_features() {
         assert!(ok(&ended, part) >= least, "{part}: {ended:?}");
     }
     for line in ended.said.lines().filter_map(|line| line.strip_prefix("skipped: ")) {
-        assert!(MAY_SKIP.iter().any(|why| line.contains(why)), "skipped for another reason: {line}");
+        assert!(
+            MAY_SKIP.iter().any(|why| line.contains(why)),
+            "skipped for another reason: {line}"
+        );
     }
 }
 
@@ -156,11 +169,15 @@ fn tests_pass_or_name_missing_features() {
 /// name or, after a description, on the next line.
 fn ok(ended: &ProcessEnd, part: &str) -> usize {
     let lines: Vec<&str> = ended.said.lines().collect();
-    let named = lines.iter().enumerate().filter(|(_, line)| line.starts_with("test_") && line.contains(part));
+    let named = lines
+        .iter()
+        .enumerate()
+        .filter(|(_, line)| line.starts_with("test_") && line.contains(part));
     named
         .filter(|(at, line)| {
             line.ends_with("ok")
-                || !line.contains("...") && lines.get(at + 1).is_some_and(|next| next.ends_with("ok"))
+                || !line.contains("...")
+                    && lines.get(at + 1).is_some_and(|next| next.ends_with("ok"))
         })
         .count()
 }

@@ -51,5 +51,9 @@ fn single_requests_reach_foreign_responder() {
 fn missing_message_is_error() {
     let Some(python) = uiw_interop::require("python3") else { return };
     let [ours, theirs] = exchange(&python, &["recv"]);
-    assert_eq!((ours.code, ours.count("recv has not completed in time")), (4, 1), "{ours:?} {theirs:?}");
+    assert_eq!(
+        (ours.code, ours.count("recv has not completed in time")),
+        (4, 1),
+        "{ours:?} {theirs:?}"
+    );
 }

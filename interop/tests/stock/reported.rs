@@ -13,7 +13,8 @@ pub(crate) fn run(libraries: &Libraries, options: &[&str], program: &[&str]) -> 
 /// the caller, so that only the network connects both ends. All processes are killed together with
 /// the command.
 pub(crate) fn isolated(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
-    let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts", "--"];
+    let unshare =
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts", "--"];
     around(libraries, &unshare, options, program)
 }
 
@@ -21,7 +22,10 @@ fn around(libraries: &Libraries, outside: &[&str], options: &[&str], program: &[
     let uiw = uiw().to_str().expect("a path of text");
     let words = [outside, &[uiw, "run"], options, &["--"], program].concat();
     let mut command = libraries.command(User::Same, words[0]);
-    command.env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS").env("UIW_LIB", libraries.folder());
+    command
+        .env_remove("LD_LIBRARY_PATH")
+        .env_remove("UIW_COUNTERS")
+        .env("UIW_LIB", libraries.folder());
     command.args(&words[1..]);
     command
 }

@@ -6,7 +6,9 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, WaitLimit, compile, free_port, uiw};
+use uiw_interop::stock::{
+    Libraries, ProcessEnd, Running, User, WaitLimit, compile, free_port, uiw,
+};
 
 /// Repeats a client until its server listens. The server is a child of `uiw run`, so its process
 /// number, which would show whether it listens, is not known.
@@ -28,7 +30,8 @@ fn rpings(libraries: &Libraries, around: &[&str]) -> [ProcessEnd; 2] {
     let number = port.to_string();
     let options = ["--require", "--json"];
     let common = ["-a", "127.0.0.1", "-p", &number, "-C", "1000", "-S", "5000", "-V"];
-    let server = Running::start(run(libraries, &options, &[&["rping", "-s"][..], &common].concat()));
+    let server =
+        Running::start(run(libraries, &options, &[&["rping", "-s"][..], &common].concat()));
     let client = until(
         |client| client.count("error -111") == 0,
         || run(libraries, &options, &[around, &["rping", "-c"], &common].concat()),
@@ -39,7 +42,8 @@ fn rpings(libraries: &Libraries, around: &[&str]) -> [ProcessEnd; 2] {
 /// The server of rping moves the data with a Read and a Write, and each end announces them with a
 /// Send of 16 bytes.
 fn are_of_rping(reports: [&Value; 2]) {
-    for (report, own, peers) in [(reports[0], "received", "sent"), (reports[1], "sent", "received")] {
+    for (report, own, peers) in [(reports[0], "received", "sent"), (reports[1], "sent", "received")]
+    {
         assert_eq!((number(report, "processes"), number(report, "exit_code")), (1, 0), "{report}");
         assert_eq!(
             (number(report, "queue_pairs_created"), number(report, "connections")),
@@ -70,7 +74,8 @@ fn both_ends_report_datagrams() {
     let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
     let libraries = Libraries::get();
     let port = free_port().to_string();
-    let program = ["ibv_ud_pingpong", "-d", "uiw_lo", "-g", "0", "-s", "1000", "-n", "300", "-p", &port];
+    let program =
+        ["ibv_ud_pingpong", "-d", "uiw_lo", "-g", "0", "-s", "1000", "-n", "300", "-p", &port];
     let command = |more: &[&str]| {
         let mut command = run(&libraries, &["--require", "--json"], &[&program[..], more].concat());
         command.env("UIW_PERSONA", "roce");
@@ -80,8 +85,16 @@ fn both_ends_report_datagrams() {
     let client = until(|client| client.code == 0, || command(&["127.0.0.1"]));
     for ended in [server.end(), client] {
         let report = report(ended.well());
-        assert_eq!((&report["moved_payload"], number(&report, "connections")), (&true.into(), 0), "{report}");
-        assert_eq!((number(&report, "bytes_sent"), number(&report, "bytes_received")), (0, 0), "{report}");
+        assert_eq!(
+            (&report["moved_payload"], number(&report, "connections")),
+            (&true.into(), 0),
+            "{report}"
+        );
+        assert_eq!(
+            (number(&report, "bytes_sent"), number(&report, "bytes_received")),
+            (0, 0),
+            "{report}"
+        );
         for direction in ["sent", "received"] {
             assert_eq!(report["datagrams"]["with_others"][direction]["bytes"], 300_000, "{report}");
         }
@@ -96,7 +109,8 @@ fn few_datagrams_do_not_meet_require() {
     let libraries = Libraries::get();
     for (option, code) in [("--require", 125), ("--require=any", 0)] {
         let port = free_port().to_string();
-        let program = ["ibv_ud_pingpong", "-d", "uiw_lo", "-g", "0", "-s", "100", "-n", "10", "-p", &port];
+        let program =
+            ["ibv_ud_pingpong", "-d", "uiw_lo", "-g", "0", "-s", "100", "-n", "10", "-p", &port];
         let command = |more: &[&str]| {
             let mut command = run(&libraries, &[option], &[&program[..], more].concat());
             command.env("UIW_PERSONA", "roce");
@@ -105,8 +119,16 @@ fn few_datagrams_do_not_meet_require() {
         let server = Running::start(command(&[]));
         let client = until(|client| client.count("iters in") > 0, || command(&["127.0.0.1"]));
         for ended in [server.end(), client] {
-            assert_eq!((ended.code, ended.count("by datagrams 1,000 bytes sent")), (code, 1), "{ended:?}");
-            assert_eq!(ended.count("--require=any accepts that"), usize::from(code != 0), "{ended:?}");
+            assert_eq!(
+                (ended.code, ended.count("by datagrams 1,000 bytes sent")),
+                (code, 1),
+                "{ended:?}"
+            );
+            assert_eq!(
+                ended.count("--require=any accepts that"),
+                usize::from(code != 0),
+                "{ended:?}"
+            );
         }
     }
 }
@@ -117,7 +139,8 @@ fn few_bytes_on_connection_meet_require() {
     let Some(_) = uiw_interop::require("ibv_rc_pingpong") else { return };
     let libraries = Libraries::get();
     let port = free_port().to_string();
-    let program = ["ibv_rc_pingpong", "-d", "uiw_lo", "-g", "0", "-s", "16", "-n", "1", "-p", &port];
+    let program =
+        ["ibv_rc_pingpong", "-d", "uiw_lo", "-g", "0", "-s", "16", "-n", "1", "-p", &port];
     let command = |more: &[&str]| run(&libraries, &["--require"], &[&program[..], more].concat());
     let server = Running::start(command(&[]));
     let client = until(|client| client.code == 0, || command(&["127.0.0.1"]));
@@ -139,8 +162,22 @@ fn stat_shows_datagrams() {
     let port = free_port();
     let command = || {
         let mut command = libraries.command(User::Same, "ibv_ud_pingpong");
-        command.args(["-d", "uiw_lo", "-g", "0", "-s", "1000", "-n", "300", "-p", &port.to_string()]);
-        command.env("UIW_PERSONA", "roce").env_remove("UIW_COUNTERS").env("XDG_RUNTIME_DIR", &directory);
+        command.args([
+            "-d",
+            "uiw_lo",
+            "-g",
+            "0",
+            "-s",
+            "1000",
+            "-n",
+            "300",
+            "-p",
+            &port.to_string(),
+        ]);
+        command
+            .env("UIW_PERSONA", "roce")
+            .env_remove("UIW_COUNTERS")
+            .env("XDG_RUNTIME_DIR", &directory);
         command
     };
     let stat = |args: &[&str]| {
@@ -154,14 +191,17 @@ fn stat_shows_datagrams() {
     metrics.wait_saying("listening on ");
     let said = metrics.said();
     let address = said.trim().rsplit(' ').next().unwrap();
-    let mut scrape = std::net::TcpStream::connect(address).unwrap_or_else(|error| panic!("{said}: {error}"));
+    let mut scrape =
+        std::net::TcpStream::connect(address).unwrap_or_else(|error| panic!("{said}: {error}"));
     scrape.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
     let mut text = String::new();
     scrape.read_to_string(&mut text).unwrap();
     let _ = metrics.stop();
-    for name in
-        ["uiw_datagram_queue_pair_bytes_total{", "uiw_datagram_bytes_total{", "reason=\"no_receive\"} 0"]
-    {
+    for name in [
+        "uiw_datagram_queue_pair_bytes_total{",
+        "uiw_datagram_bytes_total{",
+        "reason=\"no_receive\"} 0",
+    ] {
         assert!(text.contains(name), "{name} in {text}");
     }
     let mut client = command();
@@ -171,7 +211,8 @@ fn stat_shows_datagrams() {
     // Exited programs are reported only once, in either form.
     let said = stat(&["--all", "--json", "--interval", "0"]).output().unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
-    let processes: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let processes: Vec<Value> =
+        said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(processes.len(), 2, "{said}");
     for process in processes {
         let datagrams = &process["total"]["datagrams"];
@@ -207,7 +248,9 @@ fn forked_processes_summed() {
     let libraries = Libraries::get();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/forks.c");
     let Some(program) = compile(&libraries, &source, &[]) else { return };
-    let ended = Running::start(run(&libraries, &["--require", "--json"], &[program.to_str().unwrap()])).end();
+    let ended =
+        Running::start(run(&libraries, &["--require", "--json"], &[program.to_str().unwrap()]))
+            .end();
     let report = report(ended.well());
     assert!(number(&report, "processes") >= 2, "{report}");
     assert!(number(&report, "bytes_sent") > 0, "{report}");
@@ -217,7 +260,9 @@ fn forked_processes_summed() {
 #[test]
 fn killed_program_reported_with_exit_code() {
     let libraries = Libraries::get();
-    let ended = Running::start(run(&libraries, &["--require", "--json"], &["sh", "-c", "kill -9 $$"])).end();
+    let ended =
+        Running::start(run(&libraries, &["--require", "--json"], &["sh", "-c", "kill -9 $$"]))
+            .end();
     assert_eq!((ended.code, number(&report(&ended), "exit_code")), (137, 137));
     let ended = Running::start(run(&libraries, &["--require"], &["sh", "-c", "exit 3"])).end();
     assert_eq!((ended.code, ended.count("no process opened a device")), (3, 1), "{ended:?}");
@@ -240,7 +285,9 @@ fn other_transports_end_with_125() {
         is_refused(&["ibv_devinfo"]);
     }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c");
-    if let Some(program) = compile(&libraries, &folder.join("deepbind.c"), &["-Wall", "-Werror", "-ldl"]) {
+    if let Some(program) =
+        compile(&libraries, &folder.join("deepbind.c"), &["-Wall", "-Werror", "-ldl"])
+    {
         let system = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
         if Path::new(system).exists() {
             is_refused(&[program.to_str().unwrap(), system]);
@@ -250,9 +297,11 @@ fn other_transports_end_with_125() {
     }
     // A static binary ignores LD_LIBRARY_PATH.
     if let Some(cc) = uiw_interop::require("cc") {
-        let (source, program) = (libraries.folder().join("static.c"), libraries.folder().join("static"));
+        let (source, program) =
+            (libraries.folder().join("static.c"), libraries.folder().join("static"));
         std::fs::write(&source, "int main(void) { return 0; }").unwrap();
-        let status = Command::new(cc).arg("-static").arg("-o").arg(&program).arg(&source).status().unwrap();
+        let status =
+            Command::new(cc).arg("-static").arg("-o").arg(&program).arg(&source).status().unwrap();
         assert!(status.success());
         is_refused(&[program.to_str().unwrap()]);
     }
@@ -294,7 +343,8 @@ fn current_directory_is_no_library_folder() {
 fn ignored_signals_stay_ignored() {
     let libraries = Libraries::get();
     let command = run(&libraries, &["--json"], &["grep", "SigIgn", "/proc/self/status"]);
-    let program = [command.get_program()].into_iter().chain(command.get_args()).map(ToOwned::to_owned);
+    let program =
+        [command.get_program()].into_iter().chain(command.get_args()).map(ToOwned::to_owned);
     let words: Vec<_> = program.collect();
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' HUP CHLD; exec \"$@\"", "sh"]).args(words);

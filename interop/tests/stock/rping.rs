@@ -27,7 +27,11 @@ fn pair(
 /// case.
 fn sound(client: &ProcessEnd) {
     client.well();
-    assert_eq!(client.count("wait for") + client.count("failed") + client.count("mismatch"), 0, "{client:?}");
+    assert_eq!(
+        client.count("wait for") + client.count("failed") + client.count("mismatch"),
+        0,
+        "{client:?}"
+    );
 }
 
 fn thousand_of_60000(network: &Network, user: User) {
@@ -58,7 +62,8 @@ fn thousand_verified_pings_between_namespaces() {
 
 #[test]
 fn thousand_pings_between_namespaces_as_user() {
-    let (Some(_), Some(user), Some(network)) = (uiw_interop::require("rping"), ordinary(), Network::veth())
+    let (Some(_), Some(user), Some(network)) =
+        (uiw_interop::require("rping"), ordinary(), Network::veth())
     else {
         return;
     };
@@ -73,7 +78,9 @@ fn ipv6_and_ipv4_at_one_server() {
         return;
     }
     let libraries = Libraries::get();
-    for (at, to) in [("::0", "::1"), ("::0", "127.0.0.1"), ("::0", "::ffff:127.0.0.1"), ("::1", "::1")] {
+    for (at, to) in
+        [("::0", "::1"), ("::0", "127.0.0.1"), ("::0", "::ffff:127.0.0.1"), ("::1", "::1")]
+    {
         let port = free_port();
         let number = port.to_string();
         let mut command = libraries.command(User::Same, "rping");
@@ -100,7 +107,11 @@ fn why_a_connection_came_to_nothing() {
     };
     // The targets are a closed port, an address without a host, and an address without a route.
     let refused = ping(&network.server_address().to_string());
-    assert_eq!((refused.code, refused.count("RDMA_CM_EVENT_REJECTED, error -111")), (255, 1), "{refused:?}");
+    assert_eq!(
+        (refused.code, refused.count("RDMA_CM_EVENT_REJECTED, error -111")),
+        (255, 1),
+        "{refused:?}"
+    );
     let no_host = ping("10.77.0.9");
     assert_eq!(
         (no_host.code, no_host.count("RDMA_CM_EVENT_UNREACHABLE, error -113")),
@@ -144,8 +155,10 @@ fn queue_pairs_that_rping_moves_itself() {
     let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     for (server, client) in [(true, true), (true, false), (false, true)] {
-        let args = |own: bool| if own { vec!["-q", "-v", "-C", "5"] } else { vec!["-v", "-C", "5"] };
-        let [server, client] = pair(&libraries, &Network::Loopback, User::Same, &args(server), &args(client));
+        let args =
+            |own: bool| if own { vec!["-q", "-v", "-C", "5"] } else { vec!["-v", "-C", "5"] };
+        let [server, client] =
+            pair(&libraries, &Network::Loopback, User::Same, &args(server), &args(client));
         assert_eq!(server.well().count("server ping data"), 5);
         sound(&client);
         assert_eq!(client.count("ping data"), 5);
@@ -164,7 +177,19 @@ fn many_clients_of_a_persistent_server() {
     server.wait_listening(port);
     let start = || {
         let mut command = libraries.command(User::Same, "rping");
-        command.args(["-c", "-a", "127.0.0.1", "-p", &number, "-S", "3000", "-C", "400", "-V", "-v"]);
+        command.args([
+            "-c",
+            "-a",
+            "127.0.0.1",
+            "-p",
+            &number,
+            "-S",
+            "3000",
+            "-C",
+            "400",
+            "-V",
+            "-v",
+        ]);
         let mut client = Running::start(command);
         // rping's server keeps only the newest request in a variable, so the next client must not
         // start before this one is served.
@@ -206,7 +231,19 @@ fn against_our_own_server() {
     let mut server = Running::start(command);
     server.wait_listening(port);
     let mut command = libraries.command(User::Same, "rping");
-    command.args(["-c", "-a", "127.0.0.1", "-p", &port.to_string(), "-V", "-v", "-C", "50", "-S", "4000"]);
+    command.args([
+        "-c",
+        "-a",
+        "127.0.0.1",
+        "-p",
+        &port.to_string(),
+        "-V",
+        "-v",
+        "-C",
+        "50",
+        "-S",
+        "4000",
+    ]);
     let client = Running::start(command).end();
     sound(&client);
     assert_eq!(client.count("ping data"), 50);
@@ -240,7 +277,8 @@ fn port_offset_applied_below_program() {
 /// end a thread of the program.
 #[test]
 fn unwritable_log_ends_nothing() {
-    let (Some(_), network, libraries) = (uiw_interop::require("rping"), Network::Loopback, Libraries::get())
+    let (Some(_), network, libraries) =
+        (uiw_interop::require("rping"), Network::Loopback, Libraries::get())
     else {
         return;
     };

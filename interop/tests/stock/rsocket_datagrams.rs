@@ -10,7 +10,8 @@ use uiw_datagram::{Header, Qpn};
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, compile, free_port, uiw};
 
 /// Settings under which a device supports datagrams.
-const DEVICES: [(&str, &str); 3] = [("UIW_PERSONA", "roce"), ("UIW_PERSONA", "ib"), ("UIW_UD", "on")];
+const DEVICES: [(&str, &str); 3] =
+    [("UIW_PERSONA", "roce"), ("UIW_PERSONA", "ib"), ("UIW_UD", "on")];
 
 /// Maximum number of attempts to run udpong.
 ///
@@ -37,7 +38,9 @@ fn udpong(network: &Network, address: &str, variable: (&str, &str), args: &[&str
     let client = || Running::start(network.client(command(&[&["-s", address], args].concat())));
     let client = if args.contains(&"e") {
         let end = |_| client().end_within(ECHO_TIME);
-        (0..TRIES).find_map(end).unwrap_or_else(|| panic!("no attempt ends: {variable:?} {address} {args:?}"))
+        (0..TRIES)
+            .find_map(end)
+            .unwrap_or_else(|| panic!("no attempt ends: {variable:?} {address} {args:?}"))
     } else {
         client().end()
     };
@@ -73,7 +76,8 @@ fn udpong_in_all_modes() {
                     // the message that asks for their number: the first messages between two
                     // sockets go over UDP, and a different thread receives them than those of queue
                     // pairs.
-                    let arrive = |_| transfers(&udpong(&Network::Loopback, address, variable, &args)) != "0";
+                    let arrive =
+                        |_| transfers(&udpong(&Network::Loopback, address, variable, &args)) != "0";
                     assert!((0..TRIES).any(arrive), "{variable:?} {address} {mode} {size}");
                 }
             }
@@ -84,7 +88,9 @@ fn udpong_in_all_modes() {
 /// With Ethernet's MTU, UD carries up to 1,016 bytes; longer messages go over UDP.
 #[test]
 fn udpong_between_hosts() {
-    let (Some(_), Some(network)) = (uiw_interop::require("udpong"), Network::veth()) else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("udpong"), Network::veth()) else {
+        return;
+    };
     let address = network.server_address().to_string();
     for size in ["64", "1016", "1017", "2000"] {
         let args = ["-T", "a", "-T", "e", "-S", size, "-C", "100"];
@@ -99,7 +105,18 @@ fn datagrams_on_lossy_path() {
     let libraries = Libraries::get();
     let (Some(program), Some(network)) = (program(&libraries), Network::path()) else { return };
     let mut wan = Command::new(uiw());
-    wan.args(["wan", "server", "client", "--json", "--loss", "5%", "--duplicate", "2%", "--reorder", "2%"]);
+    wan.args([
+        "wan",
+        "server",
+        "client",
+        "--json",
+        "--loss",
+        "5%",
+        "--duplicate",
+        "2%",
+        "--reorder",
+        "2%",
+    ]);
     let mut wan = Running::start(network.middle(wan));
     wan.wait_saying("carrying");
     let (address, port) = (network.server_address().to_string(), free_port());
@@ -146,7 +163,11 @@ fn calls_behave_as_on_udp() {
             let mut command = libraries.command(User::Same, &program);
             command.args(argument).env("UIW_UD", "on").env(variable.0, variable.1);
             let ended = Running::start(command).end();
-            assert_eq!(ended.well().count("datagrams are as they should be"), 1, "{variable:?} {argument:?}");
+            assert_eq!(
+                ended.well().count("datagrams are as they should be"),
+                1,
+                "{variable:?} {argument:?}"
+            );
         }
     }
 }
@@ -166,7 +187,12 @@ fn nothing_to_complain_of_for_valgrind() {
 
 /// Runs the program of UDP sockets under a preload library, with `config` as the system's
 /// preload_config.
-fn preloaded(libraries: &Libraries, library: &Path, program: &Path, config: &str) -> Option<ProcessEnd> {
+fn preloaded(
+    libraries: &Libraries,
+    library: &Path,
+    program: &Path,
+    config: &str,
+) -> Option<ProcessEnd> {
     uiw_interop::require("unshare")?;
     let etc = libraries.folder().join("etc");
     let folder = etc.join("rdma/rsocket");
@@ -193,12 +219,19 @@ fn configured_sockets_are_rsockets() {
     let libraries = Libraries::get();
     let Some(program) = program(&libraries) else { return };
     let library = libraries.folder().join("rsocket/librspreload.so.1");
-    for (config, are_rsockets) in
-        [("", 0), ("* * STREAM *\n", 0), ("rsocket_datagrams INET DGRAM UDP\n", 1), ("rsocket * * *\n", 1)]
-    {
+    for (config, are_rsockets) in [
+        ("", 0),
+        ("* * STREAM *\n", 0),
+        ("rsocket_datagrams INET DGRAM UDP\n", 1),
+        ("rsocket * * *\n", 1),
+    ] {
         let Some(ended) = preloaded(&libraries, &library, &program, config) else { return };
         let found = ended.well().count("sockets are rsockets");
-        assert_eq!((found, ended.count("datagrams are as they should be")), (are_rsockets, 1), "{config:?}");
+        assert_eq!(
+            (found, ended.count("datagrams are as they should be")),
+            (are_rsockets, 1),
+            "{config:?}"
+        );
     }
 }
 
@@ -217,7 +250,11 @@ fn sockets_under_rdma_core_library() {
         command.arg("udp").env("LD_PRELOAD", library).env("UIW_PERSONA", persona);
         let ended = Running::start(command).end();
         let found = ended.well().count("sockets are rsockets");
-        assert_eq!((found, ended.count("datagrams are as they should be")), (are_rsockets, 1), "{persona}");
+        assert_eq!(
+            (found, ended.count("datagrams are as they should be")),
+            (are_rsockets, 1),
+            "{persona}"
+        );
     }
 }
 
@@ -235,8 +272,13 @@ impl<'a> EchoProgram<'a> {
         command.arg("say").env("UIW_PERSONA", "roce");
         let mut running = Running::start(command);
         running.wait_saying("port ");
-        let port =
-            running.said().trim().rsplit(' ').next().and_then(|port| port.parse().ok()).expect("a port");
+        let port = running
+            .said()
+            .trim()
+            .rsplit(' ')
+            .next()
+            .and_then(|port| port.parse().ok())
+            .expect("a port");
         Some(Self { running, address: (Ipv4Addr::LOCALHOST, port).into(), _libraries: libraries })
     }
 }
@@ -300,7 +342,9 @@ impl RawPeer {
         };
         let mut datagram = [&header.emit()[..], payload].concat();
         datagram.extend_from_slice(&uiw_datagram::crc(&datagram));
-        self.queue_pair.send_to(&datagram, (Ipv4Addr::LOCALHOST, destination.port())).expect("sent");
+        self.queue_pair
+            .send_to(&datagram, (Ipv4Addr::LOCALHOST, destination.port()))
+            .expect("sent");
     }
 
     /// Sends a valid message over UDP and waits for its echo by UD. Returns the number of the queue
@@ -368,7 +412,9 @@ fn foreign_datagrams_dropped() {
     version[0] = 6;
     let mut length = front.clone();
     length[1] = 24;
-    for payload in [&front[..0], &front[..7], &forged, &version, &length, &[6, 24, 0, 1], &[0; 4096]] {
+    for payload in
+        [&front[..0], &front[..7], &forged, &version, &length, &[6, 24, 0, 1], &[0; 4096]]
+    {
         peer.by_ud(qpn, &[payload, b" wrong by UD"].concat()[..(payload.len() + 12).min(4096)]);
         peer.by_ud(qpn, payload);
     }
@@ -396,7 +442,8 @@ fn floods_leave_room_for_others() {
     let peer = RawPeer::new();
     let memory = |id: u32| {
         let status = fs::read_to_string(format!("/proc/{id}/status")).expect("the process lives");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory").to_owned();
+        let line =
+            status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory").to_owned();
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number")
     };
     peer.exchange(&victim, b"the first");
@@ -404,7 +451,9 @@ fn floods_leave_room_for_others() {
     for number in 0..6000u32 {
         let own = Ipv4Addr::from_bits(Ipv4Addr::new(127, 8, 0, 1).to_bits() + number);
         let Ok(socket) = UdpSocket::bind((own, 0)) else { continue };
-        socket.send_to(&peer.over_udp(0, peer.qpn(), b"one of many"), victim.address).expect("sent");
+        socket
+            .send_to(&peer.over_udp(0, peer.qpn(), b"one of many"), victim.address)
+            .expect("sent");
     }
     let mut state = 0x9E37_79B9u32;
     let mut random = || {

@@ -5,7 +5,9 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
-use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, compile, free_port, noise, uiw};
+use uiw_interop::stock::{
+    Libraries, Network, ProcessEnd, Running, User, compile, free_port, noise, uiw,
+};
 
 /// Runs both ends of a program of rdmacm-utils with the same arguments, and returns both after they
 /// have ended.
@@ -82,7 +84,20 @@ fn last_bytes_arrive_over_slow_path() {
     let port = free_port();
     let command = || {
         let mut command = libraries.command(User::Same, "rstream");
-        command.args(["-p", &port.to_string(), "-T", "b", "-T", "v", "-S", "2000000", "-C", "1", "-I", "1"]);
+        command.args([
+            "-p",
+            &port.to_string(),
+            "-T",
+            "b",
+            "-T",
+            "v",
+            "-S",
+            "2000000",
+            "-C",
+            "1",
+            "-I",
+            "1",
+        ]);
         command
     };
     let mut server = Running::start(network.server(command()));
@@ -134,7 +149,9 @@ fn ends_of_different_variants_refused() {
     let port = free_port();
     let number = port.to_string();
     let mut command = libraries.command(User::Same, "rstream");
-    command.args(["-p", &number, "-T", "b", "-S", "64", "-C", "1", "-I", "1"]).env("UIW_LOG", "warn");
+    command
+        .args(["-p", &number, "-T", "b", "-S", "64", "-C", "1", "-I", "1"])
+        .env("UIW_LOG", "warn");
     let mut server = Running::start(command);
     server.wait_listening(port);
     let mut command = libraries.command(User::Same, "rstream");
@@ -151,9 +168,12 @@ fn ends_of_different_variants_refused() {
 fn riostream_writes_to_mapped_buffers() {
     let Some(_) = uiw_interop::require("riostream") else { return };
     let libraries = Libraries::get();
-    for (mode, size) in
-        [(&[][..], "64"), (&["-T", "b"], "4096"), (&["-T", "v"], "65536"), (&["-T", "b"], "1000000")]
-    {
+    for (mode, size) in [
+        (&[][..], "64"),
+        (&["-T", "b"], "4096"),
+        (&["-T", "v"], "65536"),
+        (&["-T", "b"], "1000000"),
+    ] {
         let args = [mode, &["-S", size, "-C", "10", "-I", "10"]].concat();
         let _ = pair(&libraries, "riostream", "127.0.0.1", &[], &args);
     }
@@ -183,7 +203,10 @@ fn rcopy_copies_gibibyte_file() {
     Running::start(command).end().well();
     // The server never exits by itself.
     drop(server.stop());
-    assert!(Command::new("cmp").arg(&from).arg(&to).status().expect("cmp").success(), "the copy differs");
+    assert!(
+        Command::new("cmp").arg(&from).arg(&to).status().expect("cmp").success(),
+        "the copy differs"
+    );
 }
 
 #[test]
@@ -192,7 +215,9 @@ fn calls_follow_manual() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/rsocket.c");
     let flags = ["-Wall", "-Wextra", "-Werror", "-pthread", "-ldl"];
     let Some(program) = compile(&libraries, &source, &flags) else { return };
-    for variables in [&[][..], &[("UIW_PERSONA", "roce")], &[("UIW_MARKERS", "on")], &[("UIW_SHARDS", "4")]] {
+    for variables in
+        [&[][..], &[("UIW_PERSONA", "roce")], &[("UIW_MARKERS", "on")], &[("UIW_SHARDS", "4")]]
+    {
         let mut command = libraries.command(User::Same, &program);
         command.envs(variables.iter().copied());
         assert_eq!(Running::start(command).end().well().count("sockets are as they should be"), 1);
@@ -211,7 +236,10 @@ fn nothing_to_complain_of_for_valgrind() {
     // lost.
     command.args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
     command
-        .arg(format!("--suppressions={}", folder.join("../../../packaging/valgrind.supp").display()))
+        .arg(format!(
+            "--suppressions={}",
+            folder.join("../../../packaging/valgrind.supp").display()
+        ))
         .arg(program);
     // A child leaves the parent's engine untouched, so valgrind would report everything in it as
     // leaked.

@@ -29,7 +29,8 @@ fn programs_with_bundled_libibverbs_use_ours() {
     let at = |name: &str| libraries.folder().join(name).to_string_lossy().into_owned();
     let text = |path: PathBuf| path.to_string_lossy().into_owned();
     let (bundled, module, program) = (at("libibverbs-1de1263b.so"), at("module.so"), at("bundled"));
-    fs::write(at("versions"), "IBVERBS_1.1 { global: ibv_*; local: *; };").expect("a version script");
+    fs::write(at("versions"), "IBVERBS_1.1 { global: ibv_*; local: *; };")
+        .expect("a version script");
     let script = format!("-Wl,--version-script={}", at("versions"));
     let shared = ["-shared", "-fPIC", "-o"];
     let soname = "-Wl,-soname,libibverbs-1de1263b.so";
@@ -42,10 +43,12 @@ fn programs_with_bundled_libibverbs_use_ours() {
     let mut plain = libraries.command(User::Same, &program);
     plain.arg(&module);
     let plain = Running::start(plain).end();
-    let preloaded = Running::start(command(&libraries, User::Same, &[], &[&program, &module])).end();
+    let preloaded =
+        Running::start(command(&libraries, User::Same, &[], &[&program, &module])).end();
     for place in places {
-        let says =
-            |ended: &ProcessEnd, which| ended.said.lines().any(|line| line == format!("{place}: {which}"));
+        let says = |ended: &ProcessEnd, which| {
+            ended.said.lines().any(|line| line == format!("{place}: {which}"))
+        };
         assert!(says(plain.well(), "bundled"), "{plain:?}");
         assert!(says(preloaded.well(), "uiw"), "{preloaded:?}");
     }
@@ -73,9 +76,13 @@ fn device_nodes_exist_for_all_users() {
     names.sort();
     for user in [Some(User::Same), ordinary()].into_iter().flatten() {
         let dev = format!("export LC_ALL=C; DEV='{}'; {script}", names.join("\n"));
-        let ended =
-            Running::start(network.server(command(&libraries, user, &["--sysfs"], &["sh", "-c", &dev])))
-                .end();
+        let ended = Running::start(network.server(command(
+            &libraries,
+            user,
+            &["--sysfs"],
+            &["sh", "-c", &dev],
+        )))
+        .end();
         if ended.count("cannot make /sys/class/infiniband") > 0 {
             uiw_interop::skip("mount namespaces");
             continue;
@@ -93,7 +100,8 @@ fn device_nodes_exist_for_all_users() {
 fn lone_loopback_device_has_node() {
     let Some(_) = uiw_interop::require("unshare") else { return };
     let libraries = Libraries::get();
-    let script = format!("ip link set lo up && exec {} run --sysfs -- ls /dev/infiniband", uiw().display());
+    let script =
+        format!("ip link set lo up && exec {} run --sysfs -- ls /dev/infiniband", uiw().display());
     let mut command = libraries.command(User::Same, "unshare");
     command.args(["-rmn", "sh", "-c", &script]).env("UIW_LIB", libraries.folder());
     let ended = Running::start(command).end();
@@ -125,7 +133,11 @@ fn devices_of_machine_hidden_by_default() {
         uiw_interop::skip("mount namespaces");
         return;
     }
-    assert_eq!((told.well().count("it runs"), told.count("RDMA devices (mana_0)")), (1, 1), "{told:?}");
+    assert_eq!(
+        (told.well().count("it runs"), told.count("RDMA devices (mana_0)")),
+        (1, 1),
+        "{told:?}"
+    );
     let quiet = with_device("--only-uiw", "echo it runs");
     assert_eq!((quiet.well().count("it runs"), quiet.count("mana_0")), (1, 0), "{quiet:?}");
     // Programs that scan sysfs themselves see only uiw's devices.
@@ -142,5 +154,8 @@ fn devices_of_machine_hidden_by_default() {
         let ended = with_device(options, "ibv_devices");
         assert_eq!(ended.well().count("uiw_lo"), 1, "{ended:?}");
     }
-    assert_eq!(with_device("--sysfs --with-system", "ls /sys/class/infiniband").well().count("mana_0"), 1);
+    assert_eq!(
+        with_device("--sysfs --with-system", "ls /sys/class/infiniband").well().count("mana_0"),
+        1
+    );
 }

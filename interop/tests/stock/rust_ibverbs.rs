@@ -33,7 +33,8 @@ fn messages_are_sent_back_and_compared() {
         let server: &[&str] = &[&peer, "server", &number_of_port];
         let client: &[&str] = &[&peer, "client", &address, &number_of_port];
         for end in exchange(&libraries, &network, persona, port, [server, client]) {
-            let said = format!("uiw_veth0: 256 messages of {PAYLOAD} bytes in each direction are equal");
+            let said =
+                format!("uiw_veth0: 256 messages of {PAYLOAD} bytes in each direction are equal");
             assert_eq!(end.well().count(&said), 1, "{end:?}");
             let report = report(&end);
             let moved = (number(&report, "bytes_sent"), number(&report, "bytes_received"));
@@ -52,7 +53,9 @@ fn report_counters_and_capture_agree() {
     let server = isolated(&libraries, &["--require"], &[&peer, "server", &number]);
     let mut server = Running::start(network.server(server));
     server.wait_listening(port);
-    let client = Running::start(proof.client(&options("iwarp"), &[&peer, "client", &address, &number])).end();
+    let client =
+        Running::start(proof.client(&options("iwarp"), &[&peer, "client", &address, &number]))
+            .end();
     server.end().is_well();
     // Other TCP traffic consists of the endpoints and two bytes in each direction.
     proof.holds(&client, 2 * PAYLOAD, Some(port), 200);
@@ -70,7 +73,11 @@ fn example_verifies_own_message() {
         let command = run(&libraries, &["--json", "--persona", persona], &[&program]);
         let ended = Running::start(hosts.at(host, command)).end();
         for line in ["sent", "received"] {
-            assert_eq!(ended.well().said.lines().filter(|said| *said == line).count(), 1, "{ended:?}");
+            assert_eq!(
+                ended.well().said.lines().filter(|said| *said == line).count(),
+                1,
+                "{ended:?}"
+            );
         }
         let report = report(&ended);
         for way in ["sent", "received"] {

@@ -65,7 +65,13 @@ impl SandboxedPair {
         self.command(port, self.client, &["127.0.0.1"], run)
     }
 
-    fn command(&self, port: u16, args: &[&str], to: &[&str], run: impl Fn(&[&str]) -> Command) -> Command {
+    fn command(
+        &self,
+        port: u16,
+        args: &[&str],
+        to: &[&str],
+        run: impl Fn(&[&str]) -> Command,
+    ) -> Command {
         let port = port.to_string();
         let mut command = run(&[&[self.program, "-p", &port][..], args, to].concat());
         command.env("UIW_PERSONA", self.persona);
@@ -160,7 +166,9 @@ fn hardened_service_exchanges_data() {
 /// Addresses, GIDs and MTU are the same whether they are read by ioctl or by netlink.
 #[test]
 fn devices_are_the_same_without_netlink() {
-    let (Some(_), Some(network)) = (uiw_interop::require("ibv_devinfo"), Network::veth()) else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("ibv_devinfo"), Network::veth()) else {
+        return;
+    };
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
     for address in ["10.77.9.1/30", "fd77::1/64"] {
@@ -169,11 +177,15 @@ fn devices_are_the_same_without_netlink() {
         Running::start(network.server(command)).end().is_well();
     }
     let devices = |rules: &[String]| {
-        let ended = Running::start(network.server(sandboxes.command(rules, &["ibv_devinfo", "-v"]))).end();
+        let ended =
+            Running::start(network.server(sandboxes.command(rules, &["ibv_devinfo", "-v"]))).end();
         ended.well().said.clone()
     };
     let said = devices(&[FAMILIES.to_owned()]);
-    assert!(said.contains("uiw_veth0") && said.contains("uiw_lo") && said.contains("fd77"), "{said}");
+    assert!(
+        said.contains("uiw_veth0") && said.contains("uiw_lo") && said.contains("fd77"),
+        "{said}"
+    );
     assert_eq!(said, devices(&[]));
 }
 
@@ -187,9 +199,11 @@ fn memory_is_checked_by_permitted_calls() {
     let shared = here.join("../xtask/src/bench/programs");
     let ends = shared.join("ends.c");
     let flags = ["-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
-    let Some(program) = compile(&libraries, &here.join("tests/stock/c/memory.c"), &flags) else { return };
-    let mut command =
-        sandboxes.command(&[sandboxes.system_service()], &[program.to_str().expect("a path of text")]);
+    let Some(program) = compile(&libraries, &here.join("tests/stock/c/memory.c"), &flags) else {
+        return;
+    };
+    let mut command = sandboxes
+        .command(&[sandboxes.system_service()], &[program.to_str().expect("a path of text")]);
     command.env("UIW_ACK", "on");
     assert_eq!(Running::start(command).end().well().count("memory is as it should be"), 1);
 }
@@ -203,7 +217,8 @@ fn forks_inherit_sandbox() {
     for name in ["forks.c", "fork_exec.c"] {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name);
         let Some(program) = compile(&libraries, &source, &[]) else { return };
-        let command = sandboxes.command(&sandboxes.hardened(), &[program.to_str().expect("a path of text")]);
+        let command =
+            sandboxes.command(&sandboxes.hardened(), &[program.to_str().expect("a path of text")]);
         Running::start(command).end().well();
     }
 }
@@ -252,7 +267,12 @@ fn refused_server(
         if let Some(ended) = server.ended() {
             return Some(ended);
         }
-        assert!(!limit.is_over(), "{} neither listens nor ends: {}", exchange.program, server.said());
+        assert!(
+            !limit.is_over(),
+            "{} neither listens nor ends: {}",
+            exchange.program,
+            server.said()
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
     let client = Running::start(exchange.client(port, |program| free(libraries, program)));
@@ -266,7 +286,10 @@ fn refused_server(
         assert!(!limit.is_over(), "{} hangs: {}\n{client:?}", exchange.program, server.said());
         std::thread::sleep(Duration::from_millis(2));
     }
-    assert!(client.code != 0 || server.ended().is_some_and(|server| server.code != 0), "{client:?}");
+    assert!(
+        client.code != 0 || server.ended().is_some_and(|server| server.code != 0),
+        "{client:?}"
+    );
     Some(server.end_or_stop())
 }
 
@@ -298,7 +321,8 @@ fn task_limit_named() {
         ways.push(vec!["limit=nproc:1".to_owned(), user]);
     }
     for rules in &ways {
-        let ended = Running::start(sandboxes.command(rules, &[&text(&server), "1"])).end_within(REFUSED);
+        let ended =
+            Running::start(sandboxes.command(rules, &[&text(&server), "1"])).end_within(REFUSED);
         let ended = ended.expect("the server ends");
         assert_ne!(ended.code, 0, "{ended:?}");
         says(&ended, "thread", fix);
@@ -307,7 +331,9 @@ fn task_limit_named() {
     listening.wait_saying("port ");
     let port = listening.said();
     let port = port.split("port ").nth(1).expect("a port").trim().to_owned();
-    let ended = Running::start(sandboxes.command(&rules, &[&text(&client), "127.0.0.1", &port, "good day"]));
+    let ended = Running::start(
+        sandboxes.command(&rules, &[&text(&client), "127.0.0.1", &port, "good day"]),
+    );
     says(&ended.end_within(REFUSED).expect("the client ends"), "thread", fix);
     drop(listening.stop());
     if uiw_interop::require(PINGPONG.program).is_some() {
@@ -330,7 +356,10 @@ fn reported_run_without_threads_ends_program() {
     command.env("UIW_LIB", libraries.folder()).env_remove("UIW_COUNTERS");
     let ended = Running::start(command).end_within(REFUSED).expect("it ends");
     assert_eq!(ended.code, 1, "{ended:?}");
-    assert!(ended.count("cannot wait for the program") > 0 && ended.said.contains("TasksMax="), "{ended:?}");
+    assert!(
+        ended.count("cannot wait for the program") > 0 && ended.said.contains("TasksMax="),
+        "{ended:?}"
+    );
     let runs = |entry: std::fs::DirEntry| {
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         line.split(|byte| *byte == 0).any(|word| word == long.as_bytes())
@@ -355,7 +384,10 @@ fn descriptor_limit_named() {
         for limit in [6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 64] {
             let rules = [format!("limit=nofile:{limit}")];
             let run = |program: &[&str]| sandboxes.command(&rules, program);
-            let ends = [refused_client(exchange, run, &libraries), refused_server(exchange, run, &libraries)];
+            let ends = [
+                refused_client(exchange, run, &libraries),
+                refused_server(exchange, run, &libraries),
+            ];
             for ended in ends.into_iter().flatten() {
                 assert!(limit < 64, "{ended:?}");
                 // The descriptor that could not be opened may be one of the program itself.
@@ -388,11 +420,15 @@ fn refused_namespaces_are_named() {
     let uiw = uiw().to_str().expect("a path of text");
     let no_mounts = sandboxes.refuse(Errno::PERM, "mount umount2");
     for (rule, named) in [("namespaces", "RestrictNamespaces="), (&no_mounts, "@mount")] {
-        let mut command =
-            sandboxes.command(&[rule.to_owned()], &[uiw, "run", "--sysfs", "--", "echo", "it runs"]);
+        let mut command = sandboxes
+            .command(&[rule.to_owned()], &[uiw, "run", "--sysfs", "--", "echo", "it runs"]);
         command.env("UIW_LIB", libraries.folder());
         let ended = Running::start(command).end();
-        assert_eq!((ended.code, ended.said.lines().count(), ended.count("it runs")), (1, 2, 0), "{ended:?}");
+        assert_eq!(
+            (ended.code, ended.said.lines().count(), ended.count("it runs")),
+            (1, 2, 0),
+            "{ended:?}"
+        );
         assert!(ended.said.contains(named), "{ended:?}");
     }
 }
@@ -422,8 +458,8 @@ fn runs_are_reported_in_sandboxes() {
     let uiw = uiw().to_str().expect("a path of text");
     for rules in [vec![sandboxes.old_kernel()], sandboxes.hardened()] {
         let reported = |program: &[&str]| {
-            let mut command =
-                sandboxes.command(&rules, &[&[uiw, "run", "--require", "--json", "--"], program].concat());
+            let mut command = sandboxes
+                .command(&rules, &[&[uiw, "run", "--require", "--json", "--"], program].concat());
             command.env("UIW_LIB", libraries.folder()).env_remove("UIW_COUNTERS");
             command
         };
@@ -442,7 +478,9 @@ fn runs_are_reported_in_sandboxes() {
 /// well.
 #[test]
 fn documented_calls_suffice() {
-    everything_succeeds(|sandboxes| vec![sandboxes.permit("kill", &format!("{} {PROGRAMS}", documented()))]);
+    everything_succeeds(|sandboxes| {
+        vec![sandboxes.permit("kill", &format!("{} {PROGRAMS}", documented()))]
+    });
 }
 
 /// Every documented call is permitted to system services.

@@ -44,9 +44,10 @@ fn server_memory_written_and_read_back() {
             let said = "8 writes of 1048576 bytes and a counter are equal";
             assert_eq!(server.well().count(said), 1, "{client:?}\n{server:?}");
             let [server, client] = [server, client].map(|end| report(&end));
-            for (end, own, peers) in
-                [(&client, "bytes_sent", "bytes_received"), (&server, "bytes_received", "bytes_sent")]
-            {
+            for (end, own, peers) in [
+                (&client, "bytes_sent", "bytes_received"),
+                (&server, "bytes_received", "bytes_sent"),
+            ] {
                 assert_eq!(number(end, own), PAYLOAD + MESSAGES[0], "{end}");
                 assert_eq!(number(end, peers), PAYLOAD + MESSAGES[1] + ATOMICS, "{end}");
             }
@@ -129,7 +130,8 @@ fn device_and_gid_lists_show_uiw() {
         {
             let program = programs.path(name);
             let options = [&["--persona", persona], options].concat();
-            let ended = Running::start(network.client(run(&libraries, &options, &[&program]))).end();
+            let ended =
+                Running::start(network.client(run(&libraries, &options, &[&program]))).end();
             assert!(ended.well().count(shown) >= 1, "{ended:?}");
         }
     }
@@ -142,7 +144,9 @@ fn device_and_gid_lists_show_uiw() {
 fn own_tests_pass() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     for persona in ["roce", "ib"] {
-        for name in ["test_atomic", "test_cq", "test_mr_and_cq", "test_post_send", "test_qp", "sideway"] {
+        for name in
+            ["test_atomic", "test_cq", "test_mr_and_cq", "test_post_send", "test_qp", "sideway"]
+        {
             let program = programs.path(name);
             let options = ["--sysfs", "--persona", persona];
             let words = [program.as_str(), "--skip", "test_iterations"];

@@ -8,13 +8,18 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Hosts, Libraries, Network, ProcessEnd, Running, User, compile, free_port, uiw};
+use uiw_interop::stock::{
+    Hosts, Libraries, Network, ProcessEnd, Running, User, compile, free_port, uiw,
+};
 
 /// Returns the command that runs a program under `uiw run --sockets`.
 pub(crate) fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
     let mut command = libraries.command(User::Same, uiw());
     command.arg("run").arg("--sockets").args(options).arg("--").args(program);
-    command.env("UIW_LIB", libraries.folder()).env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS");
+    command
+        .env("UIW_LIB", libraries.folder())
+        .env_remove("LD_LIBRARY_PATH")
+        .env_remove("UIW_COUNTERS");
     command
 }
 
@@ -38,7 +43,11 @@ pub(crate) fn connections(report: &Value, carrier: &str, role: &str) -> u64 {
 /// Compiles a C program of these tests with the flags that distributions use.
 fn compiled(libraries: &Libraries, name: &str) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name);
-    compile(libraries, &source, &["-Wall", "-Wextra", "-Werror", "-O2", "-D_FORTIFY_SOURCE=2", "-pthread"])
+    compile(
+        libraries,
+        &source,
+        &["-Wall", "-Wextra", "-Werror", "-O2", "-D_FORTIFY_SOURCE=2", "-pthread"],
+    )
 }
 
 #[test]
@@ -69,8 +78,10 @@ fn calls_behave_as_on_tcp() {
         assert_eq!(ended.well().count("sockets are as they should be"), 1, "{variable:?}");
         let report = parsed(&ended.said);
         // Children do not report before they end, so their connections are not counted here.
-        let (one, other) =
-            (connections(&report, "rsocket", "connected"), connections(&report, "rsocket", "accepted"));
+        let (one, other) = (
+            connections(&report, "rsocket", "connected"),
+            connections(&report, "rsocket", "accepted"),
+        );
         assert!(one > 10 && other > 10, "{report}");
     }
 }
@@ -178,11 +189,15 @@ fn thousand_sockets_leave_nothing() {
     let Some(few) = thousand(&libraries, 10, "all") else { return };
     let Some(many) = thousand(&libraries, 1000, "all") else { return };
     for ended in [&few, &many] {
-        assert_eq!((line(ended, "client ended with "), line(ended, "server ended with ")), ("0", "0"));
+        assert_eq!(
+            (line(ended, "client ended with "), line(ended, "server ended with ")),
+            ("0", "0")
+        );
     }
     for (process, beginning) in [("client: ", "none lost, "), ("server: ", "0 left, ")] {
         let descriptors = |ended| {
-            let rest = line(ended, process).strip_prefix(beginning).unwrap_or_else(|| panic!("{ended:?}"));
+            let rest =
+                line(ended, process).strip_prefix(beginning).unwrap_or_else(|| panic!("{ended:?}"));
             rest.split(' ').next().and_then(|count| count.parse::<u32>().ok()).unwrap()
         };
         // The last connections may still be closing.
@@ -195,9 +210,15 @@ fn thousand_sockets_leave_nothing() {
 fn killed_peer_hangs_no_socket() {
     let libraries = Libraries::get();
     let Some(server) = thousand(&libraries, 1000, "kill-server") else { return };
-    assert_eq!((line(&server, "client ended with "), line(&server, "server ended with ")), ("0", "9"));
+    assert_eq!(
+        (line(&server, "client ended with "), line(&server, "server ended with ")),
+        ("0", "9")
+    );
     let Some(client) = thousand(&libraries, 1000, "kill-client") else { return };
-    assert_eq!((line(&client, "client ended with "), line(&client, "server ended with ")), ("9", "0"));
+    assert_eq!(
+        (line(&client, "client ended with "), line(&client, "server ended with ")),
+        ("9", "0")
+    );
     assert!(line(&client, "server: ").starts_with("0 left, "), "{client:?}");
 }
 
@@ -212,13 +233,21 @@ fn iperf3_moves_its_bytes_over_rsockets() {
         let options = ["--require", "--json", "--port-offset", "0"];
         let mut server = Running::start(with_sockets(&libraries, &options, &server));
         server.wait_listening(port);
-        let client = [&["iperf3", "-c", "127.0.0.1", "-n", "100M", "-p", &number_of][..], direction].concat();
+        let client =
+            [&["iperf3", "-c", "127.0.0.1", "-n", "100M", "-p", &number_of][..], direction]
+                .concat();
         let client = Running::start(with_sockets(&libraries, &options, &client)).end();
         assert_eq!(client.well().count("iperf Done."), 1, "{client:?}");
         let (client, server) = (parsed(&client.said), parsed(&server.end().well().said));
-        assert!(number(&client, "bytes_sent") + number(&client, "bytes_received") > 100 << 20, "{client}");
+        assert!(
+            number(&client, "bytes_sent") + number(&client, "bytes_received") > 100 << 20,
+            "{client}"
+        );
         assert_eq!(number(&client, "bytes_sent"), number(&server, "bytes_received"));
-        assert_eq!(connections(&client, "rsocket", "connected"), connections(&server, "rsocket", "accepted"));
+        assert_eq!(
+            connections(&client, "rsocket", "connected"),
+            connections(&server, "rsocket", "accepted")
+        );
         assert_eq!(connections(&client, "tcp", "connected"), 0, "{client}");
     }
 }
@@ -244,7 +273,8 @@ fn iperf3_under_debians_preload_library() {
         };
         let mut server = Running::start(under(&["-s", "-1", "-B", "127.0.0.1"]));
         server.wait_listening(port);
-        let client = Running::start(under(&[&["-c", "127.0.0.1", "-n", "100M"], direction].concat())).end();
+        let client =
+            Running::start(under(&[&["-c", "127.0.0.1", "-n", "100M"], direction].concat())).end();
         assert_eq!(client.well().count("iperf Done."), 1, "{client:?}");
         server.end().well();
     }
@@ -265,7 +295,11 @@ fn plain_server_reached_over_tcp() {
     let client = Running::start(with_sockets(&libraries, &["--require"], &client)).end();
     // The client itself succeeded, but the condition of `--require` was not met.
     assert_eq!((client.code, client.count("iperf Done.")), (125, 1), "{client:?}");
-    assert_eq!(client.count(&format!("over TCP: 2 connections to 127.0.0.1:{port}")), 1, "{client:?}");
+    assert_eq!(
+        client.count(&format!("over TCP: 2 connections to 127.0.0.1:{port}")),
+        1,
+        "{client:?}"
+    );
     server.end().well();
 }
 
@@ -273,7 +307,9 @@ fn plain_server_reached_over_tcp() {
 /// the call has returned.
 #[test]
 fn plain_server_reached_without_blocking() {
-    let (Some(_), Some(_)) = (uiw_interop::require("curl"), uiw_interop::require("python3")) else { return };
+    let (Some(_), Some(_)) = (uiw_interop::require("curl"), uiw_interop::require("python3")) else {
+        return;
+    };
     let Some(hosts) = Hosts::new(2) else { return };
     let libraries = Libraries::get();
     let places: Vec<_> = hosts.places().collect();
@@ -281,7 +317,10 @@ fn plain_server_reached_without_blocking() {
     std::fs::write(&file, vec![b'x'; 300_000]).unwrap();
     let on = |place: usize, command: &Command| {
         let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", &places[place].1]).arg(command.get_program()).args(command.get_args());
+        inside
+            .args(["netns", "exec", &places[place].1])
+            .arg(command.get_program())
+            .args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
                 Some(value) => inside.env(name, value),
@@ -352,7 +391,9 @@ fn every_given_port_can_be_named() {
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload.c") else { return };
-    network.inside_server(|| std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 12000")).unwrap();
+    network
+        .inside_server(|| std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 12000"))
+        .unwrap();
     let command = with_sockets(&libraries, &["--json"], &[program.to_str().unwrap()]);
     let ended = Running::start(network.server(command)).end();
     assert_eq!(ended.well().count("sockets are as they should be"), 1);

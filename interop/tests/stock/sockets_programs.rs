@@ -60,7 +60,17 @@ fn redis() {
     let libraries = Libraries::get();
     let port = free_port();
     let text = port.to_string();
-    let server = ["redis-server", "--port", &text, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
+    let server = [
+        "redis-server",
+        "--port",
+        &text,
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+    ];
     let server = serve(&libraries, port, &server);
     let at = ["-h", "127.0.0.1", "-p", &text];
     let command = |words: &[&str]| ask(&libraries, &[&["redis-cli"][..], &at, words].concat());
@@ -120,7 +130,8 @@ fn memcached() {
 /// The master process listens, its workers accept.
 #[test]
 fn nginx_and_curl() {
-    let (Some(nginx), Some(_)) = (uiw_interop::require("nginx"), uiw_interop::require("curl")) else {
+    let (Some(nginx), Some(_)) = (uiw_interop::require("nginx"), uiw_interop::require("curl"))
+    else {
         return;
     };
     let libraries = Libraries::get();
@@ -159,13 +170,16 @@ fn nginx_and_curl() {
 
 #[test]
 fn pythons_http_server_and_curl() {
-    let (Some(_), Some(_)) = (uiw_interop::require("python3"), uiw_interop::require("curl")) else { return };
+    let (Some(_), Some(_)) = (uiw_interop::require("python3"), uiw_interop::require("curl")) else {
+        return;
+    };
     let libraries = Libraries::get();
     let port = free_port();
     let (at, file) = (folder(&libraries, "http"), noise(3_000_000));
     fs::write(at.join("file"), &file).unwrap();
     let (text, directory) = (port.to_string(), at.display().to_string());
-    let server = ["/usr/bin/python3", "-m", "http.server", "-b", "127.0.0.1", "-d", &directory, &text];
+    let server =
+        ["/usr/bin/python3", "-m", "http.server", "-b", "127.0.0.1", "-d", &directory, &text];
     let server = serve(&libraries, port, &server);
     let (to, url) = (at.join("got"), format!("http://127.0.0.1:{port}/file"));
     let client = ask(&libraries, &["curl", "-s", "-o", to.to_str().unwrap(), &url]);
@@ -187,7 +201,8 @@ fn postgresql_and_pgbench() {
     let (text, data) = (port.to_string(), folder(&libraries, "data"));
     let program = |name: &str| format!("{PROGRAMS}/{name}");
     // The server refuses to run as root.
-    let is_root = fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
+    let is_root =
+        fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
     let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"];
     let user = if is_root { &user[..] } else { &[] };
     if is_root {
@@ -196,14 +211,17 @@ fn postgresql_and_pgbench() {
     }
     fs::set_permissions(&data, fs::Permissions::from_mode(0o700)).unwrap();
     let (place, initdb) = (data.display().to_string(), program("initdb"));
-    let made = [user, &[&initdb, "-D", &place, "-A", "trust", "-U", "tester", "--no-sync"]].concat();
+    let made =
+        [user, &[&initdb, "-D", &place, "-A", "trust", "-U", "tester", "--no-sync"]].concat();
     let mut command = libraries.command(uiw_interop::stock::User::Same, made[0]);
     command.args(&made[1..]).env_remove("LD_LIBRARY_PATH");
     Running::start(command).end().well();
     let postgres = program("postgres");
-    let server =
-        [user, &[&postgres, "-D", &place, "-p", &text, "-h", "127.0.0.1", "-k", "", "-c", "fsync=off"]]
-            .concat();
+    let server = [
+        user,
+        &[&postgres, "-D", &place, "-p", &text, "-h", "127.0.0.1", "-k", "", "-c", "fsync=off"],
+    ]
+    .concat();
     let mut server = Running::start(with_sockets(&libraries, &OPTIONS, &server));
     server.wait_saying("ready to accept connections");
     let at = ["-h", "127.0.0.1", "-p", &text, "-U", "tester"];

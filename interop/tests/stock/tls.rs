@@ -42,7 +42,12 @@ impl KeyPairs {
     }
 }
 
-fn command(libraries: &Libraries, program: &str, arguments: &[&str], tls: Option<&Path>) -> Command {
+fn command(
+    libraries: &Libraries,
+    program: &str,
+    arguments: &[&str],
+    tls: Option<&Path>,
+) -> Command {
     let mut command = libraries.command(User::Same, program);
     command.args(arguments).env("UIW_LOG", "info");
     if let Some(tls) = tls {
@@ -60,8 +65,12 @@ fn rping(
 ) -> [ProcessEnd; 2] {
     let port = free_port();
     let number = port.to_string();
-    let mut serving =
-        Running::start(command(libraries, "rping", &["-s", "-V", "-C", "20", "-p", &number], server));
+    let mut serving = Running::start(command(
+        libraries,
+        "rping",
+        &["-s", "-V", "-C", "20", "-p", &number],
+        server,
+    ));
     serving.wait_listening(port);
     let arguments = ["-c", "-v", "-V", "-C", "20", "-a", "127.0.0.1", "-p", &number];
     let mut connecting = command(libraries, "rping", &arguments, client);
@@ -70,8 +79,11 @@ fn rping(
     }
     let client = Running::start(connecting).end();
     // A server to which no client could connect continues to wait.
-    let server =
-        if client.said.contains("TLS 1.3") && client.code == 0 { serving.end() } else { serving.stop() };
+    let server = if client.said.contains("TLS 1.3") && client.code == 0 {
+        serving.end()
+    } else {
+        serving.stop()
+    };
     [server, client]
 }
 
@@ -91,7 +103,11 @@ fn rping_and_its_plaintext() {
     // None of the plaintext is on the wire, and all of it can be decrypted with the secrets.
     let wire = fs::read(&capture).unwrap();
     for clear in [&b"MPA ID"[..], b"rdma-ping-"] {
-        assert!(!wire.windows(clear.len()).any(|bytes| bytes == clear), "{}", String::from_utf8_lossy(clear));
+        assert!(
+            !wire.windows(clear.len()).any(|bytes| bytes == clear),
+            "{}",
+            String::from_utf8_lossy(clear)
+        );
     }
     let Some(tshark) = uiw_interop::require("tshark") else { return };
     let keys = format!("tls.keylog_file:{}", capture.with_extension("keys").display());
@@ -120,13 +136,16 @@ fn rping_and_its_plaintext() {
 /// Asserts that the bytes that tshark decrypted and dissected again as TCP equal those that `uiw
 /// decode` finds with the same secrets.
 fn same_by_uiw(followed: &str, capture: &Path) {
-    let (Some(text2pcap), Some(tshark)) = (uiw_interop::require("text2pcap"), Tshark::require()) else {
+    let (Some(text2pcap), Some(tshark)) = (uiw_interop::require("text2pcap"), Tshark::require())
+    else {
         return;
     };
     // tshark indents the lines of the server.
     let packets: String = followed
         .lines()
-        .filter(|line| !line.trim().is_empty() && line.trim().bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .filter(|line| {
+            !line.trim().is_empty() && line.trim().bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
         .map(|line| {
             let direction = if line.starts_with('\t') { 'I' } else { 'O' };
             let bytes: Vec<String> = line
@@ -173,7 +192,12 @@ fn peers_that_do_not_fit() {
     let (one, two, unpinned) = (ends.path("one"), ends.path("two"), ends.path("unpinned"));
     for (server, client, of_server, of_client) in [
         (Some(&one), None, "the peer does not use TLS", "or require TLS"),
-        (None, Some(&two), "the start of TLS, which is not used here", "it may not use TLS on that port"),
+        (
+            None,
+            Some(&two),
+            "the start of TLS, which is not used here",
+            "it may not use TLS on that port",
+        ),
         (Some(&one), Some(&unpinned), "is not pinned", "alert CertificateUnknown"),
     ] {
         let (server, client) = (server.map(PathBuf::as_path), client.map(PathBuf::as_path));
@@ -250,7 +274,8 @@ fn perftest_out_of_band() {
         server.wait_listening(port);
         let arguments = [&arguments[..], &["127.0.0.1"]].concat();
         let client =
-            Running::start(command(&libraries, "ib_write_bw", &arguments, Some(&ends.path(peer)))).end();
+            Running::start(command(&libraries, "ib_write_bw", &arguments, Some(&ends.path(peer))))
+                .end();
         [server.end(), client]
     };
     let [server, client] = run("one", "two");
@@ -266,7 +291,8 @@ fn wrong_file_named() {
     let ends = KeyPairs::new(&libraries);
     fs::write(ends.path("wrong"), "mode raw\nkeys one.pem\n").unwrap();
     let arguments = ["-c", "-C", "1", "-a", "127.0.0.1", "-p", "9"];
-    let client = Running::start(command(&libraries, "rping", &arguments, Some(&ends.path("wrong")))).end();
+    let client =
+        Running::start(command(&libraries, "rping", &arguments, Some(&ends.path("wrong")))).end();
     // The message quotes nothing from the file, because the user may not be permitted to read it.
     assert!(client.said.contains("wrong:2: expected mode, key"), "{client:?}");
 }
@@ -298,7 +324,10 @@ fn datagrams() {
     let mut udpong = command(&libraries, "udpong", &["-b", "127.0.0.1"], Some(&ends.path("one")));
     udpong.env("UIW_UD", "on").env("UIW_LOG", "warn");
     let refused = Running::start(udpong).end();
-    assert!(refused.count("no rsocket for datagrams: TLS does not protect datagrams") > 0, "{refused:?}");
+    assert!(
+        refused.count("no rsocket for datagrams: TLS does not protect datagrams") > 0,
+        "{refused:?}"
+    );
     let mut server = end("one", true, &[]);
     server.wait_listening(port);
     end("two", true, &["127.0.0.1"]).end().well();
@@ -326,7 +355,10 @@ fn sockets_of_programs_are_encrypted() {
     let client = Running::start(run("two", &client)).end();
     for ended in [&client, &server.end()] {
         ended.well();
-        assert!(ended.count("TLS 1.3") >= 2 && ended.count("over rsockets: 2 connections") == 1, "{ended:?}");
+        assert!(
+            ended.count("TLS 1.3") >= 2 && ended.count("over rsockets: 2 connections") == 1,
+            "{ended:?}"
+        );
     }
     let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = plain.local_addr().unwrap();
@@ -361,7 +393,8 @@ fn sockets_beyond_port_offset_refused() {
     for (port, role) in [(free_port(), &["-s", "-1"]), (taken, &["-c", "127.0.0.1"])] {
         let number = port.to_string();
         let words = [&["iperf3"], &role[..], &["-p", &number]].concat();
-        let mut command = with_sockets(&libraries, &["--port-offset", &offset_beyond_ports(port)], &words);
+        let mut command =
+            with_sockets(&libraries, &["--port-offset", &offset_beyond_ports(port)], &words);
         command.env("UIW_TLS", ends.path("one"));
         let ended = Running::start(command).end();
         assert!(ended.code != 0 && ended.count("Cannot assign requested address") > 0, "{ended:?}");

@@ -47,7 +47,9 @@ const TESTS: &[(&str, u64, u64)] = &[
 
 fn exchanges_addresses(persona: &str) {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
-    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else {
+        return;
+    };
     let libraries = Libraries::get();
     let Some(capture) = Capture::of_ends(&libraries, &network) else { return };
     let options = ["--require", "--json", "--sysfs", "--persona", persona];
@@ -63,7 +65,8 @@ fn exchanges_addresses(persona: &str) {
         ports.push(port);
     }
     let passed = capture.end();
-    let alone = passed.is_uiws_but_for(|end| ports.contains(&end.port()), OWN_BYTES * TESTS.len() as u64);
+    let alone =
+        passed.is_uiws_but_for(|end| ports.contains(&end.port()), OWN_BYTES * TESTS.len() as u64);
     assert_eq!(alone, Ok(()));
     // The bytes of uiw's connections in the capture include all bytes that the queue pairs count.
     let moved = passed.uiws_tcp();
@@ -98,13 +101,26 @@ const TRANSPORT_TESTS: &[(&str, &[&str], u64, u64)] = &[
 #[test]
 fn transport_perftest_rc() {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
-    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else {
+        return;
+    };
     let libraries = Libraries::get();
     let options = ["--require", "--json", "--persona", "roce"];
     for (test, layout, size, count) in TRANSPORT_TESTS {
         let Some(proof) = Proof::begin(&libraries, &network) else { return };
         let (size_text, count_text) = (size.to_string(), count.to_string());
-        let common = ["-t", test, "-d", "uiw_veth0:1", "-x", "rc_verbs", "-s", &size_text, "-n", &count_text];
+        let common = [
+            "-t",
+            test,
+            "-d",
+            "uiw_veth0:1",
+            "-x",
+            "rc_verbs",
+            "-s",
+            &size_text,
+            "-n",
+            &count_text,
+        ];
         let test = [&common[..], layout, &["-w", "10"]].concat();
         let (port, address) = (free_port(), network.server_address().to_string());
         let number = port.to_string();
@@ -141,9 +157,12 @@ fn io_demo(
     let mut server = Running::start(network.server(isolated(libraries, options, &common)));
     server.wait_listening(port);
     let requests = ["-o", "read,write", "-i", "1000", &address];
-    let ended =
-        Running::start(network.client(isolated(libraries, options, &[&common[..], &requests].concat())))
-            .end();
+    let ended = Running::start(network.client(isolated(
+        libraries,
+        options,
+        &[&common[..], &requests].concat(),
+    )))
+    .end();
     // The server never exits by itself.
     let server = server.stop();
     assert_eq!(server.count("Assertion") + server.count("ERROR"), 0, "{server:?}");
@@ -152,10 +171,13 @@ fn io_demo(
 
 fn connects_by_rdma_cm(persona: &str) {
     let Some(_) = uiw_interop::require("io_demo") else { return };
-    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else {
+        return;
+    };
     let libraries = Libraries::get();
     // UCX listens on the same port number over TCP.
-    let options = ["--require", "--json", "--sysfs", "--port-offset", "-5000", "--persona", persona];
+    let options =
+        ["--require", "--json", "--sysfs", "--port-offset", "-5000", "--persona", persona];
     for api in [&[][..], &["-A"]] {
         let Some((ended, alone)) = io_demo(&libraries, &network, &options, api) else { return };
         assert_eq!(alone, Ok(()), "{ended:?}");
@@ -180,21 +202,33 @@ fn io_demo_rdma_cm_ib() {
 #[test]
 fn hidden_devices_are_noticed() {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
-    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else {
+        return;
+    };
     let libraries = Libraries::get();
     let options = ["--require", "--json", "--port-offset", "-5000", "--persona", "roce"];
     let test = ["-t", "tag_bw", "-s", "65536", "-n", "100"];
     let Some(capture) = Capture::of_ends(&libraries, &network) else { return };
     let (ends, port) = perftest(&libraries, &network, &options, &test);
     let alone = capture.end().is_uiws_but_for(|end| end.port() == port, OWN_BYTES);
-    assert!(alone.is_err_and(|said| said.contains(" bytes between ")), "the capture shows TCP of UCX's own");
+    assert!(
+        alone.is_err_and(|said| said.contains(" bytes between ")),
+        "the capture shows TCP of UCX's own"
+    );
     for end in ends {
         let report = report(&end);
-        assert_eq!((end.code, number(&report, "exit_code"), reliable(&report)), (125, 0, 0), "{end:?}");
+        assert_eq!(
+            (end.code, number(&report, "exit_code"), reliable(&report)),
+            (125, 0, 0),
+            "{end:?}"
+        );
     }
     let Some((ended, alone)) = io_demo(&libraries, &network, &options, &[]) else { return };
     assert_eq!((ended.code, number(&report(&ended), "exit_code")), (125, 0), "{ended:?}");
-    assert!(alone.is_err_and(|said| said.contains(" bytes between ")), "the capture shows TCP of UCX's own");
+    assert!(
+        alone.is_err_and(|said| said.contains(" bytes between ")),
+        "the capture shows TCP of UCX's own"
+    );
 }
 
 /// Compiles a program of `tests/stock/c` that uses UCX's API. Without the headers, returns `None`
@@ -237,7 +271,9 @@ const PUT: u64 = 2
 /// One end puts data into the memory of the other one and gets data from it, in lengths from one
 /// byte to 3 MiB. Both ends compare every byte, including those between the places.
 fn puts_and_gets(persona: &str, wire_up: WireUp) {
-    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else {
+        return;
+    };
     let libraries = Libraries::get();
     let Some(program) = program(&libraries, "ucx_memory.c") else { return };
     let program = program.to_str().expect("a path of text");
@@ -256,7 +292,11 @@ fn puts_and_gets(persona: &str, wire_up: WireUp) {
     let client = Running::start(proof.client(&options, &user)).end();
     let server = server.end();
     for (end, verb) in [(&server, "put"), (&client, "got")] {
-        assert_eq!(end.well().count(&format!("verified {PUT} bytes that were {verb}")), 1, "{end:?}");
+        assert_eq!(
+            end.well().count(&format!("verified {PUT} bytes that were {verb}")),
+            1,
+            "{end:?}"
+        );
         is_reliable(&report(end), 2 * PUT);
     }
     proof.holds(&client, 2 * PUT, None, 0);
@@ -302,7 +342,8 @@ impl UcxTransfer<'_> {
         let libraries = Libraries::get();
         let program = program(&libraries, "ucx.c")?;
         let program = program.to_str().expect("a path of text");
-        let options = ["--require", "--json", "--sysfs", "--port-offset", "-5000", "--persona", self.persona];
+        let options =
+            ["--require", "--json", "--sysfs", "--port-offset", "-5000", "--persona", self.persona];
         let port = free_port().to_string();
         let command = |args: &[&str]| {
             let mut command = isolated(&libraries, &options, &[&[program], args].concat());
@@ -314,7 +355,8 @@ impl UcxTransfer<'_> {
         let capture = Capture::of_ends(&libraries, network)?;
         let mut server = Running::start(network.server(command(&[&port])));
         server.wait_saying("listening");
-        let (address, mebibytes) = (network.server_address().to_string(), self.mebibytes.to_string());
+        let (address, mebibytes) =
+            (network.server_address().to_string(), self.mebibytes.to_string());
         let client = command(&[&port, &address, &mebibytes, &self.pause.to_string()]);
         let client = Running::start(network.client(client)).end();
         let server = server.end();
@@ -340,7 +382,10 @@ fn listener_may_speak_first() {
             let Some(reports) = transfer.run(&network) else { return };
             for report in reports {
                 match transports {
-                    Some(_) => assert!(unreliable(&report) >= 4 << 20 && reliable(&report) == 0, "{report}"),
+                    Some(_) => assert!(
+                        unreliable(&report) >= 4 << 20 && reliable(&report) == 0,
+                        "{report}"
+                    ),
                     None => is_reliable(&report, 4 << 20),
                 }
             }

@@ -97,7 +97,9 @@ fn pingpong(network: &Network, user: User, persona: &str, program: &str, args: &
 
 #[test]
 fn pingpong_by_gid() {
-    for args in [&["-g", "0"][..], &["-g", "0", "-e"], &["-g", "0", "-s", "300000"], &["-g", "0", "-t"]] {
+    for args in
+        [&["-g", "0"][..], &["-g", "0", "-e"], &["-g", "0", "-s", "300000"], &["-g", "0", "-t"]]
+    {
         pingpong(&Network::Loopback, User::Same, "iwarp", "ibv_rc_pingpong", args);
     }
     pingpong(&Network::Loopback, User::Same, "roce", "ibv_rc_pingpong", &["-g", "0", "-N"]);
@@ -111,7 +113,8 @@ fn pingpong_with_events_and_timestamps() {
     const TRIES: usize = 4;
     let args = ["-n", "500", "-g", "0", "-e", "-t"];
     for _ in 0..TRIES {
-        let Some(ends) = pair(&Network::Loopback, User::Same, "iwarp", "ibv_rc_pingpong", &args) else {
+        let Some(ends) = pair(&Network::Loopback, User::Same, "iwarp", "ibv_rc_pingpong", &args)
+        else {
             return;
         };
         if ends.iter().any(|end| end.count("poll CQ failed 2") > 0) {
@@ -188,7 +191,9 @@ fn queue_pair_ports_as_configured() {
 /// client.
 #[test]
 fn other_end_connects_behind_firewall() {
-    let (Some(_), Some(nft)) = (uiw_interop::require("ibv_rc_pingpong"), uiw_interop::require("nft")) else {
+    let (Some(_), Some(nft)) =
+        (uiw_interop::require("ibv_rc_pingpong"), uiw_interop::require("nft"))
+    else {
         return;
     };
     for server_calls in [true, false] {
@@ -198,7 +203,8 @@ fn other_end_connects_behind_firewall() {
         let [low, high] = [(7100, 7109), (7200, 7209)];
         let (server_ports, client_ports) = if server_calls { (low, high) } else { (high, low) };
         // The firewall is in front of the end with the larger number.
-        let walled = |command| if server_calls { network.client(command) } else { network.server(command) };
+        let walled =
+            |command| if server_calls { network.client(command) } else { network.server(command) };
         let mut wall = Command::new(&nft);
         wall.arg(format!(
             "table inet wall {{\n chain input {{\n type filter hook input priority 0;\n tcp dport {}-{} counter drop\n }}\n}}\n",
@@ -206,7 +212,10 @@ fn other_end_connects_behind_firewall() {
         ));
         let built = walled(wall).output().unwrap();
         if !built.status.success() {
-            uiw_interop::skip(&format!("nftables: {}", String::from_utf8_lossy(&built.stderr).trim()));
+            uiw_interop::skip(&format!(
+                "nftables: {}",
+                String::from_utf8_lossy(&built.stderr).trim()
+            ));
             return;
         }
         let command = |(first, last): (u16, u16)| {

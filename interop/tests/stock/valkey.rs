@@ -10,8 +10,17 @@ use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, compile, free_port};
 
 /// Number of payload bytes that the test client sets and reads again.
-const VALUES: u64 =
-    3 * (1 + 64 + 4095 + 4096 + 65_536 + 1_000_003 + (1 << 20) + (1 << 20) + 1 + (8 << 20) + (32 << 20));
+const VALUES: u64 = 3
+    * (1 + 64
+        + 4095
+        + 4096
+        + 65_536
+        + 1_000_003
+        + (1 << 20)
+        + (1 << 20)
+        + 1
+        + (8 << 20)
+        + (32 << 20));
 
 /// Returns the checkout of Valkey. If it is not set, returns `None` and counts the test as skipped.
 #[track_caller]
@@ -20,8 +29,15 @@ fn valkey() -> Option<Programs> {
 }
 
 /// Returns the command of a server that listens only over RDMA.
-fn server(libraries: &Libraries, valkey: &Programs, persona: &str, address: &str, port: u16) -> Command {
-    let [program, module] = ["src/valkey-server", "src/valkey-rdma.so"].map(|name| valkey.path(name));
+fn server(
+    libraries: &Libraries,
+    valkey: &Programs,
+    persona: &str,
+    address: &str,
+    port: u16,
+) -> Command {
+    let [program, module] =
+        ["src/valkey-server", "src/valkey-rdma.so"].map(|name| valkey.path(name));
     let bind = format!("bind={address}");
     let listen = format!("port={port}");
     let folder = libraries.folder().to_str().expect("a path of text");
@@ -50,11 +66,16 @@ fn server(libraries: &Libraries, valkey: &Programs, persona: &str, address: &str
 /// skipped.
 #[track_caller]
 fn client(libraries: &Libraries) -> Option<PathBuf> {
-    let libvalkey = Programs::given("UIW_LIBVALKEY", "libvalkey with RDMA: cargo xtask interop valkey")?;
+    let libvalkey =
+        Programs::given("UIW_LIBVALKEY", "libvalkey with RDMA: cargo xtask interop valkey")?;
     let include = format!("-I{}", libvalkey.folder().join("include").display());
     let archives = ["lib/libvalkey_rdma.a", "lib/libvalkey.a"].map(|name| libvalkey.path(name));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/valkey_values.c");
-    compile(libraries, &source, &["-O2", "-Wall", "-Wextra", "-Werror", &include, &archives[0], &archives[1]])
+    compile(
+        libraries,
+        &source,
+        &["-O2", "-Wall", "-Wextra", "-Werror", &include, &archives[0], &archives[1]],
+    )
 }
 
 /// Valkey's own client runs four threads with PING, SET and GET of values of 1,023 letters, which
@@ -108,7 +129,8 @@ fn report_counters_and_capture_agree() {
     let Some(client) = client(&libraries) else { return };
     let Some(proof) = Proof::begin(&libraries, &network) else { return };
     let (port, address) = (free_port(), network.server_address().to_string());
-    let mut server = Running::start(network.server(server(&libraries, &valkey, "iwarp", &address, port)));
+    let mut server =
+        Running::start(network.server(server(&libraries, &valkey, "iwarp", &address, port)));
     server.wait_listening(port);
     let words = [client.to_str().expect("a path of text"), &address, &port.to_string()];
     let client = Running::start(proof.client(&options("iwarp"), &words)).end();

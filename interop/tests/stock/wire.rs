@@ -84,7 +84,8 @@ impl Capture {
     pub(crate) fn end_file(self) -> PathBuf {
         self.wait_complete();
         let ended = self.dumpcap.interrupt();
-        let counts = ended.well().said.lines().filter(|line| line.contains("received/dropped on interface"));
+        let counts =
+            ended.well().said.lines().filter(|line| line.contains("received/dropped on interface"));
         for line in counts {
             assert!(line.contains("(pcap:0/dumpcap:0/"), "{line}");
         }
@@ -129,7 +130,8 @@ pub(crate) struct Passed {
 impl Passed {
     /// Reads the traffic from a capture file.
     pub(crate) fn read(file: &Path) -> Self {
-        let mut reader = Reader::new(BufReader::new(File::open(file).expect("the capture"))).unwrap();
+        let mut reader =
+            Reader::new(BufReader::new(File::open(file).expect("the capture"))).unwrap();
         let mut passed = Self::default();
         while let Some(packet) = reader.next_packet().unwrap() {
             passed.frame(&packet.bytes);
@@ -156,14 +158,18 @@ impl Passed {
                 let of = |at: usize| {
                     Ipv6Addr::from(<[u8; 16]>::try_from(&ip[at..at + 16]).expect("16 bytes")).into()
                 };
-                (source, destination, protocol, len) = (of(8), of(24), ip[6], usize::from(short(ip, 4)));
+                (source, destination, protocol, len) =
+                    (of(8), of(24), ip[6], usize::from(short(ip, 4)));
                 hop_limit = ip[7];
                 ip = &ip[40..];
             }
             _ => return,
         }
         let ports = |segment: &[u8]| {
-            [SocketAddr::new(source, short(segment, 0)), SocketAddr::new(destination, short(segment, 2))]
+            [
+                SocketAddr::new(source, short(segment, 0)),
+                SocketAddr::new(destination, short(segment, 2)),
+            ]
         };
         match protocol {
             6 if ip.len() >= 20 => {
@@ -198,7 +204,9 @@ impl Passed {
     ) {
         let is_uiws = is_whole
             && match payload {
-                [1, 1, rest @ ..] if rest.len() >= 40 => word(payload, 12) >> 8 == u32::from(source.port()),
+                [1, 1, rest @ ..] if rest.len() >= 40 => {
+                    word(payload, 12) >> 8 == u32::from(source.port())
+                }
                 [1, 2 | 3, ..] => true,
                 _ => false,
             };
@@ -248,7 +256,8 @@ impl Passed {
         }
         let bytes = control.iter().map(|(_, flow)| flow.bytes).sum::<u64>();
         if bytes > limit {
-            let _ = writeln!(said, "{bytes} bytes on the program's own connections, more than {limit}");
+            let _ =
+                writeln!(said, "{bytes} bytes on the program's own connections, more than {limit}");
         }
         if said.is_empty() { Ok(()) } else { Err(said) }
     }

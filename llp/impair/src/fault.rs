@@ -123,7 +123,9 @@ impl FaultHooks {
 
 impl fmt::Debug for FaultHooks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FaultHooks").field("streams", &self.plan.lock().streams).finish_non_exhaustive()
+        f.debug_struct("FaultHooks")
+            .field("streams", &self.plan.lock().streams)
+            .finish_non_exhaustive()
     }
 }
 
@@ -155,7 +157,11 @@ impl StackHooks for FaultHooks {
     fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         inner.poll(events)?;
         let shard = self.shard.lock();
-        events.extend(shard.cut.iter().map(|&token| Event { token, readable: true, writable: true }));
+        events.extend(shard.cut.iter().map(|&token| Event {
+            token,
+            readable: true,
+            writable: true,
+        }));
         Ok(())
     }
 
@@ -169,7 +175,8 @@ impl StackHooks for FaultHooks {
         stream: &mut Box<dyn TransportStream>,
         token: Token,
     ) -> io::Result<()> {
-        let WrappedStream { inner: stream, hooks: faulty } = WrappedStream::<FaultStream>::of(&mut **stream)?;
+        let WrappedStream { inner: stream, hooks: faulty } =
+            WrappedStream::<FaultStream>::of(&mut **stream)?;
         if !faulty.detached && faulty.end != Some(InjectedEnd::Aborted) {
             return Err(attached_stream());
         }
@@ -210,7 +217,9 @@ impl FaultStream {
     /// Returns whether this call of `send` (0) or `recv` (1) has to return `WouldBlock`.
     fn must_block(&mut self, which: usize) -> bool {
         self.calls[which] = self.calls[which].wrapping_add(1);
-        self.faults.would_block_every.is_some_and(|every| self.calls[which].is_multiple_of(every.max(2)))
+        self.faults
+            .would_block_every
+            .is_some_and(|every| self.calls[which].is_multiple_of(every.max(2)))
     }
 
     fn split(&self, split: Split) -> usize {
@@ -235,11 +244,15 @@ impl FaultStream {
     fn apply_position(&mut self, inner: &mut dyn TransportStream) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
         if matches!(self.end, None | Some(InjectedEnd::Fin))
-            && (reached(self.faults.cut_sent, self.sent) || reached(self.faults.cut_received, self.received))
+            && (reached(self.faults.cut_sent, self.sent)
+                || reached(self.faults.cut_received, self.received))
         {
             self.cut(inner);
         }
-        if self.end.is_none() && reached(self.faults.fin_sent, self.sent) && inner.shutdown().is_ok() {
+        if self.end.is_none()
+            && reached(self.faults.fin_sent, self.sent)
+            && inner.shutdown().is_ok()
+        {
             self.end = Some(InjectedEnd::Fin);
         }
     }
@@ -278,7 +291,10 @@ impl StreamHooks for FaultStream {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let flips = self.faults.flip_sent.iter();
-        let mask = flips.clone().filter(|flip| flip.byte == self.sent).fold(0, |mask, flip| mask ^ flip.mask);
+        let mask = flips
+            .clone()
+            .filter(|flip| flip.byte == self.sent)
+            .fold(0, |mask, flip| mask ^ flip.mask);
         let sent = if mask != 0 {
             // The byte to change is sent separately, from a copy, because the program's memory must
             // not change.
@@ -289,16 +305,25 @@ impl StreamHooks for FaultStream {
             });
             inner.send(&[IoVec::from(&byte.unwrap_or_default()[..])])?
         } else {
-            let stops = flips.map(|flip| flip.byte).chain(self.faults.cut_sent).chain(self.faults.fin_sent);
+            let stops =
+                flips.map(|flip| flip.byte).chain(self.faults.cut_sent).chain(self.faults.fin_sent);
             let len = bytes_until(stops, self.sent).min(self.split(self.faults.send_split));
-            if len >= IoVec::total(bufs) { inner.send(bufs)? } else { inner.send(&first_bytes(bufs, len))? }
+            if len >= IoVec::total(bufs) {
+                inner.send(bufs)?
+            } else {
+                inner.send(&first_bytes(bufs, len))?
+            }
         };
         self.sent += sent as u64;
         self.apply_position(inner);
         Ok(sent)
     }
 
-    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        bufs: &mut [IoVecMut<'_>],
+    ) -> io::Result<usize> {
         self.apply_position(inner);
         match self.end {
             Some(InjectedEnd::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -311,8 +336,8 @@ impl StreamHooks for FaultStream {
         if self.must_block(1) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let mut left =
-            bytes_until(self.faults.cut_received, self.received).min(self.split(self.faults.recv_split));
+        let mut left = bytes_until(self.faults.cut_received, self.received)
+            .min(self.split(self.faults.recv_split));
         let mut list = Vec::with_capacity(bufs.len());
         for buf in bufs.iter_mut() {
             let part = buf.len().min(left);
@@ -332,7 +357,11 @@ impl StreamHooks for FaultStream {
         Ok(received)
     }
 
-    fn set_interest(&mut self, inner: &mut dyn TransportStream, interest: Interest) -> io::Result<()> {
+    fn set_interest(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        interest: Interest,
+    ) -> io::Result<()> {
         if self.end == Some(InjectedEnd::Cut) { Ok(()) } else { inner.set_interest(interest) }
     }
 

@@ -123,7 +123,9 @@ impl Profile {
             ("duplicate", self.duplicate),
             ("damage", self.damage),
         ];
-        if let Some((what, value)) = shares.into_iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
+        if let Some((what, value)) =
+            shares.into_iter().find(|(_, value)| !(0.0..=1.0).contains(value))
+        {
             return Err(ProfileError::Share { what, value });
         }
         if let Some(burst) = self.burst {

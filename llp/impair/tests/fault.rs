@@ -7,8 +7,8 @@ use uiw_impair::fault::{FaultHooks, FaultStack, Faults, Flip, Split};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::Origin;
 use uiw_llp::{
-    Event, ListenConfig, StackExtensions, Token, TransportConfig, TransportListener, TransportStack,
-    TransportStream,
+    Event, ListenConfig, StackExtensions, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream,
 };
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_testkit::sim::Network;
@@ -33,7 +33,8 @@ fn pair_on(inner: Box<dyn TransportStack>, faults: Faults) -> FaultPair {
     };
     let mut stack = FaultHooks::wrap_with(inner, 5, plan);
     let mut listener = stack.listen((IP, 0).into(), &ListenConfig::default(), LISTENER).unwrap();
-    let mut client = stack.connect(None, listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
+    let mut client =
+        stack.connect(None, listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
     let server = loop {
         match listener.accept(SERVER) {
             Ok(server) => break server,
@@ -77,7 +78,8 @@ fn none_changes_nothing() {
 
 #[test]
 fn splits() {
-    let faults = Faults { send_split: Split::Fixed(2), recv_split: Split::Fixed(3), ..Faults::default() };
+    let faults =
+        Faults { send_split: Split::Fixed(2), recv_split: Split::Fixed(3), ..Faults::default() };
     let FaultPair { mut client, mut server, .. } = pair(faults);
     assert_eq!(send(&mut *client, b"12345").unwrap(), 2);
     send(&mut *server, b"abcdefg").unwrap();
@@ -88,7 +90,8 @@ fn splits() {
 
 #[test]
 fn flipped_bits_both_ways() {
-    let flips = vec![Flip { byte: 0, mask: 1 }, Flip { byte: 3, mask: 0x80 }, Flip { byte: 7, mask: 0xFF }];
+    let flips =
+        vec![Flip { byte: 0, mask: 1 }, Flip { byte: 3, mask: 0x80 }, Flip { byte: 7, mask: 0xFF }];
     let faults = Faults { flip_sent: flips.clone(), flip_received: flips, ..Faults::default() };
     let FaultPair { mut client, mut server, .. } = pair(faults);
     let bytes = [0u8; 10];
@@ -111,7 +114,10 @@ fn cut_after_bytes_sent() {
     assert_eq!(send(&mut *client, b"123456").unwrap(), 4);
     let mut events = Vec::new();
     stack.poll(&mut events).unwrap();
-    assert!(events.contains(&Event { token: CLIENT, readable: true, writable: true }), "{events:?}");
+    assert!(
+        events.contains(&Event { token: CLIENT, readable: true, writable: true }),
+        "{events:?}"
+    );
     assert_eq!(stack.deadline(), Some(stack.now()));
     assert_eq!(kind(send(&mut *client, b"56")), ErrorKind::ConnectionReset);
     assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset);
@@ -135,7 +141,8 @@ fn cut_after_bytes_received() {
 
 #[test]
 fn fin_after_bytes_sent() {
-    let FaultPair { mut client, mut server, .. } = pair(Faults { fin_sent: Some(3), ..Faults::default() });
+    let FaultPair { mut client, mut server, .. } =
+        pair(Faults { fin_sent: Some(3), ..Faults::default() });
     assert_eq!(send(&mut *client, b"12345").unwrap(), 3);
     assert_eq!(kind(send(&mut *client, b"45")), ErrorKind::BrokenPipe);
     assert_eq!(recv(&mut *server, 9).unwrap(), b"123");
@@ -146,7 +153,8 @@ fn fin_after_bytes_sent() {
 
 #[test]
 fn needless_would_block() {
-    let FaultPair { mut client, .. } = pair(Faults { would_block_every: Some(3), ..Faults::default() });
+    let FaultPair { mut client, .. } =
+        pair(Faults { would_block_every: Some(3), ..Faults::default() });
     let outcomes: Vec<bool> = (0..9).map(|_| send(&mut *client, b"x").is_ok()).collect();
     assert_eq!(outcomes, [true, true, false, true, true, false, true, true, false]);
 }
@@ -154,7 +162,8 @@ fn needless_would_block() {
 #[test]
 fn on_the_kernels_tcp() {
     let faults = Faults { send_split: Split::Random(3), cut_sent: Some(20), ..Faults::default() };
-    let FaultPair { mut client, mut server, .. } = pair_on(Box::new(TcpStack::new().unwrap()), faults);
+    let FaultPair { mut client, mut server, .. } =
+        pair_on(Box::new(TcpStack::new().unwrap()), faults);
     let mut sent = 0;
     let error = loop {
         match send(&mut *client, &[1; 30]) {

@@ -126,13 +126,18 @@ struct BareStack {
 
 impl BareStack {
     fn open(spec: &str) -> Result<Self> {
-        let Spec::Xdp { interface, config, mode } = spec.parse()? else { return Err("only xdp:".into()) };
+        let Spec::Xdp { interface, config, mode } = spec.parse()? else {
+            return Err("only xdp:".into());
+        };
         let mut device = LinkPort(RefCell::new(XdpLink::open(&interface, mode, &config)?));
         let SmolConfig { mac, addresses, buffer, .. } = config;
-        let mut interface = Interface::new(Config::new(EthernetAddress(mac).into()), &mut device, Tick::ZERO);
+        let mut interface =
+            Interface::new(Config::new(EthernetAddress(mac).into()), &mut device, Tick::ZERO);
         for (address, prefix) in addresses {
             let mut room = true;
-            interface.update_ip_addrs(|list| room = list.push(IpCidr::new(address.into(), prefix)).is_ok());
+            interface.update_ip_addrs(|list| {
+                room = list.push(IpCidr::new(address.into(), prefix)).is_ok();
+            });
             assert!(room, "few addresses");
         }
         let ring = || SocketBuffer::new(vec![0; buffer]);
@@ -177,7 +182,11 @@ impl BareStack {
 
     fn write(mut self, peer: SocketAddr, time: Duration) -> Result<()> {
         let socket = self.sockets.get_mut::<Socket<'_>>(self.socket);
-        socket.connect(self.interface.context(), peer, 49_152 + (std::process::id() % 10_000) as u16)?;
+        socket.connect(
+            self.interface.context(),
+            peer,
+            49_152 + (std::process::id() % 10_000) as u16,
+        )?;
         while !self.poll().may_send() {}
         let (block, start, mut sent) = (vec![0x5A; BLOCK], Instant::now(), 0);
         while start.elapsed() < time {

@@ -88,7 +88,12 @@ impl Bridge {
         let [a, b] = names;
         // The losses of the two directions are independent.
         let ports = [port(a, seed)?, port(b, !seed)?];
-        Ok(Self { ports, start: Instant::now(), scratch: vec![0; HEADER + LONGEST], realtime: false })
+        Ok(Self {
+            ports,
+            start: Instant::now(),
+            scratch: vec![0; HEADER + LONGEST],
+            realtime: false,
+        })
     }
 
     /// Sets whether [`Self::run`] gives its thread the scheduling class SCHED_FIFO, so that frames
@@ -114,7 +119,9 @@ impl Bridge {
         loop {
             let moved = self.carry()?;
             let [a, b] = &self.ports;
-            if let Some(late) = lateness.judge(self.start.elapsed(), [a.inward.counts(), b.inward.counts()]) {
+            if let Some(late) =
+                lateness.judge(self.start.elapsed(), [a.inward.counts(), b.inward.counts()])
+            {
                 tracing::warn!(
                     late_us = late.as_micros(),
                     realtime = self.realtime,
@@ -202,7 +209,9 @@ impl BridgePort {
         let now = start.elapsed();
         let Some(frame) = scratch.get(HEADER..len) else { return Ok(true) };
         let inward = &mut self.inward;
-        if !segments::split_frame(Header::parse(scratch), frame, &mut |frame| inward.offer(now, frame)) {
+        if !segments::split_frame(Header::parse(scratch), frame, &mut |frame| {
+            inward.offer(now, frame);
+        }) {
             self.counts.unknown += 1;
         }
         Ok(true)
@@ -223,9 +232,10 @@ impl BridgePort {
     /// ignored.
     fn judge(&self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error() {
-            Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                Err(io::Error::new(io::ErrorKind::NetworkDown, format!("`{}` is gone or down", self.name)))
-            }
+            Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => Err(io::Error::new(
+                io::ErrorKind::NetworkDown,
+                format!("`{}` is gone or down", self.name),
+            )),
             Some(libc::ENOBUFS | libc::EMSGSIZE | libc::EAGAIN | libc::EINVAL) => Ok(()),
             _ => Err(error),
         }

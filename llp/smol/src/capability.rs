@@ -45,7 +45,8 @@ impl Capability {
     /// `CAP_NET_ADMIN and CAP_BPF`, or `None` if it has all of them.
     #[must_use]
     pub fn missing(needed: &[Self]) -> Option<String> {
-        let names: Vec<_> = needed.iter().filter(|one| !one.is_held()).map(ToString::to_string).collect();
+        let names: Vec<_> =
+            needed.iter().filter(|one| !one.is_held()).map(ToString::to_string).collect();
         match names.as_slice() {
             [] => None,
             [one] => Some(one.clone()),
@@ -76,10 +77,13 @@ fn effective() -> u64 {
 #[must_use]
 pub fn refusal(needed: &[Capability]) -> (String, &'static str) {
     match Capability::missing(needed) {
-        Some(names) if names.contains(" and ") => {
-            (format!("{names} are missing"), "run as root, or grant them to the program with setcap")
+        Some(names) if names.contains(" and ") => (
+            format!("{names} are missing"),
+            "run as root, or grant them to the program with setcap",
+        ),
+        Some(name) => {
+            (format!("{name} is missing"), "run as root, or grant it to the program with setcap")
         }
-        Some(name) => (format!("{name} is missing"), "run as root, or grant it to the program with setcap"),
         None => (
             "the capabilities belong to a user namespace".to_owned(),
             "run as root outside of it, or in a privileged container",

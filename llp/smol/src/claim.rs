@@ -10,8 +10,8 @@ use crate::netdev::{ethernet_address, kernel_addresses};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, shutdown,
-    socket_with,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen,
+    shutdown, socket_with,
 };
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
@@ -59,7 +59,9 @@ impl Claim {
             return taken(format!("mac={colons}"), "the interface's");
         }
         let kernels = kernel_addresses()?;
-        if let Some((address, _)) = config.addresses.iter().find(|(address, _)| kernels.contains(address)) {
+        if let Some((address, _)) =
+            config.addresses.iter().find(|(address, _)| kernels.contains(address))
+        {
             return taken(format!("ip={address}"), "the kernel's");
         }
         let index = index_of(interface)?;
@@ -68,7 +70,9 @@ impl Claim {
         for what in ips.chain([format!("mac={colons}")]) {
             match take_name(&format!("uiw/{index}/{what}"))? {
                 ClaimName::Ours(fd) => names.push(fd),
-                ClaimName::Taken(Some(process)) => return taken(what, &format!("that of process {process}")),
+                ClaimName::Taken(Some(process)) => {
+                    return taken(what, &format!("that of process {process}"));
+                }
                 ClaimName::Taken(None) => return taken(what, "used by another process"),
                 // The name belongs to an engine from before a fork. Its process has ended, and the
                 // child does not use it.

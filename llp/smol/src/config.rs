@@ -80,7 +80,9 @@ impl SmolConfig {
             IpAddr::V6(v6) => v6
                 .octets()
                 .iter()
-                .fold(0x811C_9DC5, |hash: u32, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+                .fold(0x811C_9DC5, |hash: u32, byte| {
+                    (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+                })
                 .to_be_bytes(),
         };
         // Locally administered unicast addresses (IEEE 802), different for the two address
@@ -137,7 +139,8 @@ impl SmolConfig {
 /// Returns whether a host can have this address.
 fn is_host(address: IpAddr, prefix: u8) -> bool {
     let width = if address.is_ipv4() { 32 } else { 128 };
-    if prefix > width || address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+    if prefix > width || address.is_unspecified() || address.is_multicast() || address.is_loopback()
+    {
         return false;
     }
     let (_, host, ones) = network(address, prefix);
@@ -213,7 +216,10 @@ mod tests {
         ] {
             assert!(matches!(of(&[wrong], &[]), Err(ConfigError::Address { .. })), "{wrong}");
         }
-        assert!(matches!(of(&["10.1.0.2/24", "10.1.0.2/16"], &[]), Err(ConfigError::AddressTwice { .. })));
+        assert!(matches!(
+            of(&["10.1.0.2/24", "10.1.0.2/16"], &[]),
+            Err(ConfigError::AddressTwice { .. })
+        ));
     }
 
     #[test]

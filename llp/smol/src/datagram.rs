@@ -15,7 +15,11 @@ pub(super) struct SmolDatagrams<L: Link> {
 }
 
 impl<L: Link> SmolDatagrams<L> {
-    pub(super) fn new(interface: Arc<Mutex<SmolInterface<L>>>, id: usize, local: SocketAddr) -> Self {
+    pub(super) fn new(
+        interface: Arc<Mutex<SmolInterface<L>>>,
+        id: usize,
+        local: SocketAddr,
+    ) -> Self {
         Self { interface, id, local }
     }
 }

@@ -3,8 +3,8 @@
 
 use super::segment::ETHERNET_HEADER;
 use smoltcp::wire::{
-    ArpPacket, EthernetFrame, EthernetProtocol, Icmpv6Message, Icmpv6Packet, IpProtocol, Ipv4Packet,
-    Ipv6Packet, TcpPacket,
+    ArpPacket, EthernetFrame, EthernetProtocol, Icmpv6Message, Icmpv6Packet, IpProtocol,
+    Ipv4Packet, Ipv6Packet, TcpPacket,
 };
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
@@ -57,7 +57,9 @@ pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<FrameClass> {
     let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return Some(FrameClass::Other) };
     match ethernet.ethertype() {
         EthernetProtocol::Ipv4 => {
-            let Ok(ip) = Ipv4Packet::new_checked(ethernet.payload()) else { return Some(FrameClass::Other) };
+            let Ok(ip) = Ipv4Packet::new_checked(ethernet.payload()) else {
+                return Some(FrameClass::Other);
+            };
             if ip.next_header() == IpProtocol::Udp && !ip.more_frags() && ip.frag_offset() == 0 {
                 let at = ETHERNET_HEADER + usize::from(ip.header_len());
                 return Some(udp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), at));
@@ -68,7 +70,9 @@ pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<FrameClass> {
             tcp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), checksum)
         }
         EthernetProtocol::Ipv6 => {
-            let Ok(ip) = Ipv6Packet::new_checked(ethernet.payload()) else { return Some(FrameClass::Other) };
+            let Ok(ip) = Ipv6Packet::new_checked(ethernet.payload()) else {
+                return Some(FrameClass::Other);
+            };
             if ip.next_header() == IpProtocol::Udp {
                 let at = ETHERNET_HEADER + ip.header_len();
                 return Some(udp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), at));
@@ -96,8 +100,12 @@ pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
             let ip = Ipv6Packet::new_checked(ethernet.payload()).ok()?;
             let icmp = Icmpv6Packet::new_checked(ip.payload()).ok();
             match icmp.filter(|_| ip.next_header() == IpProtocol::Icmpv6)? {
-                icmp if icmp.msg_type() == Icmpv6Message::NeighborAdvert => Some(icmp.target_addr().into()),
-                icmp if icmp.msg_type() == Icmpv6Message::NeighborSolicit => Some(ip.src_addr().into()),
+                icmp if icmp.msg_type() == Icmpv6Message::NeighborAdvert => {
+                    Some(icmp.target_addr().into())
+                }
+                icmp if icmp.msg_type() == Icmpv6Message::NeighborSolicit => {
+                    Some(ip.src_addr().into())
+                }
                 _ => None,
             }
         }
@@ -117,7 +125,12 @@ fn udp(source: IpAddr, destination: IpAddr, datagram: &[u8], at: usize) -> Frame
     FrameClass::Udp { flow, payload: (at + UDP_HEADER, at + datagram.len()) }
 }
 
-fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) -> Option<FrameClass> {
+fn tcp(
+    source: IpAddr,
+    destination: IpAddr,
+    segment: &[u8],
+    checksum: Checksum,
+) -> Option<FrameClass> {
     let bytes = segment;
     let Ok(segment) = TcpPacket::new_checked(bytes) else { return Some(FrameClass::Other) };
     let whole = || segment.verify_checksum(&source.into(), &destination.into());
@@ -144,7 +157,8 @@ pub(super) fn pseudo_sum(source: IpAddr, destination: IpAddr, len: usize) -> u16
         IpAddr::V4(v4) => sum(&v4.octets()),
         IpAddr::V6(v6) => sum(&v6.octets()),
     };
-    let mut whole = sum(source) + sum(destination) + u32::from(u8::from(IpProtocol::Tcp)) + len as u32;
+    let mut whole =
+        sum(source) + sum(destination) + u32::from(u8::from(IpProtocol::Tcp)) + len as u32;
     while whole > 0xFFFF {
         whole = (whole & 0xFFFF) + (whole >> 16);
     }

@@ -111,10 +111,13 @@ impl<L: Link> SmolInterface<L> {
     pub(super) fn new(mut link: L, config: &SmolConfig, time: Clock) -> io::Result<Self> {
         let wrong = |why: String| io::Error::new(ErrorKind::InvalidInput, why);
         config.check().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
-        let mut iface = seeded(&mut link, HardwareAddress::Ethernet(EthernetAddress(config.mac)), random()?);
+        let mut iface =
+            seeded(&mut link, HardwareAddress::Ethernet(EthernetAddress(config.mac)), random()?);
         for (address, prefix) in &config.addresses {
             let mut full = false;
-            iface.update_ip_addrs(|list| full = list.push(IpCidr::new((*address).into(), *prefix)).is_err());
+            iface.update_ip_addrs(|list| {
+                full = list.push(IpCidr::new((*address).into(), *prefix)).is_err();
+            });
             if full {
                 return Err(wrong(format!("no room for {address}: too many addresses")));
             }
@@ -169,9 +172,11 @@ impl<L: Link> SmolInterface<L> {
             let micros = u64::try_from(at).unwrap_or(0).div_ceil(u64::from(CLOCK));
             self.base.checked_add(Duration::from_micros(micros))
         });
-        let watched =
-            !self.conns.is_empty() || !self.ports.listeners.is_empty() || !self.datagrams.sockets.is_empty();
-        let oldest = self.ports.listeners.iter().filter_map(|(_, listener)| listener.opening.front());
+        let watched = !self.conns.is_empty()
+            || !self.ports.listeners.is_empty()
+            || !self.datagrams.sockets.is_empty();
+        let oldest =
+            self.ports.listeners.iter().filter_map(|(_, listener)| listener.opening.front());
         let set_up = oldest.map(|id| self.conns[*id].began + SET_UP).min();
         let for_good = self.gone.as_ref().is_some_and(LostLink::is_for_good);
         let watch = if watched && !for_good { self.link.watch() } else { None };
@@ -240,7 +245,9 @@ impl<L: Link> SmolInterface<L> {
             self.ingress(now, &mut frame);
             self.link.recycle(frame);
         }
-        while let Some((at, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now.total_micros()) {
+        while let Some((at, id)) =
+            self.timers.first().copied().filter(|(at, _)| *at <= now.total_micros())
+        {
             self.timers.remove(&(at, id));
             self.conns[id].timer = None;
             self.touched.push(id);
@@ -255,8 +262,9 @@ impl<L: Link> SmolInterface<L> {
     /// Removes connections whose set-up takes too long. Their peers get no answer, like peers whose
     /// SYN was dropped. Those that are established but found no room in the backlog are reset.
     fn expire_set_ups(&mut self, time: Instant) {
-        let is_old =
-            |conns: &Slab<Conn>, id: usize| time.saturating_duration_since(conns[id].began) >= SET_UP;
+        let is_old = |conns: &Slab<Conn>, id: usize| {
+            time.saturating_duration_since(conns[id].began) >= SET_UP
+        };
         let mut old = Vec::new();
         for (_, listener) in &self.ports.listeners {
             old.extend(listener.opening.iter().copied().take_while(|id| is_old(&self.conns, *id)));
@@ -328,7 +336,8 @@ impl<L: Link> SmolInterface<L> {
             // not only with their next query.
             if let Some(neighbour) = neighbour {
                 let waits = |conn: &Conn| gateway.is_some() || conn.flow.peer.ip() == neighbour;
-                let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening() && waits(conn));
+                let waiting =
+                    self.conns.iter().filter(|(_, conn)| conn.is_opening() && waits(conn));
                 self.touched.extend(waiting.map(|(id, _)| id));
             }
             if self.datagrams.timer.is_some() {
@@ -352,14 +361,16 @@ impl<L: Link> SmolInterface<L> {
         if is_accepted && let Some(mut parts) = conn.note_received(bytes, emss, now) {
             while let Some(part) = parts.next() {
                 let (sender, sockets) = conn.sender(now);
-                let mut port = Port { link: &mut self.link, frame: Some(part), sender: Some(sender) };
+                let mut port =
+                    Port { link: &mut self.link, frame: Some(part), sender: Some(sender) };
                 iface.poll_ingress_single(now, &mut port, sockets);
             }
         }
         if is_accepted && let Some(mut duplicates) = conn.duplicates(bytes) {
             while duplicates.write(bytes) {
                 let (sender, sockets) = conn.sender(now);
-                let mut port = Port { link: &mut self.link, frame: Some(&mut *bytes), sender: Some(sender) };
+                let mut port =
+                    Port { link: &mut self.link, frame: Some(&mut *bytes), sender: Some(sender) };
                 iface.poll_ingress_single(now, &mut port, sockets);
             }
         }
@@ -383,7 +394,8 @@ impl<L: Link> SmolInterface<L> {
         let (least, most) = WAITING.into_inner();
         if listener.ready.len() + listener.opening.len() >= listener.backlog.clamp(least, most) {
             let now = self.time.now();
-            let is_old = |id: &usize| now.saturating_duration_since(self.conns[*id].began) >= REPLACED_AFTER;
+            let is_old =
+                |id: &usize| now.saturating_duration_since(self.conns[*id].began) >= REPLACED_AFTER;
             let Some(oldest) = listener.opening.front().copied().filter(is_old) else {
                 tracing::debug!(%flow.peer, "too many connections are in set-up");
                 return None;
@@ -391,7 +403,8 @@ impl<L: Link> SmolInterface<L> {
             self.remove(oldest);
         }
         let numbering = self.fresh_numbering().ok()?;
-        let conn = Conn::for_syn(flow, port, &self.ports.listeners[port].stream, self.buffer, &self.time)?;
+        let conn =
+            Conn::for_syn(flow, port, &self.ports.listeners[port].stream, self.buffer, &self.time)?;
         let id = self.conns.insert(conn);
         self.ports.listeners[port].opening.push_back(id);
         self.flows.insert(flow, id);
@@ -476,7 +489,8 @@ impl<L: Link> SmolInterface<L> {
         let at = at.into_iter().chain(conn.next_probe()).chain(conn.closes_by).min();
         let at = at.map(|at| at.total_micros());
         // A poll that is still due now found no room in the link, so it is repeated a little later.
-        let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
+        let at =
+            at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
         if conn.timer != at {
             if let Some(before) = std::mem::replace(&mut conn.timer, at) {
                 self.timers.remove(&(before, id));
@@ -539,7 +553,9 @@ impl<L: Link> SmolInterface<L> {
             }
         };
         let mut gone = LostLink { why, since, is_reported };
-        if !gone.is_reported && (gone.is_for_good() || now.saturating_duration_since(since) >= STAYS_DOWN) {
+        if !gone.is_reported
+            && (gone.is_for_good() || now.saturating_duration_since(since) >= STAYS_DOWN)
+        {
             gone.is_reported = true;
             self.ports.listeners.iter_mut().for_each(|(_, listener)| listener.is_unreported = true);
             self.wake.kick();

@@ -77,8 +77,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uiw_llp::{
-    Clock, DatagramConfig, DatagramSocket, Event, ListenConfig, StackExtensions, Token, TransportConfig,
-    TransportListener, TransportStack, TransportStream,
+    Clock, DatagramConfig, DatagramSocket, Event, ListenConfig, StackExtensions, Token,
+    TransportConfig, TransportListener, TransportStack, TransportStream,
 };
 
 pub use config::{ConfigError, SmolConfig};

@@ -246,7 +246,8 @@ impl<L: Link> Device for Port<'_, L> {
             ours.segmentation.unwrap_or(longest_packet(ours.mtu) + ETHERNET_HEADER);
         // Received segments are verified before smoltcp sees them, because only this code knows
         // whether a segment must be verified.
-        theirs.checksum.tcp = if ours.segmentation.is_some() { Checksum::None } else { Checksum::Tx };
+        theirs.checksum.tcp =
+            if ours.segmentation.is_some() { Checksum::None } else { Checksum::Tx };
         let cut = |headers| {
             ours.segmentation
                 .and_then(|longest| NonZeroUsize::new(whole_segments(longest, ours.mtu, headers)))
@@ -361,13 +362,19 @@ mod tests {
                 let segment = packet - headers;
                 assert_eq!(payload % segment, 0, "MTU {mtu}");
                 assert_eq!(payload % 4, 0, "MTU {mtu}");
-                assert!(payload + segment > 65_535 - ETHERNET_HEADER - headers, "MTU {mtu}: another fits");
+                assert!(
+                    payload + segment > 65_535 - ETHERNET_HEADER - headers,
+                    "MTU {mtu}: another fits"
+                );
             }
         }
         // Interfaces whose packets are longer than a frame to split, among them loopback with
         // 65,536 bytes.
         for mtu in [65_536, 70_000] {
-            assert_eq!(whole_segments(65_535, mtu, IPV4_AND_TCP), ETHERNET_HEADER + IPV4_AND_TCP + 65_480);
+            assert_eq!(
+                whole_segments(65_535, mtu, IPV4_AND_TCP),
+                ETHERNET_HEADER + IPV4_AND_TCP + 65_480
+            );
         }
     }
 }

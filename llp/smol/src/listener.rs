@@ -16,7 +16,11 @@ pub(super) struct SmolListener<L: Link> {
 }
 
 impl<L: Link> SmolListener<L> {
-    pub(super) fn new(interface: Arc<Mutex<SmolInterface<L>>>, id: ListenerId, local: SocketAddr) -> Self {
+    pub(super) fn new(
+        interface: Arc<Mutex<SmolInterface<L>>>,
+        id: ListenerId,
+        local: SocketAddr,
+    ) -> Self {
         Self { interface, id, local }
     }
 }

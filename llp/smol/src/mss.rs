@@ -115,7 +115,8 @@ pub(super) mod tests {
 
     #[test]
     fn syn_without_mss_and_invalid_segments() {
-        for options in [&[][..], &[2, 4, 0, 0], &[0, 2, 4, 9], &[1, 1, 1, 2], &[3, 0, 1, 0], &[8, 200, 0, 0]]
+        for options in
+            [&[][..], &[2, 4, 0, 0], &[0, 2, 4, 9], &[1, 1, 1, 2], &[3, 0, 1, 0], &[8, 200, 0, 0]]
         {
             let mut frame = segment(true, options, true);
             let before = frame.clone();

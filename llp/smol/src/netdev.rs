@@ -13,7 +13,10 @@ use uiw_llp::netlink::{self, attribute};
 /// its frames have no Ethernet headers (tun, WireGuard, tunnels). All other errors are OS errors.
 pub(crate) fn ethernet_address(name: &str) -> io::Result<[u8; 6]> {
     if !Interface::find(name)?.is_up {
-        return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("interface `{name}` is down")));
+        return Err(io::Error::new(
+            io::ErrorKind::NetworkDown,
+            format!("interface `{name}` is down"),
+        ));
     }
     let mut request = request(name);
     // SAFETY: the request is readable and writable, and its name ends with a zero.
@@ -73,7 +76,8 @@ impl Queues {
     /// Returns OS errors.
     pub(crate) fn query(name: &str) -> io::Result<Self> {
         const ETHTOOL_GCHANNELS: u32 = 0x3C;
-        let mut channels = EthtoolChannels { command: ETHTOOL_GCHANNELS, ..EthtoolChannels::default() };
+        let mut channels =
+            EthtoolChannels { command: ETHTOOL_GCHANNELS, ..EthtoolChannels::default() };
         let mut request = request(name);
         request.ifr_ifru.ifru_data = (&raw mut channels).cast();
         // SAFETY: the name in the request ends with a zero, and its data is the structure that this
@@ -83,7 +87,10 @@ impl Queues {
         });
         if asked.is_ok() {
             let EthtoolChannels { rx, tx, both, .. } = channels;
-            return Ok(Self { rx: rx.saturating_add(both).max(1), tx: tx.saturating_add(both).max(1) });
+            return Ok(Self {
+                rx: rx.saturating_add(both).max(1),
+                tx: tx.saturating_add(both).max(1),
+            });
         }
         let link = link(name)?;
         let count = |which| {
@@ -104,8 +111,8 @@ pub(crate) fn is_virtual(name: &str) -> io::Result<bool> {
     const IFLA_INFO_KIND: u16 = 1;
     let link = link(name)?;
     let info = attribute(&link, libc::IFLA_LINKINFO).unwrap_or_default();
-    let has_kind =
-        attribute(info, IFLA_INFO_KIND).is_some() && attribute(&link, IFLA_PARENT_DEV_NAME).is_none();
+    let has_kind = attribute(info, IFLA_INFO_KIND).is_some()
+        && attribute(&link, IFLA_PARENT_DEV_NAME).is_none();
     Ok(has_kind || Interface::find(name)?.is_loopback)
 }
 
@@ -125,7 +132,8 @@ mod tests {
 
     #[test]
     fn loopback_interface_carries_frames() {
-        let lo = Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
+        let lo =
+            Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
         if lo.is_up {
             assert_eq!(ethernet_address(&lo.name).unwrap(), [0; 6]);
             assert!(kernel_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));

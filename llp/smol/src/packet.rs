@@ -102,7 +102,12 @@ impl PacketLink {
         Ok(())
     }
 
-    fn new(interface: &str, socket: PacketSocket, mtu: usize, claim: Option<Claim>) -> io::Result<Self> {
+    fn new(
+        interface: &str,
+        socket: PacketSocket,
+        mtu: usize,
+        claim: Option<Claim>,
+    ) -> io::Result<Self> {
         Ok(Self {
             interface: Interface::find(interface)?,
             looked: Instant::now(),
@@ -140,7 +145,9 @@ impl PacketLink {
     fn look(&mut self) {
         match Interface::find(&self.interface.name) {
             Ok(now) if now.index != self.interface.index => self.failure = Some(LinkLoss::Deleted),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(LinkLoss::Deleted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.failure = Some(LinkLoss::Deleted);
+            }
             Ok(now) if now.is_up => {
                 self.failure = None;
                 self.waiting.clear();
@@ -271,7 +278,9 @@ impl Link for PacketLink {
     }
 
     fn failure(&mut self, now: Instant) -> Option<io::Error> {
-        if self.failure == Some(LinkLoss::Down) && now.saturating_duration_since(self.looked) >= LOOK {
+        if self.failure == Some(LinkLoss::Down)
+            && now.saturating_duration_since(self.looked) >= LOOK
+        {
             self.looked = now;
             self.look();
         }

@@ -110,7 +110,10 @@ impl PathMtu {
         self.last = now;
         self.in_vain = self.in_vain.saturating_add(1);
         if self.in_vain >= IN_VAIN {
-            tracing::debug!(bytes = shorter, "segments are not acknowledged: shorter ones are sent");
+            tracing::debug!(
+                bytes = shorter,
+                "segments are not acknowledged: shorter ones are sent"
+            );
             self.limit = Some(shorter);
             self.next_probe = None;
         }
@@ -130,7 +133,9 @@ impl PathMtu {
                 tracing::debug!("the path carries whole segments");
                 (self.limit, self.probe, self.next_probe) = (None, None, None);
             }
-            None if self.limit.is_some() && self.next_probe.is_none() => self.next_probe = Some(now),
+            None if self.limit.is_some() && self.next_probe.is_none() => {
+                self.next_probe = Some(now);
+            }
             _ => {}
         }
     }
@@ -173,11 +178,23 @@ mod tests {
             assert_eq!(send(&mut path, at(WHOLE), WHOLE, 4 * SECOND), Some(1240));
             assert_eq!(send(&mut path, at(2 * WHOLE), WHOLE, 4 * SECOND), Some(1240));
             assert_eq!(send(&mut path, at(0), WHOLE, 8 * SECOND), Some(536), "one more is enough");
-            assert_eq!(send(&mut path, at(0), WHOLE, 16 * SECOND), Some(536), "there is no shorter one");
+            assert_eq!(
+                send(&mut path, at(0), WHOLE, 16 * SECOND),
+                Some(536),
+                "there is no shorter one"
+            );
             path.note_acknowledged(at(WHOLE), 17 * SECOND);
-            assert_eq!(send(&mut path, at(WHOLE), WHOLE, 17 * SECOND), Some(536), "no probe with old bytes");
+            assert_eq!(
+                send(&mut path, at(WHOLE), WHOLE, 17 * SECOND),
+                Some(536),
+                "no probe with old bytes"
+            );
             assert_eq!(send(&mut path, at(3 * WHOLE), WHOLE, 17 * SECOND), None, "the probe");
-            assert_eq!(send(&mut path, at(4 * WHOLE), WHOLE, 17 * SECOND), Some(536), "one at a time");
+            assert_eq!(
+                send(&mut path, at(4 * WHOLE), WHOLE, 17 * SECOND),
+                Some(536),
+                "one at a time"
+            );
             path.note_acknowledged(at(3 * WHOLE), 18 * SECOND);
             assert_eq!(path.limit, Some(536), "it has not arrived yet");
             path.note_acknowledged(at(4 * WHOLE), 18 * SECOND);
@@ -195,7 +212,11 @@ mod tests {
         }
         path.note_acknowledged(at(WHOLE), 5 * SECOND);
         assert_eq!(send(&mut path, at(WHOLE), WHOLE, 5 * SECOND), None, "the probe");
-        assert_eq!(send(&mut path, at(WHOLE), WHOLE, 6 * SECOND), Some(1240), "and once more, in pieces");
+        assert_eq!(
+            send(&mut path, at(WHOLE), WHOLE, 6 * SECOND),
+            Some(1240),
+            "and once more, in pieces"
+        );
         path.note_acknowledged(at(2 * WHOLE), 7 * SECOND);
         assert_eq!(send(&mut path, at(2 * WHOLE), WHOLE, 7 * SECOND), Some(1240));
         assert_eq!(send(&mut path, at(3 * WHOLE), WHOLE, 605 * SECOND), Some(1240));
@@ -223,6 +244,10 @@ mod tests {
             .into();
         assert_eq!(cut, [None, None, Some(1460), Some(1240), Some(536)]);
         path.note_acknowledged(70_000, 17 * SECOND);
-        assert_eq!(path.note_sent((70_000, 62_720), HEADERS, 8960, 17 * SECOND), Some(8960), "the probe");
+        assert_eq!(
+            path.note_sent((70_000, 62_720), HEADERS, 8960, 17 * SECOND),
+            Some(8960),
+            "the probe"
+        );
     }
 }

@@ -48,8 +48,13 @@ pub struct PipeLink {
 pub fn pipe(mtu: usize) -> io::Result<(PipeLink, PipeLink)> {
     let wire = || -> io::Result<_> {
         let readable = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let wire =
-            WireDirection { frames: VecDeque::new(), path: None, free: Vec::new(), cut: false, readable };
+        let wire = WireDirection {
+            frames: VecDeque::new(),
+            path: None,
+            free: Vec::new(),
+            cut: false,
+            readable,
+        };
         Ok(Arc::new(Mutex::new(wire)))
     };
     let (there, back) = (wire()?, wire()?);
@@ -65,7 +70,8 @@ impl PipeLink {
     /// the stacks at both ends.
     #[must_use]
     pub fn through(self, direction: Direction, clock: &Clock) -> Self {
-        self.out.lock().path = Some(PathModel { direction, clock: clock.clone(), start: clock.now() });
+        self.out.lock().path =
+            Some(PathModel { direction, clock: clock.clone(), start: clock.now() });
         self
     }
 

@@ -9,7 +9,9 @@
 //! the peer has acknowledged, so the peer answers each of them (section 3.10.7.4). If data is in
 //! flight, the answer starts the retransmission that smoltcp has forgotten.
 
-use super::segment::{ETHERNET_HEADER, LONGEST, TCP_HEADER, ethertype, fill_checksum, scale_of, segment_of};
+use super::segment::{
+    ETHERNET_HEADER, LONGEST, TCP_HEADER, ethertype, fill_checksum, scale_of, segment_of,
+};
 use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket, TcpSeqNumber};
 use std::time::Duration;
 
@@ -43,8 +45,14 @@ impl Probe {
     /// Creates the state for a connection that is considered dead after its peer was silent for
     /// `dead_after`.
     pub(super) fn new(dead_after: Option<Duration>) -> Self {
-        let mut probe =
-            Self { interval: 0, heard: 0, progress: 0, headers: [0; LONGEST], len: 0, is_asking: false };
+        let mut probe = Self {
+            interval: 0,
+            heard: 0,
+            progress: 0,
+            headers: [0; LONGEST],
+            len: 0,
+            is_asking: false,
+        };
         probe.set_dead_after(dead_after);
         probe
     }

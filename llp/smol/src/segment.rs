@@ -1,8 +1,8 @@
 //! TCP segments in Ethernet frames: their location, and fields of their headers.
 
 use smoltcp::wire::{
-    EthernetFrame, EthernetProtocol, IpAddress, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOption, TcpPacket,
-    TcpSeqNumber,
+    EthernetFrame, EthernetProtocol, IpAddress, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOption,
+    TcpPacket, TcpSeqNumber,
 };
 
 /// Number of bytes before the IP packet.
@@ -68,12 +68,13 @@ pub(super) fn is_behind(this: u32, other: u32) -> bool {
 /// Fills in the checksum of the TCP segment from `at` to the end of `frame`.
 pub(super) fn fill_checksum(frame: &mut [u8], at: usize) {
     let packet = &frame[ETHERNET_HEADER..at];
-    let (source, destination): (IpAddress, IpAddress) = if ethertype(frame) == Some(EthernetProtocol::Ipv6) {
-        let packet = Ipv6Packet::new_unchecked(packet);
-        (packet.src_addr().into(), packet.dst_addr().into())
-    } else {
-        let packet = Ipv4Packet::new_unchecked(packet);
-        (packet.src_addr().into(), packet.dst_addr().into())
-    };
+    let (source, destination): (IpAddress, IpAddress) =
+        if ethertype(frame) == Some(EthernetProtocol::Ipv6) {
+            let packet = Ipv6Packet::new_unchecked(packet);
+            (packet.src_addr().into(), packet.dst_addr().into())
+        } else {
+            let packet = Ipv4Packet::new_unchecked(packet);
+            (packet.src_addr().into(), packet.dst_addr().into())
+        };
     TcpPacket::new_unchecked(&mut frame[at..]).fill_checksum(&source, &destination);
 }

@@ -180,7 +180,8 @@ impl PacketLayout {
     }
 
     fn pseudo_sum(&self, segment: &[u8]) -> u64 {
-        let addresses = if self.is_v4 { ETHERNET + 12..ETHERNET + 20 } else { ETHERNET + 8..ETHERNET + 40 };
+        let addresses =
+            if self.is_v4 { ETHERNET + 12..ETHERNET + 20 } else { ETHERNET + 8..ETHERNET + 40 };
         let protocol = if self.is_udp { UDP } else { TCP };
         let len = ((segment.len() - self.transport) as u32).to_be_bytes();
         sum(&segment[addresses]) + sum(&len) + sum(&[0, protocol])
@@ -216,7 +217,24 @@ mod tests {
             frame.extend((transport_len as u16).to_be_bytes());
             frame.extend([0, 0]);
         } else {
-            frame.extend([0xFF, 0xFF, 0xFF, 0x00, 0, 0, 0, 1, 0x50, CWR | FIN_PSH | 0x10, 1, 0, 0, 0, 0, 0]);
+            frame.extend([
+                0xFF,
+                0xFF,
+                0xFF,
+                0x00,
+                0,
+                0,
+                0,
+                1,
+                0x50,
+                CWR | FIN_PSH | 0x10,
+                1,
+                0,
+                0,
+                0,
+                0,
+                0,
+            ]);
         }
         frame.extend(payload);
         let packet = PacketLayout { is_v4: v4, is_udp: udp, transport: start, payload: 0, size: 0 };
@@ -266,7 +284,8 @@ mod tests {
             let mut segments = Vec::new();
             assert!(split_frame(header, &bytes, &mut |segment| segments.push(segment)));
             assert_eq!(segments.len(), 3);
-            let joined: Vec<u8> = segments.iter().flat_map(|segment| check(segment, v4, udp)).collect();
+            let joined: Vec<u8> =
+                segments.iter().flat_map(|segment| check(segment, v4, udp)).collect();
             assert_eq!(joined, payload);
             if !udp {
                 let flags: Vec<_> = segments.iter().map(|segment| segment[start + 13]).collect();

@@ -118,17 +118,24 @@ fn parse(kind: &str, rest: &str) -> Result<(String, SmolConfig, XdpMode), SpecEr
         let wrong = |key, expected| SpecError::Value { key, value: value.to_owned(), expected };
         match key {
             "ip" => {
-                addresses.push(prefixed(value).ok_or(wrong("ip", "ADDR/PREFIX, such as 10.1.0.2/24"))?);
+                addresses
+                    .push(prefixed(value).ok_or(wrong("ip", "ADDR/PREFIX, such as 10.1.0.2/24"))?);
             }
             "gw" => gateways.push(value.parse().map_err(|_| wrong("gw", "an address"))?),
             "mac" => {
-                mac = Some(hardware(value).ok_or(wrong("mac", "six bytes, such as 02:00:00:00:00:01"))?);
+                mac = Some(
+                    hardware(value).ok_or(wrong("mac", "six bytes, such as 02:00:00:00:00:01"))?,
+                );
             }
             "buffer" => {
-                buffer = Some(bytes(value).ok_or(wrong("buffer", "bytes between 4K and 1G, such as 4M"))?);
+                buffer = Some(
+                    bytes(value).ok_or(wrong("buffer", "bytes between 4K and 1G, such as 4M"))?,
+                );
             }
             "mode" if kind == "xdp" => {
-                mode = value.parse().map_err(|()| wrong("mode", "auto, zerocopy, native or generic"))?;
+                mode = value
+                    .parse()
+                    .map_err(|()| wrong("mode", "auto, zerocopy, native or generic"))?;
             }
             _ => return Err(SpecError::Key { key: key.to_owned() }),
         }
@@ -230,7 +237,8 @@ mod tests {
     fn names_of_stacks() {
         assert_eq!("tcp".parse(), Ok(Spec::Tcp));
         assert_eq!("mptcp".parse(), Ok(Spec::Mptcp));
-        let text = "packet:eth0,ip=10.1.0.2/24,ip=fd00::2/64,gw=10.1.0.1,mac=02:00:00:00:00:0a,buffer=4M";
+        let text =
+            "packet:eth0,ip=10.1.0.2/24,ip=fd00::2/64,gw=10.1.0.1,mac=02:00:00:00:00:0a,buffer=4M";
         let Ok(Spec::Packet { interface, config }) = text.parse() else { panic!("{text}") };
         assert_eq!(interface, "eth0");
         assert_eq!(config.mac, [2, 0, 0, 0, 0, 10]);
@@ -252,9 +260,15 @@ mod tests {
         assert!(wrong("packet:eth0,ip=10.0.0.1/8,buffer=1").contains("buffer=1"));
         assert!(wrong("packet:eth0,colour=red").contains("`colour` is no key"));
         assert!(
-            wrong("packet:eth0,ip=255.255.255.255/24").contains("ip=255.255.255.255/24 is not the address")
+            wrong("packet:eth0,ip=255.255.255.255/24")
+                .contains("ip=255.255.255.255/24 is not the address")
         );
-        assert!(wrong("packet:eth0,ip=10.0.0.1/8,mac=01:00:00:00:00:00").contains("mac=01:00:00:00:00:00"));
-        assert!(wrong("packet:eth0,ip=10.0.0.1/8,gw=11.0.0.1").contains("gw=11.0.0.1 is in no network"));
+        assert!(
+            wrong("packet:eth0,ip=10.0.0.1/8,mac=01:00:00:00:00:00")
+                .contains("mac=01:00:00:00:00:00")
+        );
+        assert!(
+            wrong("packet:eth0,ip=10.0.0.1/8,gw=11.0.0.1").contains("gw=11.0.0.1 is in no network")
+        );
     }
 }

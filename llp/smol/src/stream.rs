@@ -8,7 +8,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use uiw_llp::{
-    Interest, RecvBuf, RemainingBytes, StreamChange, StreamExtensions, StreamInfo, TransportStream, no_bytes,
+    Interest, RecvBuf, RemainingBytes, StreamChange, StreamExtensions, StreamInfo, TransportStream,
+    no_bytes,
 };
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -103,7 +104,12 @@ impl<L: Link + 'static> StreamExtensions for SmolStream<L> {
         let emss = u32::try_from(self.emss()).ok();
         let headers = interface.mtu() - interface.emss(self.peer.is_ipv6());
         let path_mtu = u32::try_from(self.emss() + headers).ok();
-        StreamInfo { emss, path_mtu, congestion: interface.congestion(self.id), ..StreamInfo::default() }
+        StreamInfo {
+            emss,
+            path_mtu,
+            congestion: interface.congestion(self.id),
+            ..StreamInfo::default()
+        }
     }
 
     fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {

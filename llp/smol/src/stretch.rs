@@ -9,7 +9,8 @@
 //! while nothing but the congestion window limits the connection.
 
 use super::segment::{
-    ETHERNET_HEADER, IPV6_HEADER, LONGEST, TCP_HEADER, ethertype, is_behind, scale_of, segment_of, sequence,
+    ETHERNET_HEADER, IPV6_HEADER, LONGEST, TCP_HEADER, ethertype, is_behind, scale_of, segment_of,
+    sequence,
 };
 use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
 
@@ -43,8 +44,10 @@ impl Stretch {
         let (at, bytes) = segment_of(frame)?;
         let segment = TcpPacket::new_unchecked(&frame[at..at + bytes]);
         let flags = usize::from(segment.syn()) + usize::from(segment.fin());
-        let (start, len) =
-            (sequence(segment.seq_number()), bytes.saturating_sub(usize::from(segment.header_len())));
+        let (start, len) = (
+            sequence(segment.seq_number()),
+            bytes.saturating_sub(usize::from(segment.header_len())),
+        );
         // A RST may answer a forged segment, whose numbers it has.
         if segment.rst() {
             return Some((at, start, len));
@@ -89,7 +92,8 @@ impl Stretch {
         let Some((at, bytes)) = segment_of(frame) else { return false };
         let Ok(segment) = TcpPacket::new_checked(&frame[at..at + bytes]) else { return false };
         let Some(expected) = self.expected else {
-            return segment.syn() && (!segment.ack() || sequence(segment.ack_number()) == self.highest);
+            return segment.syn()
+                && (!segment.ack() || sequence(segment.ack_number()) == self.highest);
         };
         let start = sequence(segment.seq_number());
         let end = start.wrapping_add(segment.segment_len() as u32);
@@ -167,7 +171,14 @@ impl Parts {
             packet.set_total_len((ip + TCP_HEADER) as u16);
             packet.fill_checksum();
         }
-        Some(Self { frame, len, at: start, next: before.wrapping_add(step), step, left: (covers - 1) / step })
+        Some(Self {
+            frame,
+            len,
+            at: start,
+            next: before.wrapping_add(step),
+            step,
+            left: (covers - 1) / step,
+        })
     }
 
     /// Returns the next part: a frame whose TCP checksum is not filled in and must not be verified.
@@ -187,7 +198,8 @@ mod tests {
 
     /// Returns a segment without data, or a SYN with window scale 7.
     fn segment(seq: u32, ack: Option<u32>, syn: bool) -> Vec<u8> {
-        let mut frame = crate::mss::tests::segment(false, if syn { &[3, 3, 7, 0] } else { &[] }, syn);
+        let mut frame =
+            crate::mss::tests::segment(false, if syn { &[3, 3, 7, 0] } else { &[] }, syn);
         let mut segment = TcpPacket::new_unchecked(&mut frame[ETHERNET_HEADER + 20..]);
         segment.set_seq_number(TcpSeqNumber(seq.cast_signed()));
         segment.set_ack(ack.is_some());
@@ -208,7 +220,10 @@ mod tests {
         assert!(stretch.accepts(&syn_ack(ack), 1000));
         assert!(stretch.note_received(&syn_ack(ack), 1460).is_none());
         stretch.note_sent(&segment(ack, Some(theirs + 1), false));
-        assert_eq!((stretch.acknowledged, stretch.scale, stretch.expected), (ack, 7, Some(theirs + 1)));
+        assert_eq!(
+            (stretch.acknowledged, stretch.scale, stretch.expected),
+            (ack, 7, Some(theirs + 1))
+        );
         assert!(!stretch.accepts(&syn_ack(ack), 1000), "a second SYN");
         let accepted = |seq| stretch.accepts(&segment(seq, Some(ack), false), 1000);
         assert!([theirs + 1, theirs + 1001].into_iter().all(accepted));
@@ -231,11 +246,12 @@ mod tests {
         {
             for mss in [28, 1459, 1460, 8960] {
                 let mut parts =
-                    Parts::from_frame(&whole, at, (before, before.wrapping_add(covers)), mss).unwrap();
+                    Parts::from_frame(&whole, at, (before, before.wrapping_add(covers)), mss)
+                        .unwrap();
                 let (mut last, mut count) = (0, 0);
                 while let Some(frame) = parts.next() {
-                    let ack =
-                        sequence(TcpPacket::new_unchecked(&frame[at..]).ack_number()).wrapping_sub(before);
+                    let ack = sequence(TcpPacket::new_unchecked(&frame[at..]).ack_number())
+                        .wrapping_sub(before);
                     assert!(ack > last && ack < covers, "{covers} in {mss}: {ack} behind {last}");
                     assert_eq!(ack % 4, 0, "{covers} in {mss}");
                     (last, count) = (ack, count + 1);

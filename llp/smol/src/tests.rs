@@ -74,7 +74,11 @@ impl TestWorld {
         self.stacks[0].connect(None, to, &TransportConfig::default(), Token(token)).unwrap()
     }
 
-    fn accept(&mut self, listener: &mut dyn TransportListener, token: u64) -> Box<dyn TransportStream> {
+    fn accept(
+        &mut self,
+        listener: &mut dyn TransportListener,
+        token: u64,
+    ) -> Box<dyn TransportStream> {
         let mut accepted = None;
         self.until(|_| match listener.accept(Token(token)) {
             Ok(stream) => accepted.insert(stream).local_addr().port() > 0,
@@ -96,7 +100,12 @@ impl TestWorld {
     }
 
     /// Transfers `bytes` and compares them. The interest is set as in the engine.
-    fn carry(&mut self, from: &mut dyn TransportStream, to: &mut dyn TransportStream, bytes: &[u8]) {
+    fn carry(
+        &mut self,
+        from: &mut dyn TransportStream,
+        to: &mut dyn TransportStream,
+        bytes: &[u8],
+    ) {
         let (mut sent, mut came) = (0, Vec::with_capacity(bytes.len()));
         let mut block = vec![0; 100_000];
         self.until(|_| {
@@ -143,9 +152,11 @@ fn bytes_arrive_over_any_mtu() {
 
 #[test]
 fn impaired_frames_cost_only_time() {
-    let rough = Profile { loss: 0.01, duplicate: 0.01, reorder: 0.01, damage: 0.01, ..Profile::default() };
+    let rough =
+        Profile { loss: 0.01, duplicate: 0.01, reorder: 0.01, damage: 0.01, ..Profile::default() };
     let (a, b) = pipe(1500).unwrap();
-    let through = |end: PipeLink, seed| end.through(Direction::new(&rough, seed).unwrap(), &Clock::system());
+    let through =
+        |end: PipeLink, seed| end.through(Direction::new(&rough, seed).unwrap(), &Clock::system());
     let mut world = TestWorld::with((through(a, 1), through(b, 2)), false);
     let (mut client, mut server) = world.pair();
     world.carry(&mut *client, &mut *server, &pattern(300_000));
@@ -155,21 +166,34 @@ fn impaired_frames_cost_only_time() {
 #[test]
 fn long_path_on_virtual_clock() {
     let clock = Clock::virtual_time();
-    let profile = Profile { delay: Duration::from_millis(50), rate: Some(1_000_000), ..Profile::default() };
+    let profile =
+        Profile { delay: Duration::from_millis(50), rate: Some(1_000_000), ..Profile::default() };
     let (a, b) = pipe(1500).unwrap();
     let through = |end: PipeLink| end.through(Direction::new(&profile, 1).unwrap(), &clock);
     let stack = |link, host| {
-        SmolStack::with_clock(through(link), &SmolConfig::new(address(host, false), 24), clock.clone())
-            .unwrap()
+        SmolStack::with_clock(
+            through(link),
+            &SmolConfig::new(address(host, false), 24),
+            clock.clone(),
+        )
+        .unwrap()
     };
-    let mut world =
-        TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let mut world = TestWorld {
+        stacks: [stack(a, 1), stack(b, 2)],
+        events: [Vec::new(), Vec::new()],
+        v6: false,
+    };
     let begin = clock.now();
     let mut listener = world.listen(4791, 1);
     let mut client = world.connect(4791, 1);
     assert!(world.stacks[0].wait_fd().is_none());
     let step = |world: &mut TestWorld| {
-        let next = world.stacks.iter().filter_map(TransportStack::deadline).min().expect("something is due");
+        let next = world
+            .stacks
+            .iter()
+            .filter_map(TransportStack::deadline)
+            .min()
+            .expect("something is due");
         clock.advance(next.saturating_duration_since(clock.now()));
         world.step();
     };
@@ -218,7 +242,10 @@ fn reset_seen_by_peer() {
     assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NotConnected);
     world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable && event.writable));
     let mut block = [0; 10];
-    assert_eq!(kind(server.recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::ConnectionReset);
+    assert_eq!(
+        kind(server.recv(&mut [IoVecMut::from(&mut block[..])])),
+        ErrorKind::ConnectionReset
+    );
 }
 
 #[test]
@@ -234,7 +261,8 @@ fn readiness_repeated_until_used() {
     let mut world = TestWorld::new(1500, false);
     let (mut client, mut server) = world.pair();
     client.send(&[IoVec::from(&b"hello"[..])]).unwrap();
-    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable && !event.writable));
+    world
+        .until(|world| world.reported(1, 2).is_some_and(|event| event.readable && !event.writable));
     world.step();
     assert!(world.reported(1, 2).is_some(), "level-triggered");
     server.set_interest(Interest::NONE).unwrap();
@@ -256,17 +284,22 @@ fn backlog_has_requested_length() {
     let clock = Clock::virtual_time();
     let (a, b) = pipe(1500).unwrap();
     let stack = |link, host| {
-        SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone()).unwrap()
+        SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone())
+            .unwrap()
     };
-    let mut world =
-        TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let mut world = TestWorld {
+        stacks: [stack(a, 1), stack(b, 2)],
+        events: [Vec::new(), Vec::new()],
+        v6: false,
+    };
     let mut listener = world.listen(4791, 150);
     let mut clients: Vec<_> = (0..200).map(|token| world.connect(4791, token)).collect();
     for _ in 0..1000 {
         clock.advance(Duration::from_millis(1));
         world.step();
     }
-    let results = clients.iter_mut().map(|client| client.connect_result().expect("none is refused"));
+    let results =
+        clients.iter_mut().map(|client| client.connect_result().expect("none is refused"));
     assert_eq!(results.filter(|is_connected| *is_connected).count(), 150, "the others wait");
     let mut accepted = Vec::new();
     world.until(|_| {
@@ -289,7 +322,8 @@ fn established_connections_wait_for_backlog() {
     let mut listener = world.listen(4791, 1);
     let mut clients: Vec<_> = (0..20).map(|token| world.connect(4791, token)).collect();
     world.until(|_| clients.iter_mut().all(|client| client.connect_result().unwrap()));
-    let mut servers: Vec<_> = (0..20).map(|token| world.accept(&mut *listener, 100 + token)).collect();
+    let mut servers: Vec<_> =
+        (0..20).map(|token| world.accept(&mut *listener, 100 + token)).collect();
     for server in &mut servers {
         let peer = server.peer_addr();
         let client = clients.iter_mut().find(|client| client.local_addr() == peer).unwrap();
@@ -307,7 +341,10 @@ fn unavailable_ports_and_addresses() {
         kind(stack.listen("10.9.0.2:4791".parse().unwrap(), &options, Token(9))),
         ErrorKind::AddrInUse
     );
-    assert_eq!(kind(stack.listen("0.0.0.0:4791".parse().unwrap(), &options, Token(9))), ErrorKind::AddrInUse);
+    assert_eq!(
+        kind(stack.listen("0.0.0.0:4791".parse().unwrap(), &options, Token(9))),
+        ErrorKind::AddrInUse
+    );
     let foreign = "10.9.9.9:1".parse().unwrap();
     assert_eq!(kind(stack.listen(foreign, &options, Token(9))), ErrorKind::AddrNotAvailable);
     let peer = "10.9.0.1:5".parse().unwrap();
@@ -318,7 +355,8 @@ fn unavailable_ports_and_addresses() {
         ErrorKind::AddrNotAvailable
     );
     let options = TransportConfig::default();
-    let mut connect = |peer: &str| kind(stack.connect(None, peer.parse().unwrap(), &options, Token(9)));
+    let mut connect =
+        |peer: &str| kind(stack.connect(None, peer.parse().unwrap(), &options, Token(9)));
     assert_eq!(connect("10.9.1.1:5"), ErrorKind::NetworkUnreachable);
     assert_eq!(connect("[fd00::1]:5"), ErrorKind::NetworkUnreachable);
     for peer in ["0.0.0.0:5", "[::]:5", "224.0.0.1:5"] {
@@ -343,8 +381,10 @@ fn listeners_share_port_unless_they_overlap() {
     let addresses = vec![(address(1, false), 24), (address(1, true), 64)];
     let mut stack = SmolStack::new(link, &SmolConfig { addresses, ..config }).unwrap();
     let mut listen = |ip: &str, v6_only| {
-        let options =
-            ListenConfig { stream: TransportConfig { v6_only, ..Default::default() }, ..Default::default() };
+        let options = ListenConfig {
+            stream: TransportConfig { v6_only, ..Default::default() },
+            ..Default::default()
+        };
         stack.listen(SocketAddr::new(ip.parse().unwrap(), 4791), &options, LISTENER)
     };
     for (one, v6_only, other, overlap) in [
@@ -375,7 +415,9 @@ fn buffers_beyond_every_window() {
         send_buffer: Some(usize::MAX),
         ..TransportConfig::default()
     };
-    assert!(world.stacks[0].connect(None, "10.9.0.2:5".parse().unwrap(), &options, Token(9)).is_ok());
+    assert!(
+        world.stacks[0].connect(None, "10.9.0.2:5".parse().unwrap(), &options, Token(9)).is_ok()
+    );
 }
 
 /// A peer in another network is reached through the gateway.
@@ -438,7 +480,10 @@ fn descriptor_reports_frames_of_other_calls() {
     // The recv call of the other stream takes the frame.
     let mut block = [0; 10];
     let one = usize::from(servers[0].peer_addr() != clients[0].local_addr());
-    assert_eq!(kind(servers[1 - one].recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::WouldBlock);
+    assert_eq!(
+        kind(servers[1 - one].recv(&mut [IoVecMut::from(&mut block[..])])),
+        ErrorKind::WouldBlock
+    );
     let fd = world.stacks[1].wait_fd().unwrap();
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     assert_eq!(poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap(), 1);
@@ -473,7 +518,11 @@ fn peek_returns_receive_buffer() {
     assert!(!buf.can_grow(0), "nothing comes behind a FIN");
     drop(buf);
     let mut block = [0; 10];
-    assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 2, "a peek takes nothing");
+    assert_eq!(
+        server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(),
+        2,
+        "a peek takes nothing"
+    );
     assert!(server.peek().unwrap().unwrap().bytes().is_empty(), "the FIN");
 }
 
@@ -486,7 +535,8 @@ fn peeks_wrap_around_buffer() {
     let bytes = pattern(3_500_000);
     let (mut sent, mut came, mut ends) = (0, Vec::new(), 0);
     world.until(|_| {
-        if let Ok(count) = client.send(&[IoVec::from(&bytes[sent..bytes.len().min(sent + 50_000)])]) {
+        if let Ok(count) = client.send(&[IoVec::from(&bytes[sent..bytes.len().min(sent + 50_000)])])
+        {
             sent += count;
         }
         if let Ok(Some(mut buf)) = server.peek() {
@@ -504,13 +554,19 @@ fn peeks_wrap_around_buffer() {
 }
 
 /// Returns two stacks on a virtual clock, with a connection between them.
-fn on_virtual_clock(clock: &Clock) -> (TestWorld, Box<dyn TransportStream>, Box<dyn TransportStream>) {
+fn on_virtual_clock(
+    clock: &Clock,
+) -> (TestWorld, Box<dyn TransportStream>, Box<dyn TransportStream>) {
     let (a, b) = pipe(1500).unwrap();
     let stack = |link, host| {
-        SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone()).unwrap()
+        SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone())
+            .unwrap()
     };
-    let mut world =
-        TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let mut world = TestWorld {
+        stacks: [stack(a, 1), stack(b, 2)],
+        events: [Vec::new(), Vec::new()],
+        v6: false,
+    };
     let (client, server) = world.pair();
     (world, client, server)
 }
@@ -520,7 +576,8 @@ fn minutes_pass(world: &mut TestWorld, clock: &Clock) {
     let end = clock.now() + Duration::from_secs(180);
     while clock.now() < end {
         world.step();
-        let next = world.stacks.iter().filter_map(TransportStack::deadline).chain([end]).min().unwrap();
+        let next =
+            world.stacks.iter().filter_map(TransportStack::deadline).chain([end]).min().unwrap();
         clock.advance(next.saturating_duration_since(clock.now()));
     }
     world.step();

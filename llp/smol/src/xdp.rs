@@ -176,7 +176,9 @@ impl XdpLink {
             }
         }
         Err(match last {
-            Some(error) if mode != XdpMode::Auto && error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            Some(error)
+                if mode != XdpMode::Auto && error.raw_os_error() == Some(libc::EOPNOTSUPP) =>
+            {
                 let why = format!("the interface's driver has no mode={mode}");
                 io::Error::new(io::ErrorKind::InvalidInput, why)
             }
@@ -184,7 +186,12 @@ impl XdpLink {
         })
     }
 
-    fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
+    fn open_as(
+        interface: &str,
+        index: u32,
+        mode: XdpMode,
+        config: &SmolConfig,
+    ) -> io::Result<Self> {
         let mtu = mtu_of(interface)?;
         let layout = umem::Layout::for_frames(mtu + ETHERNET_HEADER);
         let queues = Queues::query(interface)?;
@@ -204,7 +211,12 @@ impl XdpLink {
             _ => {
                 let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
                 for socket in &sockets {
-                    epoll::add(&set, socket.fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+                    epoll::add(
+                        &set,
+                        socket.fd(),
+                        epoll::EventData::new_u64(0),
+                        epoll::EventFlags::IN,
+                    )?;
                 }
                 Some(set)
             }
@@ -276,7 +288,9 @@ impl XdpLink {
     fn look(&mut self) {
         match Interface::find(&self.interface) {
             Ok(now) if now.index != self.index => self.failure = Some(LinkLoss::Deleted),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(LinkLoss::Deleted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.failure = Some(LinkLoss::Deleted);
+            }
             Ok(_) if !self.attachment.is_attached() => self.failure = Some(LinkLoss::Detached),
             // The interface was down and is up again.
             Ok(now) if now.is_up => self.failure = None,

@@ -133,22 +133,24 @@ impl FromStr for PcapConfig {
     /// Parses options from the end until a word is not an option, because a path may contain
     /// commas.
     fn from_str(text: &str) -> Result<Self, PcapConfigError> {
-        let (mut path, mut snap, mut rotate, mut files, mut append) = (text, None, None, None, false);
+        let (mut path, mut snap, mut rotate, mut files, mut append) =
+            (text, None, None, None, false);
         while let Some((before, word)) = path.rsplit_once(',') {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
-            let wrong = |key, expected| PcapConfigError::Value { key, value: value.to_owned(), expected };
+            let wrong =
+                |key, expected| PcapConfigError::Value { key, value: value.to_owned(), expected };
             match key {
                 "snap" => {
                     let bytes = size(value).and_then(|bytes| u32::try_from(bytes).ok());
                     let bytes = bytes.filter(|bytes| *bytes >= MIN_SNAP);
-                    snap = Some(bytes.ok_or_else(|| wrong("snap", "bytes of a packet, at least 96"))?);
+                    snap =
+                        Some(bytes.ok_or_else(|| wrong("snap", "bytes of a packet, at least 96"))?);
                 }
                 "rotate" => {
                     let bytes = size(value).filter(|bytes| *bytes >= MIN_ROTATE);
-                    rotate = Some(
-                        bytes
-                            .ok_or_else(|| wrong("rotate", "bytes of a file, at least 64K, such as 100M"))?,
-                    );
+                    rotate = Some(bytes.ok_or_else(|| {
+                        wrong("rotate", "bytes of a file, at least 64K, such as 100M")
+                    })?);
                 }
                 "files" => {
                     let count = value.parse().ok().filter(|count| (1..=MAX_FILES).contains(count));

@@ -164,9 +164,17 @@ mod tests {
     #[test]
     fn datagram_has_lengths_and_checksum() {
         let mut out = Vec::new();
-        emit_datagram(&mut out, "10.0.0.1:5".parse().unwrap(), "10.0.0.2:7".parse().unwrap(), b"odd");
+        emit_datagram(
+            &mut out,
+            "10.0.0.1:5".parse().unwrap(),
+            "10.0.0.2:7".parse().unwrap(),
+            b"odd",
+        );
         let (ip, udp) = out.split_at(20);
-        assert_eq!((ip[9], fold(sum(ip)), ip[2..4] == [0, 31], udp[4..6] == [0, 11]), (17, 0, true, true));
+        assert_eq!(
+            (ip[9], fold(sum(ip)), ip[2..4] == [0, 31], udp[4..6] == [0, 11]),
+            (17, 0, true, true)
+        );
         assert_eq!(fold(sum(&ip[12..]) + sum(udp) + 17 + udp.len() as u64), 0);
         assert_eq!(&udp[8..], b"odd");
     }

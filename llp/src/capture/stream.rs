@@ -173,7 +173,11 @@ impl StreamHooks for CaptureStream {
         Ok(sent)
     }
 
-    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        bufs: &mut [IoVecMut<'_>],
+    ) -> io::Result<usize> {
         let received = inner.recv(bufs).inspect_err(|error| self.note_error(error))?;
         if self.to_itself {
             return Ok(received);
@@ -195,7 +199,11 @@ impl StreamHooks for CaptureStream {
                 self.begin();
                 Ok(true)
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && !self.begun && !self.ended => {
+            Err(error)
+                if error.kind() == io::ErrorKind::ConnectionRefused
+                    && !self.begun
+                    && !self.ended =>
+            {
                 self.control(true, SYN);
                 self.control(false, RST | ACK);
                 self.end();

@@ -94,21 +94,29 @@ impl InterfaceAddresses {
         unsafe {
             match c_int::from((*entry.ifa_addr).sa_family) {
                 libc::AF_INET => {
-                    let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned().sin_addr;
+                    let address =
+                        entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned().sin_addr;
                     let mask = entry.ifa_netmask.cast::<libc::sockaddr_in>();
-                    let prefix =
-                        if mask.is_null() { 32 } else { ones_v4(mask.read_unaligned().sin_addr.s_addr) };
+                    let prefix = if mask.is_null() {
+                        32
+                    } else {
+                        ones_v4(mask.read_unaligned().sin_addr.s_addr)
+                    };
                     self.add(Ipv4Addr::from(address.s_addr.to_ne_bytes()).into(), prefix);
                 }
                 libc::AF_INET6 => {
-                    let address = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned().sin6_addr;
+                    let address =
+                        entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned().sin6_addr;
                     let mask = entry.ifa_netmask.cast::<libc::sockaddr_in6>();
                     let prefix = if mask.is_null() {
                         128
                     } else {
                         u128::from_be_bytes(mask.read_unaligned().sin6_addr.s6_addr).count_ones()
                     };
-                    self.add(Ipv6Addr::from(address.s6_addr).into(), u8::try_from(prefix).unwrap_or(128));
+                    self.add(
+                        Ipv6Addr::from(address.s6_addr).into(),
+                        u8::try_from(prefix).unwrap_or(128),
+                    );
                 }
                 libc::AF_PACKET => {
                     let link = entry.ifa_addr.cast::<libc::sockaddr_ll>().read_unaligned();
@@ -135,9 +143,14 @@ impl InterfaceAddresses {
             // an interface.
             // SAFETY: the request is readable and writable, and its name ends with a zero.
             let is_known =
-                unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFNETMASK, &raw mut entry) } == 0;
-            // SAFETY: SIOCGIFNETMASK fills this member.
-            let prefix = if is_known { ones_v4(unsafe { v4_of(&entry.ifr_ifru.ifru_netmask) }) } else { 32 };
+                unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFNETMASK, &raw mut entry) }
+                    == 0;
+            let prefix = if is_known {
+                // SAFETY: SIOCGIFNETMASK fills this member.
+                ones_v4(unsafe { v4_of(&entry.ifr_ifru.ifru_netmask) })
+            } else {
+                32
+            };
             let place = place_of(&mut all, &name, || flags(&socket, &name));
             all[place].add(Ipv4Addr::from(address.to_ne_bytes()).into(), prefix);
         }
@@ -166,12 +179,19 @@ pub(super) fn names() -> io::Result<Vec<String>> {
 
 /// Returns the names in `/proc/net/dev`, which begins with two header lines.
 fn names_in(text: &str) -> Vec<String> {
-    text.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
+    text.lines()
+        .skip(2)
+        .filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()))
+        .collect()
 }
 
 /// Returns the place of an interface in `all`. The name may be the label of an IPv4 address, which
 /// consists of the name of its interface and a suffix, as `eth0:1`.
-fn place_of(all: &mut Vec<InterfaceAddresses>, label: &str, flags: impl FnOnce() -> c_int) -> usize {
+fn place_of(
+    all: &mut Vec<InterfaceAddresses>,
+    label: &str,
+    flags: impl FnOnce() -> c_int,
+) -> usize {
     let name = label.split_once(':').map_or(label, |(name, _)| name);
     all.iter().position(|interface| interface.name == name).unwrap_or_else(|| {
         all.push(InterfaceAddresses::new(name, flags()));
@@ -183,7 +203,10 @@ fn place_of(all: &mut Vec<InterfaceAddresses>, label: &str, flags: impl FnOnce()
 /// with a kernel without IPv6.
 fn of_proc(file: &str) -> String {
     let places = ["/proc/thread-self/net", "/proc/self/net", "/proc/net"];
-    places.iter().find_map(|place| fs::read_to_string(format!("{place}/{file}")).ok()).unwrap_or_default()
+    places
+        .iter()
+        .find_map(|place| fs::read_to_string(format!("{place}/{file}")).ok())
+        .unwrap_or_default()
 }
 
 /// Returns the IPv6 addresses with the names of their interfaces: global ones first, as in the
@@ -217,7 +240,8 @@ fn v4_of(address: &libc::sockaddr) -> u32 {
 }
 
 fn name_of(entry: &libc::ifreq) -> String {
-    let bytes = entry.ifr_name.iter().take_while(|byte| **byte != 0).map(|byte| byte.to_ne_bytes()[0]);
+    let bytes =
+        entry.ifr_name.iter().take_while(|byte| **byte != 0).map(|byte| byte.to_ne_bytes()[0]);
     String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
 }
 
@@ -274,7 +298,8 @@ fn configured(socket: &OwnedFd) -> io::Result<Vec<libc::ifreq>> {
 /// Creates an IPv4 socket, because only IPv4 answers queries about addresses.
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
-    let fd = check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
+    let fd =
+        check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
     // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -297,10 +322,11 @@ mod tests {
 
     #[test]
     fn both_ways_give_the_same() {
-        let [one, other] =
-            [InterfaceAddresses::by_netlink, InterfaceAddresses::by_ioctl].map(|ask| ask().unwrap());
+        let [one, other] = [InterfaceAddresses::by_netlink, InterfaceAddresses::by_ioctl]
+            .map(|ask| ask().unwrap());
         assert_eq!(sorted(one), sorted(other));
-        let mut own: Vec<_> = Interface::all().unwrap().into_iter().map(|interface| interface.name).collect();
+        let mut own: Vec<_> =
+            Interface::all().unwrap().into_iter().map(|interface| interface.name).collect();
         let mut others = names().unwrap();
         own.sort();
         others.sort();
@@ -320,8 +346,13 @@ mod tests {
         });
         let veth = other.iter().find(|interface| interface.name == "veth0").unwrap();
         assert!(veth.is_running && veth.mac.is_some(), "{veth:?}");
-        for (address, prefix) in [("10.77.9.1", 30), ("10.77.0.9", 24), ("fd77::1", 64), ("fd78::1", 112)] {
-            assert!(veth.addresses.contains(&(address.parse().unwrap(), prefix)), "{address}: {veth:?}");
+        for (address, prefix) in
+            [("10.77.9.1", 30), ("10.77.0.9", 24), ("fd77::1", 64), ("fd78::1", 112)]
+        {
+            assert!(
+                veth.addresses.contains(&(address.parse().unwrap(), prefix)),
+                "{address}: {veth:?}"
+            );
         }
         // A link-local address comes after the global ones, as in the kernel's list.
         assert!(

@@ -83,7 +83,8 @@ impl InterfaceMonitor {
     /// Returns OS errors: there is no netlink, or a sandbox refuses it.
     pub fn new() -> io::Result<Self> {
         // The protocol NETLINK_ROUTE has the number 0, which is the default.
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        let socket =
+            socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         let groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
         bind(&socket, &SocketAddrNetlink::new(0, groups))?;
         // The state is read after the subscription. A change in between is announced as well, and
@@ -115,7 +116,9 @@ impl InterfaceMonitor {
                 }
                 Ok((_, _, Some(from))) if from.address_family() == AddressFamily::NETLINK => {}
                 Ok(_) => {
-                    return Err(io::Error::other("the descriptor of the netlink socket is another file now"));
+                    return Err(io::Error::other(
+                        "the descriptor of the netlink socket is another file now",
+                    ));
                 }
                 Err(Errno::INTR) => {}
                 // Announcements were lost, so the whole state is read again. The error overtakes
@@ -163,13 +166,19 @@ fn eventually(mut read: impl FnMut() -> io::Result<Links>, mut pause: impl FnMut
 fn all() -> io::Result<Links> {
     let mut links = Links::new();
     for (kind, header) in [(RTM_GETLINK, LINK_HEADER), (RTM_GETADDR, ADDRESS_HEADER)] {
-        netlink::dump(kind, &vec![0; header], |message| apply(&mut links, message, &mut Vec::new()))?;
+        netlink::dump(kind, &vec![0; header], |message| {
+            apply(&mut links, message, &mut Vec::new());
+        })?;
     }
     Ok(links)
 }
 
 /// Applies a message of the kernel to the state.
-fn apply(links: &mut Links, message: &NetlinkMessage<'_>, changes: &mut Vec<(String, InterfaceChange)>) {
+fn apply(
+    links: &mut Links,
+    message: &NetlinkMessage<'_>,
+    changes: &mut Vec<(String, InterfaceChange)>,
+) {
     let (family, index) = (message.body.first().copied(), message.number(4));
     match message.kind {
         // Bridges also announce their ports, with another family.
@@ -295,7 +304,11 @@ mod tests {
         fixed.extend(7u32.to_ne_bytes());
         fixed.extend(flags.to_ne_bytes());
         fixed.extend([0; 4]);
-        message(kind, &fixed, &[(IFLA_ADDRESS, &[mac; 6]), (IFLA_IFNAME, format!("{name}\0").as_bytes())])
+        message(
+            kind,
+            &fixed,
+            &[(IFLA_ADDRESS, &[mac; 6]), (IFLA_IFNAME, format!("{name}\0").as_bytes())],
+        )
     }
 
     fn address_of(kind: u16, index: u32, last: u8) -> Vec<u8> {
@@ -341,7 +354,10 @@ mod tests {
     fn renamed_interface_is_removed() {
         let mut links = Links::new();
         assert_eq!(changes(&mut links, &link(RTM_NEWLINK, 0, RUNNING, "e0", 1)), []);
-        assert_eq!(changes(&mut links, &link(RTM_NEWLINK, 0, RUNNING, "e1", 1)), [InterfaceChange::Removed]);
+        assert_eq!(
+            changes(&mut links, &link(RTM_NEWLINK, 0, RUNNING, "e1", 1)),
+            [InterfaceChange::Removed]
+        );
     }
 
     #[test]
@@ -352,15 +368,18 @@ mod tests {
         let mut found = Vec::new();
         compare_links(&before, &now, &mut found);
         compare_links(&now, &Links::new(), &mut found);
-        let expected =
-            [InterfaceChange::Down, InterfaceChange::Removed].map(|change| ("e0".to_owned(), change));
+        let expected = [InterfaceChange::Down, InterfaceChange::Removed]
+            .map(|change| ("e0".to_owned(), change));
         assert_eq!(found, expected);
     }
 
     #[test]
     fn failed_reads_repeated() {
-        let mut results =
-            vec![Ok(Links::from([(7, LinkState::default())])), Err(Errno::NOBUFS), Err(Errno::MFILE)];
+        let mut results = vec![
+            Ok(Links::from([(7, LinkState::default())])),
+            Err(Errno::NOBUFS),
+            Err(Errno::MFILE),
+        ];
         let mut pauses = 0;
         let read = || Ok(results.pop().unwrap()?);
         assert_eq!(eventually(read, || pauses += 1).len(), 1);
@@ -377,7 +396,8 @@ mod tests {
                 }
                 let mut links =
                     Links::from([(7, LinkState { name: "e0".to_owned(), ..LinkState::default() })]);
-                netlink::messages(&cut).for_each(|message| apply(&mut links, &message, &mut Vec::new()));
+                netlink::messages(&cut)
+                    .for_each(|message| apply(&mut links, &message, &mut Vec::new()));
             }
         }
     }
@@ -436,7 +456,8 @@ mod tests {
         let await_change = |expected| {
             let mut others = Vec::new();
             loop {
-                let (name, change) = receiver.recv_timeout(Duration::from_secs(60)).expect("a change");
+                let (name, change) =
+                    receiver.recv_timeout(Duration::from_secs(60)).expect("a change");
                 assert_eq!(name, "veth0");
                 if change == expected {
                     return others;

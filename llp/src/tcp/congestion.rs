@@ -63,9 +63,9 @@ impl Congestion {
 }
 
 fn set(socket: &Socket, name: &str) -> io::Result<()> {
-    socket
-        .set_tcp_congestion(name.as_bytes())
-        .map_err(|_| OptionError::Congestion { name: name.to_owned(), available: offered_names() }.into())
+    socket.set_tcp_congestion(name.as_bytes()).map_err(|_| {
+        OptionError::Congestion { name: name.to_owned(), available: offered_names() }.into()
+    })
 }
 
 /// Returns the congestion control of a socket.
@@ -76,7 +76,8 @@ pub(super) fn current(socket: &Socket) -> Option<String> {
 }
 
 fn is_long(socket: &Socket) -> bool {
-    syscall::tcp_info(socket.as_fd()).is_ok_and(|info| Duration::from_micros(info.tcpi_rtt.into()) > LONG)
+    syscall::tcp_info(socket.as_fd())
+        .is_ok_and(|info| Duration::from_micros(info.tcpi_rtt.into()) > LONG)
 }
 
 fn is_offered(name: &str) -> bool {

@@ -91,9 +91,10 @@ fn join(socket: &Socket, group: IpAddr, options: &DatagramConfig) -> io::Result<
             let _ = syscall::bind_to_interface(socket, options.interface);
             socket.join_multicast_v6(&group, options.interface)
         }
-        _ => {
-            Err(io::Error::new(io::ErrorKind::InvalidInput, "a group is joined at an address of its family"))
-        }
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a group is joined at an address of its family",
+        )),
     }
 }
 
@@ -184,7 +185,10 @@ impl DatagramSocket for KernelDatagrams {
             let error = match syscall::send(self.socket.as_fd(), bytes, &self.messages) {
                 Ok(sent) => {
                     let is_of_segments = |error: &io::Error| {
-                        matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP))
+                        matches!(
+                            error.raw_os_error(),
+                            Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP)
+                        )
                     };
                     if let Some(error) = refusal.filter(is_of_segments) {
                         tracing::debug!(%error, max, "datagrams are sent in shorter runs");
@@ -276,7 +280,10 @@ mod tests {
         }
         assert_eq!(messages(&[run(128, 100), to(1, 60)]), [(128, 12_800), (1, 60)]);
         let long = MAX_SEGMENTED / 4000;
-        assert_eq!(messages(&[run(20, 4000)]), [(long, long * 4000), (20 - long, (20 - long) * 4000)]);
+        assert_eq!(
+            messages(&[run(20, 4000)]),
+            [(long, long * 4000), (20 - long, (20 - long) * 4000)]
+        );
         assert_eq!(
             messages(&[run(2, 65_507)]),
             [(1, 65_507); 2],
@@ -348,7 +355,10 @@ mod tests {
             });
             let mut arrived = arriving(&wire, &[9001, 9002, 9003, 9004, 9005, 9006]);
             arrived.sort_unstable();
-            assert_eq!(arrived, [(9001, 64), (9002, 1), (9003, 255), (9004, 1), (9005, 7), (9006, 64)]);
+            assert_eq!(
+                arrived,
+                [(9001, 64), (9002, 1), (9003, 255), (9004, 1), (9005, 7), (9006, 64)]
+            );
         }
     }
 

@@ -26,8 +26,12 @@ impl TcpVariant {
     /// Adds the reason to the error of creating a socket of this kind.
     pub(super) fn refused(self, error: io::Error) -> io::Error {
         let why = match (self, error.raw_os_error()) {
-            (Self::Multipath, Some(libc::EPROTONOSUPPORT | libc::EINVAL)) => "this kernel has no MPTCP",
-            (Self::Multipath, Some(libc::ENOPROTOOPT)) => "MPTCP is switched off (sysctl net.mptcp.enabled)",
+            (Self::Multipath, Some(libc::EPROTONOSUPPORT | libc::EINVAL)) => {
+                "this kernel has no MPTCP"
+            }
+            (Self::Multipath, Some(libc::ENOPROTOOPT)) => {
+                "MPTCP is switched off (sysctl net.mptcp.enabled)"
+            }
             _ => return error,
         };
         io::Error::new(io::ErrorKind::Unsupported, why)
@@ -39,8 +43,10 @@ impl TcpVariant {
 /// time-outs depend on them.
 pub(super) fn combine_subflows(subflows: &Subflows, congestion: Option<String>) -> StreamInfo {
     let infos = subflows.infos();
-    let sum = |of: fn(&libc::tcp_info) -> u32| Some(infos.iter().map(of).fold(0, u32::saturating_add));
-    let sum64 = |of: fn(&libc::tcp_info) -> u64| Some(infos.iter().map(of).fold(0, u64::saturating_add));
+    let sum =
+        |of: fn(&libc::tcp_info) -> u32| Some(infos.iter().map(of).fold(0, u32::saturating_add));
+    let sum64 =
+        |of: fn(&libc::tcp_info) -> u64| Some(infos.iter().map(of).fold(0, u64::saturating_add));
     let least = |of: fn(&libc::tcp_info) -> u32| infos.iter().map(of).min();
     let most = |of: fn(&libc::tcp_info) -> u32| infos.iter().map(of).max();
     StreamInfo {

@@ -9,7 +9,11 @@ use super::multipath::TcpVariant;
 use crate::{ListenConfig, OptionError, TransportConfig};
 
 /// Creates a listening socket. Accepted sockets inherit its options.
-pub(super) fn listener(kind: TcpVariant, local: SocketAddr, options: &ListenConfig) -> io::Result<Socket> {
+pub(super) fn listener(
+    kind: TcpVariant,
+    local: SocketAddr,
+    options: &ListenConfig,
+) -> io::Result<Socket> {
     let socket = socket(kind, local)?;
     // A restarted server can listen at once, even if connections of its predecessor are still in
     // TIME-WAIT.
@@ -53,7 +57,9 @@ pub(super) fn connect_to_self(local: SocketAddr, options: &TransportConfig) -> i
 fn start_connect(socket: Socket, peer: SocketAddr) -> io::Result<Socket> {
     match socket.connect(&peer.into()) {
         Ok(()) => Ok(socket),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => Ok(socket),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => {
+            Ok(socket)
+        }
         Err(error) => Err(error),
     }
 }
@@ -114,9 +120,10 @@ fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io:
         None => {}
     }
     if let Some(name) = &options.interface {
-        socket
-            .bind_device(Some(name.as_bytes()))
-            .map_err(|error| OptionError::Interface { name: name.clone(), reason: error.to_string() })?;
+        socket.bind_device(Some(name.as_bytes())).map_err(|error| OptionError::Interface {
+            name: name.clone(),
+            reason: error.to_string(),
+        })?;
     }
     if let Some(name) = &options.congestion {
         Congestion::new(name).prepare(socket)?;
@@ -143,12 +150,16 @@ pub(super) fn configure_keepalive(socket: &Socket, after: Option<Duration>) -> i
     let Some(after) = after else { return socket.set_keepalive(false) };
     let (idle, interval, retries) = keepalive_times(after);
     let second = Duration::from_secs(1);
-    let keepalive =
-        TcpKeepalive::new().with_time(second * idle).with_interval(second * interval).with_retries(retries);
+    let keepalive = TcpKeepalive::new()
+        .with_time(second * idle)
+        .with_interval(second * interval)
+        .with_retries(retries);
     match socket.set_tcp_keepalive(&keepalive) {
         // Before Linux 6.10, MPTCP supports only SO_KEEPALIVE, so probes are sent at the intervals
         // that the system is configured with.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT)) => {
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT)) =>
+        {
             tracing::debug!(%error, "probes of an idle connection have the system's times");
             socket.set_keepalive(true)
         }

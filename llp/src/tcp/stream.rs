@@ -18,8 +18,8 @@ use super::multipath::{self, TcpVariant};
 use super::syscall::Subflows;
 use super::{data, flags, setup, syscall};
 use crate::{
-    Interest, Multipath, Readable, StreamChange, StreamExtensions, StreamInfo, Token, TransportStream,
-    attached_stream, is_memory_fault, no_bytes,
+    Interest, Multipath, Readable, StreamChange, StreamExtensions, StreamInfo, Token,
+    TransportStream, attached_stream, is_memory_fault, no_bytes,
 };
 
 /// Number of queries of the EMSS after which the kernel is asked again. Its segment size changes
@@ -123,7 +123,9 @@ impl TcpStream {
     /// Returns the socket, unless the connection has failed.
     fn usable_socket(&self) -> io::Result<&Socket> {
         match self.connection {
-            ConnectState::Failed(errno) if self.socket.is_some() => Err(io::Error::from_raw_os_error(errno)),
+            ConnectState::Failed(errno) if self.socket.is_some() => {
+                Err(io::Error::from_raw_os_error(errno))
+            }
             _ => self.socket(),
         }
     }
@@ -136,7 +138,8 @@ impl TcpStream {
             WouldBlock | NotConnected | BrokenPipe | ConnectionReset | Interrupted | OutOfMemory
         );
         if self.connection == ConnectState::Pending
-            && let Some(errno) = error.raw_os_error().filter(|_| !is_other && !is_memory_fault(error))
+            && let Some(errno) =
+                error.raw_os_error().filter(|_| !is_other && !is_memory_fault(error))
         {
             self.connection = ConnectState::Failed(errno);
         }
@@ -175,7 +178,8 @@ impl TransportStream for TcpStream {
             Ok(0) if IoVecMut::total(bufs) == 0 => Err(no_bytes()),
             // With MPTCP, a connection that was reset before it was accepted reports no error.
             Err(error)
-                if error.kind() == io::ErrorKind::NotConnected && self.connection == ConnectState::Made =>
+                if error.kind() == io::ErrorKind::NotConnected
+                    && self.connection == ConnectState::Made =>
             {
                 Err(io::ErrorKind::ConnectionReset.into())
             }

@@ -150,7 +150,8 @@ impl Subflows {
     pub(super) fn query(fd: BorrowedFd<'_>) -> io::Result<Box<Self>> {
         let infos = [tcp_info_of(&[]); MAX_SUBFLOWS];
         let (size_header, size_info) = (16, size_of::<libc::tcp_info>() as u32);
-        let mut subflows = Box::new(Self { size_header, count: 0, size_kernel: 0, size_info, infos });
+        let mut subflows =
+            Box::new(Self { size_header, count: 0, size_kernel: 0, size_info, infos });
         let mut len = size_of::<Self>() as libc::socklen_t;
         // SAFETY: the call writes at most `len` bytes, the size of `subflows`, which consists of
         // integers.

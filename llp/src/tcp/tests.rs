@@ -73,7 +73,9 @@ fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
         match stream.recv(&mut [IoVecMut::from(&mut block[..])]) {
             Ok(0) => return Ok(all),
             Ok(n) => all.extend_from_slice(&block[..n]),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(1));
+            }
             Err(error) => return Err(error),
         }
         if all.len() == len {
@@ -236,7 +238,11 @@ fn refused_connection_fails_every_transfer() {
         let mut client = stack.connect(None, free, &TransportConfig::default(), CLIENT).unwrap();
         wait(&mut stack, |e| e.token == CLIENT && e.writable);
         for call in calls.iter().cycle().skip(first).take(4) {
-            assert_eq!(call(&mut *client).unwrap_err().kind(), ErrorKind::ConnectionRefused, "{first}");
+            assert_eq!(
+                call(&mut *client).unwrap_err().kind(),
+                ErrorKind::ConnectionRefused,
+                "{first}"
+            );
         }
     }
 }
@@ -263,10 +269,14 @@ fn ipv6_and_a_given_local_address() {
     assert_eq!(pair.client.local_addr(), pair.server.peer_addr());
     assert_eq!(pair.client.peer_addr(), pair.server.local_addr());
     let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 9), 0));
-    let mut listener =
-        pair.stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &ListenConfig::default(), LISTENER).unwrap();
-    let client =
-        pair.stack.connect(Some(local), listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
+    let mut listener = pair
+        .stack
+        .listen((Ipv4Addr::LOCALHOST, 0).into(), &ListenConfig::default(), LISTENER)
+        .unwrap();
+    let client = pair
+        .stack
+        .connect(Some(local), listener.local_addr(), &TransportConfig::default(), CLIENT)
+        .unwrap();
     wait(&mut pair.stack, |e| e.token == LISTENER && e.readable);
     let server = listener.accept(SERVER).unwrap();
     assert_eq!(server.peer_addr().ip(), local.ip());
@@ -281,7 +291,9 @@ fn defaults_reach_both_ends() {
         let fd = stream.kernel_socket().unwrap();
         let socket = SockRef::from(&fd);
         assert!(
-            socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap() && socket.nonblocking().unwrap()
+            socket.tcp_nodelay().unwrap()
+                && socket.keepalive().unwrap()
+                && socket.nonblocking().unwrap()
         );
         assert_eq!(socket.tcp_user_timeout().unwrap(), None);
         assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(450));
@@ -299,7 +311,8 @@ fn defaults_reach_both_ends() {
 /// answers every probe.
 #[test]
 fn closed_window_keeps_connection() {
-    let options = TransportConfig { dead_after: Some(Duration::from_secs(2)), ..TransportConfig::default() };
+    let options =
+        TransportConfig { dead_after: Some(Duration::from_secs(2)), ..TransportConfig::default() };
     let mut pair = TcpPair::with(Ipv4Addr::LOCALHOST.into(), &options);
     let bytes = [7; 64 << 10];
     for _ in 0..4 {
@@ -322,7 +335,8 @@ fn segments_within_requested_length() {
     }
     let mut stack = TcpStack::new().unwrap();
     let options = TransportConfig { max_segment: Some(40), ..TransportConfig::default() };
-    let error = stack.connect(None, pair.client.peer_addr(), &options, CLIENT).map(drop).unwrap_err();
+    let error =
+        stack.connect(None, pair.client.peer_addr(), &options, CLIENT).map(drop).unwrap_err();
     let inner = error.get_ref().and_then(|e| e.downcast_ref::<OptionError>()).unwrap();
     assert_eq!(inner, &OptionError::Segment { bytes: 40 });
 }
@@ -335,7 +349,9 @@ fn congestion_control_by_name() {
     assert_eq!(pair.server.info().congestion.as_deref(), Some("reno"));
     let other = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
     if let Some(other) = other.split_whitespace().find(|&name| name != "reno") {
-        pair.server.configure(&StreamChange { congestion: Some(other), ..StreamChange::default() }).unwrap();
+        pair.server
+            .configure(&StreamChange { congestion: Some(other), ..StreamChange::default() })
+            .unwrap();
         assert_eq!(pair.server.info().congestion.as_deref(), Some(other));
     }
     assert_eq!(
@@ -346,7 +362,8 @@ fn congestion_control_by_name() {
         ErrorKind::InvalidInput
     );
     let mut stack = TcpStack::new().unwrap();
-    let options = TransportConfig { congestion: Some("nonsuch".into()), ..TransportConfig::default() };
+    let options =
+        TransportConfig { congestion: Some("nonsuch".into()), ..TransportConfig::default() };
     let error = stack
         .connect(None, pair.client.peer_addr(), &options, CLIENT)
         .map(drop)
@@ -402,7 +419,8 @@ fn epoll_descriptor_ready_with_stack() {
     let epoll = pair.stack.wait_fd().unwrap();
     let ready = || {
         let mut fds = [rustix::event::PollFd::new(&epoll, rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 })).unwrap() == 1
+        rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 })).unwrap()
+            == 1
     };
     assert!(!ready());
     send(&mut *pair.server, b"x").unwrap();
@@ -544,7 +562,9 @@ fn peer_known_after_reset_before_accept() {
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let mut stack = TcpStack::new().unwrap();
         let listen = ListenConfig::default();
-        let Ok(mut listener) = stack.listen(SocketAddr::new(ip, 0), &listen, LISTENER) else { continue };
+        let Ok(mut listener) = stack.listen(SocketAddr::new(ip, 0), &listen, LISTENER) else {
+            continue;
+        };
         let client = std::net::TcpStream::connect(listener.local_addr()).unwrap();
         let address = client.local_addr().unwrap();
         SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
@@ -613,8 +633,9 @@ fn open_socket_may_be_refused() {
         return;
     }
     let mut stack = TcpStack::new().unwrap();
-    let mut client =
-        stack.open_socket(socket.into(), Some(nobody), &TransportConfig::default(), CLIENT).unwrap();
+    let mut client = stack
+        .open_socket(socket.into(), Some(nobody), &TransportConfig::default(), CLIENT)
+        .unwrap();
     wait(&mut stack, |e| e.token == CLIENT);
     assert_eq!(client.connect_result().unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }

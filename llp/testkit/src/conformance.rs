@@ -255,7 +255,8 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let passed = self.outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Passed).count();
+        let passed =
+            self.outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Passed).count();
         for (check, outcome) in &self.outcomes {
             match outcome {
                 Outcome::Passed => {}

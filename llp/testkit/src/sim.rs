@@ -41,8 +41,9 @@ use uiw_mem::{IoVec, IoVecMut};
 pub use link::{DatagramFaults, Link};
 pub use uiw_impair::Split;
 use uiw_llp::{
-    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, StreamExtensions,
-    StreamInfo, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
+    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions,
+    StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener, TransportStack,
+    TransportStream,
 };
 use world::{EndId, ListenerId, World};
 
@@ -124,7 +125,11 @@ impl Network {
     /// Returns the addresses of both ends of each established connection from `a` to `b`, the
     /// oldest first. [`Network::reset_end`] and [`Network::delay`] take these addresses as
     /// arguments.
-    pub fn connections(&self, a: impl Into<IpAddr>, b: impl Into<IpAddr>) -> Vec<(SocketAddr, SocketAddr)> {
+    pub fn connections(
+        &self,
+        a: impl Into<IpAddr>,
+        b: impl Into<IpAddr>,
+    ) -> Vec<(SocketAddr, SocketAddr)> {
         self.lock().connections(a.into(), b.into())
     }
 

@@ -195,14 +195,18 @@ impl TlsConfig {
     pub fn to_rustls(&self) -> Result<(Arc<ClientConfig>, Arc<ServerConfig>), KeyError> {
         let verifier = Arc::new(self.verifier());
         let versions = &[&rustls::version::TLS13];
-        let client = ClientConfig::builder_with_provider(provider()).with_protocol_versions(versions)?;
-        let client = client.dangerous().with_custom_certificate_verifier(Arc::clone(&verifier) as Arc<_>);
-        let resolver = Arc::new(OneIdentity { identity: Arc::clone(&self.identity), raw: self.raw });
+        let client =
+            ClientConfig::builder_with_provider(provider()).with_protocol_versions(versions)?;
+        let client =
+            client.dangerous().with_custom_certificate_verifier(Arc::clone(&verifier) as Arc<_>);
+        let resolver =
+            Arc::new(OneIdentity { identity: Arc::clone(&self.identity), raw: self.raw });
         let mut client = client.with_client_cert_resolver(Arc::clone(&resolver) as Arc<_>);
         client.resumption = Resumption::disabled();
         client.enable_early_data = false;
         client.key_log = Arc::clone(&self.key_log);
-        let server = ServerConfig::builder_with_provider(provider()).with_protocol_versions(versions)?;
+        let server =
+            ServerConfig::builder_with_provider(provider()).with_protocol_versions(versions)?;
         let mut server = server.with_client_cert_verifier(verifier).with_cert_resolver(resolver);
         server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
@@ -275,7 +279,11 @@ impl rustls::server::ResolvesServerCert for OneIdentity {
 }
 
 impl rustls::client::ResolvesClientCert for OneIdentity {
-    fn resolve(&self, _issuers: &[&[u8]], _schemes: &[rustls::SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+    fn resolve(
+        &self,
+        _issuers: &[&[u8]],
+        _schemes: &[rustls::SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.identity))
     }
 

@@ -16,7 +16,9 @@ pub enum TlsError {
         first: u8,
     },
     /// The peer closed the connection before it sent a byte of its handshake.
-    #[error("the peer closed the connection during the TLS handshake; it may not use TLS on that port")]
+    #[error(
+        "the peer closed the connection during the TLS handshake; it may not use TLS on that port"
+    )]
     NoAnswer,
     /// The peer closed the connection during the handshake.
     #[error("the peer closed the connection during the TLS handshake")]
@@ -37,7 +39,9 @@ pub enum TlsError {
         limit: usize,
     },
     /// The peer's raw public key is not among the pinned ones.
-    #[error("the peer's key {fingerprint} is not pinned; `uiw key pin` adds the line: {public_key}")]
+    #[error(
+        "the peer's key {fingerprint} is not pinned; `uiw key pin` adds the line: {public_key}"
+    )]
     UnknownKey {
         /// Fingerprint of the key.
         fingerprint: Fingerprint,
@@ -78,9 +82,8 @@ pub enum TlsError {
 /// Returns an explanation of the most frequent alerts.
 fn hint(alert: &str) -> &'static str {
     match alert {
-        "CertificateUnknown" | "BadCertificate" | "UnknownCA" | "AccessDenied" | "CertificateExpired" => {
-            "; it does not accept the key or certificate of this end"
-        }
+        "CertificateUnknown" | "BadCertificate" | "UnknownCA" | "AccessDenied"
+        | "CertificateExpired" => "; it does not accept the key or certificate of this end",
         "CertificateRequired" => "; it requires a key or certificate of this end",
         "UnsupportedCertificate" | "HandshakeFailure" => {
             "; the two ends may use different kinds of identity (X.509 and raw public keys)"
@@ -130,9 +133,12 @@ impl From<rustls::Error> for TlsError {
             Error::InvalidCertificate(error) => Self::Certificate(error.to_string().into()),
             Error::NoCertificatesPresented => Self::NoCertificate,
             Error::AlertReceived(alert) => Self::Alert { alert: format!("{alert:?}") },
-            Error::PeerIncompatible(PeerIncompatible::IncorrectCertificateTypeExtension) => Self::Protocol(
-                "the peer does not take raw public keys (RFC 7250); it may use certificates".into(),
-            ),
+            Error::PeerIncompatible(PeerIncompatible::IncorrectCertificateTypeExtension) => {
+                Self::Protocol(
+                    "the peer does not take raw public keys (RFC 7250); it may use certificates"
+                        .into(),
+                )
+            }
             error => Self::Protocol(error.to_string().into()),
         }
     }
@@ -142,6 +148,8 @@ impl From<rustls::Error> for TlsError {
 /// error.
 impl From<TlsError> for rustls::Error {
     fn from(error: TlsError) -> Self {
-        Self::InvalidCertificate(rustls::CertificateError::Other(rustls::OtherError(Arc::new(error))))
+        Self::InvalidCertificate(rustls::CertificateError::Other(rustls::OtherError(Arc::new(
+            error,
+        ))))
     }
 }

@@ -152,8 +152,9 @@ pub struct SecretKey {
 
 /// PKCS#8 of an Ed25519 key without its 32 bytes (RFC 8410 section 7, version 1: OpenSSL 3.0 does
 /// not read version 2).
-const ED25519_PKCS8: [u8; 16] =
-    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+const ED25519_PKCS8: [u8; 16] = [
+    0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
+];
 
 impl SecretKey {
     /// Generates an Ed25519 key.
@@ -176,14 +177,16 @@ impl SecretKey {
         let pem = read_secret(path)?;
         let content = |what: String| KeyError::Content { path: path.to_owned(), what };
         // The error could contain parts of the file.
-        let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| content("no private key in PEM".into()))?;
+        let der = PrivateKeyDer::from_pem_slice(&pem)
+            .map_err(|_| content("no private key in PEM".into()))?;
         Self::from_der(der).map_err(|error| content(error.to_string()))
     }
 
     fn from_der(der: PrivateKeyDer<'static>) -> Result<Self, KeyError> {
         let signer = provider().key_provider.load_private_key(der.clone_key())?;
-        let spki =
-            signer.public_key().ok_or_else(|| KeyError::Refused("the key has no public part".into()))?;
+        let spki = signer
+            .public_key()
+            .ok_or_else(|| KeyError::Refused("the key has no public part".into()))?;
         let public = PublicKey { spki: spki.as_ref().into() };
         Ok(Self { der: Arc::new(der), signer, public })
     }
@@ -194,8 +197,12 @@ impl SecretKey {
     /// [`KeyError::File`], also if the file exists: an existing key is never replaced.
     pub fn write(&self, path: &Path) -> Result<(), KeyError> {
         let mut options = OpenOptions::new();
-        let mut file =
-            options.write(true).create_new(true).mode(0o600).open(path).map_err(file_error(path))?;
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(file_error(path))?;
         file.write_all(self.to_pem().as_bytes()).map_err(file_error(path))
     }
 
@@ -278,7 +285,8 @@ impl FromStr for PublicKey {
 
     /// Parses base64 or PEM.
     fn from_str(text: &str) -> Result<Self, KeyError> {
-        let body: String = text.lines().filter(|line| !line.starts_with("-----")).map(str::trim).collect();
+        let body: String =
+            text.lines().filter(|line| !line.starts_with("-----")).map(str::trim).collect();
         let der = STANDARD.decode(body).map_err(|_| KeyError::PublicKey("not base64"))?;
         Self::from_der(&der)
     }

@@ -4,7 +4,9 @@ use super::error::TlsError;
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::UnbufferedServerConnection;
-use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, InsufficientSizeError, WriteTraffic};
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, EncryptError, InsufficientSizeError, WriteTraffic,
+};
 use rustls::{ClientConfig, ServerConfig};
 use std::sync::Arc;
 
@@ -40,7 +42,10 @@ macro_rules! either {
 }
 
 impl Session {
-    pub(super) fn client(config: &Arc<ClientConfig>, name: ServerName<'static>) -> Result<Self, TlsError> {
+    pub(super) fn client(
+        config: &Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> Result<Self, TlsError> {
         Ok(Self::Client(Box::new(UnbufferedClientConnection::new(Arc::clone(config), name)?)))
     }
 
@@ -200,14 +205,18 @@ impl<Data> TrafficKeys for WriteTraffic<'_, Data> {
 /// Returns the missing room if that is the reason for the error.
 fn needed_to_encode(error: EncodeError) -> Option<usize> {
     match error {
-        EncodeError::InsufficientSize(InsufficientSizeError { required_size }) => Some(required_size),
+        EncodeError::InsufficientSize(InsufficientSizeError { required_size }) => {
+            Some(required_size)
+        }
         EncodeError::AlreadyEncoded => None,
     }
 }
 
 fn needed_to_encrypt(error: EncryptError) -> Option<usize> {
     match error {
-        EncryptError::InsufficientSize(InsufficientSizeError { required_size }) => Some(required_size),
+        EncryptError::InsufficientSize(InsufficientSizeError { required_size }) => {
+            Some(required_size)
+        }
         EncryptError::EncryptExhausted => None,
     }
 }

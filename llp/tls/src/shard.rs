@@ -86,7 +86,11 @@ fn source_of(peer: IpAddr) -> IpAddr {
 }
 
 impl Shard {
-    pub(super) fn new(shared: Arc<Shared>, wait: Option<&OwnedFd>, now: Instant) -> io::Result<Self> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        wait: Option<&OwnedFd>,
+        now: Instant,
+    ) -> io::Result<Self> {
         let wake = match wait {
             Some(set) => {
                 let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -137,7 +141,11 @@ impl Shard {
 
     /// Inserts a connection that the user has accepted before its handshake, with the token
     /// `outer`.
-    pub(super) fn insert_accepted(&mut self, inner: Box<dyn TransportStream>, outer: Token) -> usize {
+    pub(super) fn insert_accepted(
+        &mut self,
+        inner: Box<dyn TransportStream>,
+        outer: Token,
+    ) -> usize {
         let mut conn = Box::new(Conn::new_accepted(inner, &self.shared));
         conn.listener = Some(NO_LISTENER);
         conn.deadline = Some(self.now + self.shared.snapshot().config.handshake_timeout);
@@ -264,7 +272,9 @@ impl Shard {
     /// Removes a listener and aborts its connections that are in their handshake or not accepted
     /// yet.
     pub(super) fn remove_listener(&mut self, key: usize) {
-        let Some((_, ShardSlot::TransportListener(listener))) = self.slots.try_remove(key) else { return };
+        let Some((_, ShardSlot::TransportListener(listener))) = self.slots.try_remove(key) else {
+            return;
+        };
         self.ready.remove(&key);
         let handshakes = listener.handshakes.into_iter().map(|(conn, _)| conn);
         for conn in handshakes.chain(listener.waiting) {
@@ -435,7 +445,9 @@ impl Shard {
                     self.accept_all(key);
                     self.update_ready_in_poll(key);
                 }
-                Some((_, ShardSlot::Datagrams(token))) => events.push(Event { token: *token, ..*event }),
+                Some((_, ShardSlot::Datagrams(token))) => {
+                    events.push(Event { token: *token, ..*event });
+                }
                 None => {}
             }
         }
@@ -505,7 +517,8 @@ impl Shard {
     /// Returns the time at which [`Shard::poll`] must be called even without events of the inner
     /// stack.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let ready = (!self.ready.is_empty() || !self.orphans.is_empty()).then_some(self.ready_since);
+        let ready =
+            (!self.ready.is_empty() || !self.orphans.is_empty()).then_some(self.ready_since);
         ready.into_iter().chain(self.deadlines.first().map(|(at, _)| *at)).min()
     }
 

@@ -175,10 +175,16 @@ impl Shared {
 
 /// Connections of this process to itself, by the addresses of the initiator and the acceptor.
 #[derive(Default)]
-pub(super) struct InProcessConnections(HashMap<(SocketAddr, SocketAddr), Weak<InProcessConnection>>);
+pub(super) struct InProcessConnections(
+    HashMap<(SocketAddr, SocketAddr), Weak<InProcessConnection>>,
+);
 
 impl InProcessConnections {
-    pub(super) fn begin(&mut self, initiator: SocketAddr, acceptor: SocketAddr) -> Arc<InProcessConnection> {
+    pub(super) fn begin(
+        &mut self,
+        initiator: SocketAddr,
+        acceptor: SocketAddr,
+    ) -> Arc<InProcessConnection> {
         let own = Arc::new(InProcessConnection::default());
         // Entries of ended connections are removed only when the number of entries is a power of
         // two, so that the cost per connection is constant on average.

@@ -11,9 +11,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 use uiw_llp::{
-    DatagramConfig, DatagramSocket, Event, Incoming, Interest, ListenConfig, Outgoing, PeerIdentity,
-    StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener,
-    TransportStack, TransportStream, attached_stream, foreign_stream,
+    DatagramConfig, DatagramSocket, Event, Incoming, Interest, ListenConfig, Outgoing,
+    PeerIdentity, StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token,
+    TransportConfig, TransportListener, TransportStack, TransportStream, attached_stream,
+    foreign_stream,
 };
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -138,7 +139,9 @@ impl TransportStack for TlsStack {
         options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        self.connect_by(peer, options, token, |inner, token| inner.connect(local, peer, options, token))
+        self.connect_by(peer, options, token, |inner, token| {
+            inner.connect(local, peer, options, token)
+        })
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
@@ -173,8 +176,9 @@ impl StackExtensions for TlsStack {
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         if let Some(to) = peer {
-            let open =
-                |inner: &mut dyn TransportStack, token| inner.open_socket(socket, peer, options, token);
+            let open = |inner: &mut dyn TransportStack, token| {
+                inner.open_socket(socket, peer, options, token)
+            };
             return self.connect_by(to, options, token, open);
         }
         let mut shard = self.shard.lock();
@@ -301,9 +305,10 @@ impl TlsStream {
         call: impl FnOnce(&mut Conn, &mut super::conn::Scratch) -> io::Result<R>,
     ) -> io::Result<R> {
         match &mut self.place {
-            StreamPlace::Shard(shard, key) => {
-                shard.lock().with_conn(*key, call).unwrap_or_else(|| Err(ErrorKind::NotConnected.into()))
-            }
+            StreamPlace::Shard(shard, key) => shard
+                .lock()
+                .with_conn(*key, call)
+                .unwrap_or_else(|| Err(ErrorKind::NotConnected.into())),
             StreamPlace::Detached(..) => Err(ErrorKind::NotConnected.into()),
         }
     }
@@ -421,9 +426,13 @@ impl TransportListener for TlsListener {
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let mut shard = self.shard.lock();
         let key = shard.accept(self.key, token)?;
-        let addresses = shard.conn(key).map(|conn| conn.addresses()).ok_or(ErrorKind::WouldBlock)?;
+        let addresses =
+            shard.conn(key).map(|conn| conn.addresses()).ok_or(ErrorKind::WouldBlock)?;
         drop(shard);
-        Ok(Box::new(TlsStream { place: StreamPlace::Shard(Arc::clone(&self.shard), key), addresses }))
+        Ok(Box::new(TlsStream {
+            place: StreamPlace::Shard(Arc::clone(&self.shard), key),
+            addresses,
+        }))
     }
 
     fn local_addr(&self) -> SocketAddr {

@@ -8,7 +8,8 @@ mod sessions;
 
 use super::*;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    SanType,
 };
 use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind, Read, Write};
@@ -17,8 +18,8 @@ use std::time::{Duration, Instant};
 use uiw_impair::fault::{FaultHooks, Faults, Flip};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::{
-    DatagramConfig, Interest, ListenConfig, PeerIdentity, Token, TransportConfig, TransportListener,
-    TransportStack, TransportStream,
+    DatagramConfig, Interest, ListenConfig, PeerIdentity, Token, TransportConfig,
+    TransportListener, TransportStack, TransportStream,
 };
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -155,9 +156,9 @@ fn failure(server: &mut ServerStack, client: &mut ClientStack) -> TlsError {
         );
         let error = match client.stream.connect_result() {
             Ok(false) => return None,
-            Ok(true) => {
-                recv(&mut *client.stream, 1).err().filter(|error| error.kind() != ErrorKind::WouldBlock)?
-            }
+            Ok(true) => recv(&mut *client.stream, 1)
+                .err()
+                .filter(|error| error.kind() != ErrorKind::WouldBlock)?,
             Err(error) => error,
         };
         Some(tls_error(&error))
@@ -173,7 +174,9 @@ fn tls_error(error: &io::Error) -> TlsError {
 fn plain_client(
     to: SocketAddr,
     config: rustls::ClientConfig,
-    run: impl FnOnce(&mut rustls::StreamOwned<rustls::ClientConnection, std::net::TcpStream>) + Send + 'static,
+    run: impl FnOnce(&mut rustls::StreamOwned<rustls::ClientConnection, std::net::TcpStream>)
+    + Send
+    + 'static,
 ) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let name = ServerName::IpAddress(to.ip().into());

@@ -27,7 +27,8 @@ pub(super) enum TrustAnchors {
 
 impl TrustAnchors {
     pub(super) fn authorities(roots: Arc<RootCertStore>) -> Result<Self, KeyError> {
-        let refused = |error: rustls::server::VerifierBuilderError| KeyError::Refused(error.to_string());
+        let refused =
+            |error: rustls::server::VerifierBuilderError| KeyError::Refused(error.to_string());
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider());
         let servers = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), provider());
         Ok(Self::Authorities {
@@ -55,7 +56,10 @@ pub(super) struct Verifier {
 
 impl Verifier {
     /// Returns the identity of the peer with this certificate or raw public key.
-    pub(super) fn identify(&self, certificate: &CertificateDer<'_>) -> Result<PeerIdentity, TlsError> {
+    pub(super) fn identify(
+        &self,
+        certificate: &CertificateDer<'_>,
+    ) -> Result<PeerIdentity, TlsError> {
         let identity = match &*self.trust {
             TrustAnchors::Pinned(pinned) => {
                 let key = PublicKey::from_der(certificate)
@@ -70,13 +74,24 @@ impl Verifier {
             TrustAnchors::Authorities { .. } => {
                 let parsed = webpki::EndEntityCert::try_from(certificate)
                     .map_err(|error| TlsError::Certificate(error.to_string().into()))?;
-                let names = parsed.valid_dns_names().chain(parsed.valid_uri_names()).map(str::to_owned);
-                PeerIdentity::Certificate { names: names.collect(), fingerprint: fingerprint(certificate) }
+                let names =
+                    parsed.valid_dns_names().chain(parsed.valid_uri_names()).map(str::to_owned);
+                PeerIdentity::Certificate {
+                    names: names.collect(),
+                    fingerprint: fingerprint(certificate),
+                }
             }
         };
         let listed = self.allow.is_empty()
-            || self.allow.iter().any(|pattern| pattern.fits(&identity) || pattern.is_address_of(certificate));
-        if listed { Ok(identity) } else { Err(TlsError::NotAllowed { identity: identity.to_string() }) }
+            || self
+                .allow
+                .iter()
+                .any(|pattern| pattern.fits(&identity) || pattern.is_address_of(certificate));
+        if listed {
+            Ok(identity)
+        } else {
+            Err(TlsError::NotAllowed { identity: identity.to_string() })
+        }
     }
 
     /// Verifies again a peer that was accepted before, and returns its identity.
@@ -100,7 +115,9 @@ impl Verifier {
         peer: &PeerRole,
         now: UnixTime,
     ) -> Result<(), Error> {
-        let TrustAnchors::Authorities { roots, clients, servers } = &*self.trust else { return Ok(()) };
+        let TrustAnchors::Authorities { roots, clients, servers } = &*self.trust else {
+            return Ok(());
+        };
         match peer {
             PeerRole::Client => clients.verify_client_cert(own, intermediates, now).map(drop),
             // With an access list, the address adds nothing to the list: see `TlsConfig::x509`.

@@ -2,8 +2,8 @@
 //! 7250), each as client and as server.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    SanType,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, SanType,
 };
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -29,7 +29,8 @@ struct TestDirectory(PathBuf);
 impl TestDirectory {
     fn new() -> Self {
         let number = getrandom::u64().expect("a number");
-        let path = std::env::temp_dir().join(format!("uiw-peers-{}-{number:x}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("uiw-peers-{}-{number:x}", std::process::id()));
         fs::create_dir(&path).expect("a directory");
         Self(path)
     }
@@ -54,8 +55,8 @@ fn certificates(directory: &TestDirectory) -> TlsConfig {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, "authority");
-    let authority =
-        CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority");
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key"))
+        .expect("an authority");
     directory.write("ca.pem", &authority.pem());
     let mut chains = Vec::new();
     for name in ["ours.example", "peer.example"] {
@@ -77,7 +78,8 @@ fn certificates(directory: &TestDirectory) -> TlsConfig {
 
 /// Creates raw keys of both ends. Those of the peer are in `key.pem` and `pub.pem`.
 fn raw_keys(directory: &TestDirectory) -> (TlsConfig, PublicKey) {
-    let (ours, theirs) = (SecretKey::generate().expect("a key"), SecretKey::generate().expect("a key"));
+    let (ours, theirs) =
+        (SecretKey::generate().expect("a key"), SecretKey::generate().expect("a key"));
     theirs.write(&directory.0.join("key.pem")).expect("its file");
     directory.write("pub.pem", &theirs.public_key().to_pem());
     let mut pinned = PinnedKeys::default();
@@ -145,7 +147,9 @@ impl OwnEnd {
             match made {
                 Ok(_) => return Self { stack, stream },
                 // The program does not listen yet.
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < end => {
+                Err(error)
+                    if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < end =>
+                {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Err(error) => panic!("{error}"),
@@ -153,7 +157,11 @@ impl OwnEnd {
         }
     }
 
-    fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut dyn TransportStream) -> Option<T>) -> T {
+    fn until<T>(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(&mut dyn TransportStream) -> Option<T>,
+    ) -> T {
         let end = Instant::now() + LONGEST;
         loop {
             self.stack.poll(&mut Vec::new()).expect("poll");
@@ -273,7 +281,8 @@ fn openssl_gets_no_session_to_resume() {
     let directory = TestDirectory::new();
     let (mut end, mut peer) = accept(certificates(&directory), |port| {
         let to = format!("127.0.0.1:{port}");
-        let arguments = ["s_client", "-connect", &to, "-tls1_3", "-quiet", "-sess_out", "session.pem"];
+        let arguments =
+            ["s_client", "-connect", &to, "-tls1_3", "-quiet", "-sess_out", "session.pem"];
         let own = ["-CAfile", "ca.pem", "-cert", "cert.pem", "-key", "key.pem"];
         PeerProgram::start(&directory, &openssl, &[&arguments[..], &own].concat())
     });
@@ -294,11 +303,14 @@ fn openssl_as_server() {
     let directory = TestDirectory::new();
     let config = certificates(&directory);
     let port = free_port().to_string();
-    let arguments = ["s_server", "-accept", &port, "-tls1_3", "-Verify", "1", "-verify_return_error", "-rev"];
+    let arguments =
+        ["s_server", "-accept", &port, "-tls1_3", "-Verify", "1", "-verify_return_error", "-rev"];
     let own = ["-CAfile", "ca.pem", "-cert", "cert.pem", "-key", "key.pem"];
     let _peer = PeerProgram::start(&directory, &openssl, &[&arguments[..], &own].concat());
-    let mut end =
-        OwnEnd::connect(config, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("a port")));
+    let mut end = OwnEnd::connect(
+        config,
+        SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("a port")),
+    );
     assert_eq!(names(&end), ["peer.example"]);
     end.send(b"drow a\n");
     assert_eq!(end.recv(7), b"a word\n");
@@ -312,8 +324,8 @@ fn openssl_updates_its_keys() {
     let (mut end, mut peer) = accept(certificates(&directory), |port| {
         let to = format!("127.0.0.1:{port}");
         let arguments = [
-            "s_client", "-connect", &to, "-tls1_3", "-CAfile", "ca.pem", "-cert", "cert.pem", "-key",
-            "key.pem",
+            "s_client", "-connect", &to, "-tls1_3", "-CAfile", "ca.pem", "-cert", "cert.pem",
+            "-key", "key.pem",
         ];
         PeerProgram::start(&directory, &openssl, &arguments)
     });
@@ -340,7 +352,8 @@ fn openssl_with_foreign_certificate_refused() {
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let mut listener = stack.listen(at, &ListenConfig::default(), Token(0)).expect("a listener");
     let to = listener.local_addr().to_string();
-    let arguments = ["s_client", "-connect", &to, "-tls1_3", "-cert", "cert.pem", "-key", "key.pem"];
+    let arguments =
+        ["s_client", "-connect", &to, "-tls1_3", "-cert", "cert.pem", "-key", "key.pem"];
     let _peer = PeerProgram::start(&other, &openssl, &arguments);
     let end = Instant::now() + LONGEST;
     while tls.counts().failed == 0 {
@@ -384,8 +397,10 @@ fn gnutls_server_with_raw_key() {
     let own = ["--rawpkkeyfile", "key.pem", "--rawpkfile", "pub.pem", "--priority", RAW];
     let arguments = ["--echo", "--quiet", "-r", "-p", &port];
     let _peer = PeerProgram::start(&directory, &gnutls, &[&own[..], &arguments].concat());
-    let mut end =
-        OwnEnd::connect(config, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("a port")));
+    let mut end = OwnEnd::connect(
+        config,
+        SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("a port")),
+    );
     let expected = PeerIdentity::PublicKey {
         name: "peer".into(),
         fingerprint: key.fingerprint(),

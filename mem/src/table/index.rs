@@ -92,7 +92,10 @@ mod tests {
         let steps: HashSet<u32> = taken.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect();
         assert!(steps.len() > 4000);
         let mut other = Indexes::new(u32::MAX);
-        assert_ne!(taken[..16], (0..16).map(|_| other.take(|_| false).unwrap()).collect::<Vec<_>>());
+        assert_ne!(
+            taken[..16],
+            (0..16).map(|_| other.take(|_| false).unwrap()).collect::<Vec<_>>()
+        );
     }
 
     #[test]

@@ -16,7 +16,12 @@ impl Table {
     ///
     /// # Errors
     /// An [`InvalidateError`]; nothing has changed then.
-    pub fn invalidate_local(&self, stag: STag, stream: StreamId, pd: PdId) -> Result<(), InvalidateError> {
+    pub fn invalidate_local(
+        &self,
+        stag: STag,
+        stream: StreamId,
+        pd: PdId,
+    ) -> Result<(), InvalidateError> {
         let mut slots = self.shard(stag).0.write();
         let before = match slots.get_mut(&stag.index()) {
             Some(TableSlot::Entry(entry, now)) if entry.stag() == stag => {
@@ -46,7 +51,12 @@ impl Table {
     ///
     /// # Errors
     /// An [`InvalidateError`]; nothing has changed then.
-    pub fn invalidate_remote(&self, stag: STag, stream: StreamId, pd: PdId) -> Result<(), InvalidateError> {
+    pub fn invalidate_remote(
+        &self,
+        stag: STag,
+        stream: StreamId,
+        pd: PdId,
+    ) -> Result<(), InvalidateError> {
         let lenient = self.lenient.load(Relaxed);
         let mut slots = self.shard(stag).0.write();
         let before = match slots.get_mut(&stag.index()) {
@@ -118,7 +128,10 @@ fn invalidate_region(
         Ok(()) => region.pin_count().drain(),
         Err(CloseError::Closed) => return Err(InvalidateError::InvalidStag { stag }),
         Err(CloseError::WindowsBound(_)) => {
-            return Err(InvalidateError::CannotInvalidate { stag, what: "region with windows bound" });
+            return Err(InvalidateError::CannotInvalidate {
+                stag,
+                what: "region with windows bound",
+            });
         }
     }
     Ok(())

@@ -61,7 +61,11 @@ impl MrCache {
 impl CachedRegion {
     /// Returns the valid region with this STag: the cached one, or the result of `find`.
     #[inline(always)]
-    fn find(&mut self, stag: STag, find: impl FnOnce() -> Option<Arc<Region>>) -> Option<&Arc<Region>> {
+    fn find(
+        &mut self,
+        stag: STag,
+        find: impl FnOnce() -> Option<Arc<Region>>,
+    ) -> Option<&Arc<Region>> {
         if !self.region.as_ref().is_some_and(|region| region.stag() == stag && region.is_live()) {
             self.unpin();
             self.region = find();
@@ -149,7 +153,8 @@ impl PinnedRegion<'_> {
         len: usize,
         copy: impl FnOnce(&PinnedSpan<'_>) -> Result<(), MemoryGone>,
     ) -> Result<(), LocalError> {
-        let copied = PinnedSpan::lent(self.region, offset, len).is_some_and(|pin| copy(&pin).is_ok());
+        let copied =
+            PinnedSpan::lent(self.region, offset, len).is_some_and(|pin| copy(&pin).is_ok());
         if copied { Ok(()) } else { Err(LocalError::InvalidLkey { lkey: self.region.stag() }) }
     }
 }
@@ -175,7 +180,8 @@ impl Table {
         right: Right,
     ) -> Result<PinnedSpan<'a>, RemoteError> {
         let invalid = RemoteError::InvalidStag { stag };
-        let region = cache.remote.find(stag, || self.find(stag, TableSlot::named_by_peer)).ok_or(invalid)?;
+        let region =
+            cache.remote.find(stag, || self.find(stag, TableSlot::named_by_peer)).ok_or(invalid)?;
         let offset = region.check_remote(stream, pd, to, len, right)?;
         cache.remote.pin(offset, len as usize).ok_or(invalid)
     }
@@ -197,7 +203,8 @@ impl Table {
         write: bool,
     ) -> Result<PinnedSpan<'a>, LocalError> {
         let (stag, invalid) = (lkey, LocalError::InvalidLkey { lkey });
-        let region = cache.local.find(stag, || self.find(stag, TableSlot::named_by_us)).ok_or(invalid)?;
+        let region =
+            cache.local.find(stag, || self.find(stag, TableSlot::named_by_us)).ok_or(invalid)?;
         let offset = region.check_local(pd, addr, len, write)?;
         cache.local.pin(offset, len as usize).ok_or(invalid)
     }
@@ -215,14 +222,19 @@ impl Table {
         write: bool,
     ) -> Result<PinnedRegion<'a>, LocalError> {
         let (stag, invalid) = (lkey, LocalError::InvalidLkey { lkey });
-        let region = cache.local.find(stag, || self.find(stag, TableSlot::named_by_us)).ok_or(invalid)?;
+        let region =
+            cache.local.find(stag, || self.find(stag, TableSlot::named_by_us)).ok_or(invalid)?;
         region.check_local_use(pd, write)?;
         let region = cache.local.pin_region().ok_or(invalid)?;
         Ok(PinnedRegion { region, is_plain: region.is_shared() && !region.may_be_gone() })
     }
 
     #[cold]
-    fn find(&self, stag: STag, named: fn(&TableSlot, STag) -> Option<&Arc<Region>>) -> Option<Arc<Region>> {
+    fn find(
+        &self,
+        stag: STag,
+        named: fn(&TableSlot, STag) -> Option<&Arc<Region>>,
+    ) -> Option<Arc<Region>> {
         self.shard(stag).0.read().get(&stag.index()).and_then(|slot| named(slot, stag)).cloned()
     }
 }

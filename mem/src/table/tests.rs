@@ -77,7 +77,8 @@ fn ranges_are_exact() {
         for len in [0usize, 1, 2, 3] {
             let region = table.register(PD, vec![0; len].into(), base, ALL).unwrap();
             let (stag, end) = (region.stag(), u128::from(base) + len as u128);
-            let around = |at: u64| (0..4u64).flat_map(move |d| [at.wrapping_sub(d), at.wrapping_add(d)]);
+            let around =
+                |at: u64| (0..4u64).flat_map(move |d| [at.wrapping_sub(d), at.wrapping_add(d)]);
             for to in around(base).chain(around(end as u64)).chain([0, top, top - 1, 1 << 63]) {
                 for n in [1u32, 2, 3, 4, u32::MAX] {
                     let last = u128::from(to) + u128::from(n);
@@ -127,7 +128,10 @@ fn zero_based_region_starts_at_zero() {
     let region = region(&table, 10, ALL | Access::ZERO_BASED);
     assert_eq!(region.base(), 0);
     write(&table, region.stag(), 0, 10).unwrap();
-    assert!(write(&table, region.stag(), BASE, 1).is_err() && write(&table, region.stag(), 1, 10).is_err());
+    assert!(
+        write(&table, region.stag(), BASE, 1).is_err()
+            && write(&table, region.stag(), 1, 10).is_err()
+    );
     table.local(region.stag(), PD, 9, 1, true).unwrap();
 }
 
@@ -138,7 +142,10 @@ fn empty_region_grants_nothing() {
     let stag = region.stag();
     assert!(region.is_empty());
     for to in [BASE - 1, BASE, BASE + 1] {
-        assert_eq!(write(&table, stag, to, 1).map(drop), Err(RemoteError::BaseOrBounds { stag, to, len: 1 }));
+        assert_eq!(
+            write(&table, stag, to, 1).map(drop),
+            Err(RemoteError::BaseOrBounds { stag, to, len: 1 })
+        );
     }
     table.deregister(stag).unwrap();
 }
@@ -190,8 +197,12 @@ fn every_right_by_itself() {
     let table = table();
     let rights = [Right::Write, Right::Read, Right::Atomic];
     for bits in 0..8 {
-        let remote: Access =
-            rights.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, r)| r.flag()).collect();
+        let remote: Access = rights
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| bits >> i & 1 == 1)
+            .map(|(_, r)| r.flag())
+            .collect();
         let region = region(&table, 8, remote | Access::LOCAL_WRITE);
         let stag = region.stag();
         for right in rights {
@@ -240,11 +251,16 @@ fn shared_regions_reported() {
     let exclusive = || unsafe { Memory::from(vec![0; 8]).exclusive() };
     assert!(!shared(exclusive(), Access::LOCAL_WRITE));
     assert!(!shared(exclusive(), Access::LOCAL_WRITE | Access::ZERO_BASED));
-    for access in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::MW_BIND] {
+    for access in
+        [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::MW_BIND]
+    {
         assert!(shared(exclusive(), access | Access::LOCAL_WRITE), "{access}");
     }
     assert!(shared(vec![0; 8].into(), Access::LOCAL_WRITE), "exclusive use was not promised");
-    assert!(shared(Memory::owned(8).unwrap(), Access::LOCAL_WRITE), "exclusive use was not promised");
+    assert!(
+        shared(Memory::owned(8).unwrap(), Access::LOCAL_WRITE),
+        "exclusive use was not promised"
+    );
     assert!(shared(exclusive().shared(), Access::LOCAL_WRITE), "taken back");
 }
 
@@ -289,7 +305,9 @@ fn nothing_beyond_a_span() {
     let region = plain(&table);
     let span = region.span(90, 10).unwrap();
     assert!(
-        region.span(90, 11).is_err() && region.span(101, 0).is_err() && region.span(1, usize::MAX).is_err()
+        region.span(90, 11).is_err()
+            && region.span(101, 0).is_err()
+            && region.span(1, usize::MAX).is_err()
     );
     assert!(region.span(100, 0).unwrap().is_empty());
     let panics = |touch: &dyn Fn(&PinnedSpan<'_>)| {
@@ -322,7 +340,10 @@ fn atomics_and_their_alignment() {
     let before = bytes(&region);
     for offset in (0..=24).filter(|offset| offset % 8 != 0) {
         let address = region.as_ptr().addr() + offset;
-        assert_eq!(pinned.atomic_u64(offset, |_| u64::MAX), Err(crate::Unaligned { address }.into()));
+        assert_eq!(
+            pinned.atomic_u64(offset, |_| u64::MAX),
+            Err(crate::Unaligned { address }.into())
+        );
     }
     assert_eq!(bytes(&region), before, "nothing was changed");
     // It is the address that counts, not the offset.
@@ -340,7 +361,8 @@ fn reregistered_in_every_way() {
     first.span(0, 5).unwrap().pin().unwrap().copy_from(0, b"stays").unwrap();
     // Rights: bytes and STag stay, old spans are gone.
     let access = Access::REMOTE_READ | Access::ZERO_BASED;
-    let second = table.rereg(first.stag(), Rereg { access: Some(access), ..Rereg::default() }).unwrap();
+    let second =
+        table.rereg(first.stag(), Rereg { access: Some(access), ..Rereg::default() }).unwrap();
     assert_eq!(second.stag(), first.stag());
     assert_eq!((second.base(), second.access(), second.pd(), second.len()), (0, access, PD, 100));
     assert_eq!(bytes(&second)[..5], *b"stays");
@@ -374,7 +396,8 @@ fn rereg_keeps_region_exclusive() {
     // SAFETY: nothing is in flight.
     let memory = unsafe { Memory::from(vec![0; 8]).exclusive() };
     let region = table.register(PD, memory, 0, Access::LOCAL_WRITE).unwrap();
-    let region = table.rereg(region.stag(), Rereg { access: Some(ALL), ..Rereg::default() }).unwrap();
+    let region =
+        table.rereg(region.stag(), Rereg { access: Some(ALL), ..Rereg::default() }).unwrap();
     assert!(region.is_shared());
     let change = Rereg { access: Some(Access::LOCAL_WRITE), ..Rereg::default() };
     let region = table.rereg(region.stag(), change).unwrap();
@@ -387,8 +410,14 @@ fn reserved_stags_never_resolve() {
     let stag = table.reserve().unwrap();
     assert_eq!(write(&table, stag, 0, 1).map(drop), Err(RemoteError::InvalidStag { stag }));
     assert!(table.local(STag(stag.0), PD, 0, 1, false).is_err());
-    assert_eq!(table.invalidate_remote(stag, STREAM, PD), Err(InvalidateError::InvalidStag { stag }));
-    assert_eq!(table.invalidate_local(stag, STREAM, PD), Err(InvalidateError::InvalidStag { stag }));
+    assert_eq!(
+        table.invalidate_remote(stag, STREAM, PD),
+        Err(InvalidateError::InvalidStag { stag })
+    );
+    assert_eq!(
+        table.invalidate_local(stag, STREAM, PD),
+        Err(InvalidateError::InvalidStag { stag })
+    );
     assert_eq!(table.deregister(stag), Err(DeregisterError::InvalidStag { stag }));
     assert!(table.release(stag) && !table.release(stag) && table.is_empty());
     assert!(!table.release(plain(&table).stag()));
@@ -444,7 +473,10 @@ fn errors_name_rule_and_value() {
     let region = plain(&table);
     let s = region.stag();
     let text = |e: RemoteError| e.to_string();
-    assert_eq!(text(write(&table, s, 0x123, 5).unwrap_err()), format!("bytes 0x123 + 5 are outside of {s}"));
+    assert_eq!(
+        text(write(&table, s, 0x123, 5).unwrap_err()),
+        format!("bytes 0x123 + 5 are outside of {s}")
+    );
     let other = table.remote(s, STREAM, OTHER_PD, 0, 1, Right::Read).unwrap_err();
     assert_eq!(text(other), format!("{s} is not associated with stream 10 in PD 2"));
     let read_only = self::region(&table, 1, Access::REMOTE_READ);

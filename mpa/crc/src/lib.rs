@@ -150,7 +150,8 @@ mod tests {
         for byte in bytes {
             register ^= u32::from(*byte);
             for _ in 0..8 {
-                register = if register & 1 == 1 { register >> 1 ^ 0x82F6_3B78 } else { register >> 1 };
+                register =
+                    if register & 1 == 1 { register >> 1 ^ 0x82F6_3B78 } else { register >> 1 };
             }
         }
         !register

@@ -124,7 +124,14 @@ pub(super) fn limit_ord(ord: u16, peer_ird: u16) -> u16 {
 pub(super) fn build_enhanced(peer_to_peer: bool, rtr: RtrKinds, ird: u16, ord: u16) -> Enhanced {
     // With A = 0, the flags B, C and D must be 0 too (RFC 6581 section 9.2).
     let rtr = if peer_to_peer { rtr } else { RtrKinds::NONE };
-    Enhanced { peer_to_peer, rtr_send: rtr.send, rtr_write: rtr.write, rtr_read: rtr.read, ird, ord }
+    Enhanced {
+        peer_to_peer,
+        rtr_send: rtr.send,
+        rtr_write: rtr.write,
+        rtr_read: rtr.read,
+        ird,
+        ord,
+    }
 }
 
 /// Checks that `len` bytes of Private Data fit `max` bytes.

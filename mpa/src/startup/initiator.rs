@@ -3,7 +3,9 @@
 use alloc::vec::Vec;
 
 use super::config::{UNANNOUNCED_IRD, build_enhanced, check_private_data, limit_ord};
-use super::{ConfigError, Negotiated, Revision, RtrKinds, StartupConfig, StartupError, StartupRefusal};
+use super::{
+    ConfigError, Negotiated, Revision, RtrKinds, StartupConfig, StartupError, StartupRefusal,
+};
 use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, SIW_GSO};
 
 /// Startup of the initiator: sends the Request and interprets the Reply.
@@ -58,7 +60,8 @@ impl Initiator {
             if config.peer_to_peer && kinds.is_empty() {
                 return Err(ConfigError::NoRtrKind);
             }
-            enhanced_data = Some(build_enhanced(config.peer_to_peer, kinds, config.ird, config.ord));
+            enhanced_data =
+                Some(build_enhanced(config.peer_to_peer, kinds, config.ird, config.ord));
             room -= Enhanced::LEN;
         }
         check_private_data(private_data.len(), room)?;
@@ -112,7 +115,10 @@ impl Initiator {
     /// Interprets a Reply that accepts the connection.
     fn accepted(&self, reply: Frame) -> Result<Outcome, StartupError> {
         if reply.revision != self.request.revision {
-            return Err(StartupError::ReplyRevision { sent: self.request.revision, got: reply.revision });
+            return Err(StartupError::ReplyRevision {
+                sent: self.request.revision,
+                got: reply.revision,
+            });
         }
         if self.request.enhanced.is_some() && reply.enhanced.is_none() {
             return Err(StartupError::ReplyNotEnhanced);
@@ -130,10 +136,12 @@ impl Initiator {
             rtr_kinds: RtrKinds::NONE,
         };
         if reply.enhanced.is_none() && self.config.peer_to_peer {
-            negotiated.rtr = self.config.rtr.usable_at_depth(negotiated.ord).preferred_unnegotiated();
+            negotiated.rtr =
+                self.config.rtr.usable_at_depth(negotiated.ord).preferred_unnegotiated();
         }
-        let terminate =
-            reply.enhanced.and_then(|enhanced| self.apply_enhanced(enhanced, &mut negotiated).err());
+        let terminate = reply
+            .enhanced
+            .and_then(|enhanced| self.apply_enhanced(enhanced, &mut negotiated).err());
         Ok(Outcome::Accepted {
             negotiated,
             enhanced: reply.enhanced,
@@ -143,7 +151,11 @@ impl Initiator {
     }
 
     /// Applies the enhanced data of the Reply (RFC 6581 sections 9.1 and 9.2).
-    fn apply_enhanced(&self, reply: Enhanced, negotiated: &mut Negotiated) -> Result<(), StartupRefusal> {
+    fn apply_enhanced(
+        &self,
+        reply: Enhanced,
+        negotiated: &mut Negotiated,
+    ) -> Result<(), StartupRefusal> {
         negotiated.ord = limit_ord(self.config.ord, reply.ird);
         // A responder must not set A unless the Request has it. If it does so, A is ignored: the
         // responder waits for our first FPDU anyway.
@@ -154,7 +166,8 @@ impl Initiator {
         }
         if negotiated.peer_to_peer {
             negotiated.rtr_kinds = RtrKinds::from(reply);
-            let common = self.config.rtr.intersect(negotiated.rtr_kinds).usable_at_depth(negotiated.ord);
+            let common =
+                self.config.rtr.intersect(negotiated.rtr_kinds).usable_at_depth(negotiated.ord);
             negotiated.rtr = Some(common.preferred().ok_or(StartupRefusal::NoMatchingRtr)?);
         }
         Ok(())

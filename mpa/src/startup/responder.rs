@@ -141,7 +141,8 @@ fn answer_enhanced(
         negotiated.rtr = single_kind(offered);
         negotiated.rtr_kinds = offered;
     }
-    let not_negotiated_or = |asked: u16, ours: u16| if asked == NOT_NEGOTIATED { asked } else { ours };
+    let not_negotiated_or =
+        |asked: u16, ours: u16| if asked == NOT_NEGOTIATED { asked } else { ours };
     let ird = not_negotiated_or(asked.ord, negotiated.ird);
     let ord = not_negotiated_or(asked.ird, negotiated.ord);
     Ok(build_enhanced(asked.peer_to_peer, offered, ird, ord))

@@ -201,7 +201,10 @@ mod tests {
         assert_eq!(AtomicRequest::parse(&reserved), Ok(REQUEST), "reserved bits are ignored");
         for len in (0..60).filter(|len| *len != 52) {
             let error = AtomicRequest::parse(&[0; 60][..len]);
-            assert_eq!(error, Err(FormatError::Length { message: Opcode::AtomicRequest, len, needed: 52 }));
+            assert_eq!(
+                error,
+                Err(FormatError::Length { message: Opcode::AtomicRequest, len, needed: 52 })
+            );
         }
     }
 

@@ -48,7 +48,10 @@ mod tests {
         assert_eq!(ImmediateData::parse(&data.emit()), Ok(data));
         for len in (0..20).filter(|len| *len != 8) {
             let error = ImmediateData::parse(&[0; 20][..len]);
-            assert_eq!(error, Err(FormatError::Length { message: Opcode::Immediate, len, needed: 8 }));
+            assert_eq!(
+                error,
+                Err(FormatError::Length { message: Opcode::Immediate, len, needed: 8 })
+            );
         }
     }
 }

@@ -99,7 +99,10 @@ mod tests {
     fn other_lengths_rejected() {
         for len in (0..40).filter(|len| *len != 28) {
             let error = ReadRequest::parse(&[0; 40][..len]);
-            assert_eq!(error, Err(FormatError::Length { message: Opcode::ReadRequest, len, needed: 28 }));
+            assert_eq!(
+                error,
+                Err(FormatError::Length { message: Opcode::ReadRequest, len, needed: 28 })
+            );
         }
     }
 }

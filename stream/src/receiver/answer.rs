@@ -91,9 +91,9 @@ impl Receiver {
                 shared.reads.acks.answered(upto);
                 host.acknowledged(upto).map_err(|error| ConnError::Local { request: None, error })
             }
-            ReadOrigin::Request(id) => {
-                host.answered(id, front.invalidate).map_err(|error| ConnError::of_request(id, error))
-            }
+            ReadOrigin::Request(id) => host
+                .answered(id, front.invalidate)
+                .map_err(|error| ConnError::of_request(id, error)),
         }
     }
 }

@@ -23,7 +23,8 @@ impl Receiver {
         let len = payload.len() as u32;
         let qn = header.qn as usize & 3;
         let queue = &mut self.queues[qn];
-        let place = queue.check(header, len, Some(CONTROL_LEN as u32)).map_err(|e| segment.fault(e))?;
+        let place =
+            queue.check(header, len, Some(CONTROL_LEN as u32)).map_err(|e| segment.fault(e))?;
         let place = place.offset as usize;
         let is_whole = place == 0 && header.last;
         if !is_whole {
@@ -60,13 +61,14 @@ impl Receiver {
                 self.add_inbound(InboundKind::Atomic(request), segment, shared)
             }
             Opcode::AtomicResponse => {
-                let response = AtomicResponse::parse(bytes).map_err(|error| segment.fault(error))?;
+                let response =
+                    AtomicResponse::parse(bytes).map_err(|error| segment.fault(error))?;
                 Self::atomic_response(&response, segment, shared, host)
             }
             _ => {
                 let refuses_reply = !shared.initiator && !shared.first_fpdu;
-                let (terminate, encoding) =
-                    Terminate::parse_at(bytes, refuses_reply).map_err(|error| segment.fault(error))?;
+                let (terminate, encoding) = Terminate::parse_at(bytes, refuses_reply)
+                    .map_err(|error| segment.fault(error))?;
                 Err(ConnError::Terminated(Box::new(terminate), encoding))
             }
         }

@@ -71,7 +71,12 @@ impl Receiver {
             fpdu: FpduRx::new(false, false),
             rdmap: StreamRx::new(uiw_rdmap::Extensions::default()),
             // RFC 5041 section 5.1: the first message on each queue has MSN 1.
-            queues: [UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1)],
+            queues: [
+                UntaggedRx::new(1),
+                UntaggedRx::new(1),
+                UntaggedRx::new(1),
+                UntaggedRx::new(1),
+            ],
             control: [[0; CONTROL_LEN]; 4],
             receiving: None,
             parked: None,
@@ -118,7 +123,9 @@ impl Receiver {
 
     /// Returns whether a message other than a Read Response has partly arrived.
     pub(crate) fn is_inside_message(&self) -> bool {
-        self.receiving.is_some() || self.write_len > 0 || self.queues.iter().any(UntaggedRx::in_progress)
+        self.receiving.is_some()
+            || self.write_len > 0
+            || self.queues.iter().any(UntaggedRx::in_progress)
     }
 
     #[inline]
@@ -206,7 +213,9 @@ impl Receiver {
             }
             (Header::Tagged(tagged), _) => self.read_response(&tagged, &segment, shared, host)?,
             (Header::Untagged(untagged), _) if untagged.qn == QN_SEND => {
-                if self.send(&untagged, opcode, &segment, shared, host)? == PlacementResult::NoReceive {
+                if self.send(&untagged, opcode, &segment, shared, host)?
+                    == PlacementResult::NoReceive
+                {
                     return Ok(PlacementResult::NoReceive);
                 }
             }
@@ -304,7 +313,9 @@ impl Receiver {
                     self.discards.discard_write(header.last);
                     self.refuse_stag(error, header, segment)?;
                 }
-                Err(error) => return Err(segment.fault(error.of_write(header.stag, header.to, len))),
+                Err(error) => {
+                    return Err(segment.fault(error.of_write(header.stag, header.to, len)));
+                }
             }
             self.message_placed(header.last, shared);
         }
@@ -416,7 +427,12 @@ impl Receiver {
     }
 
     /// Keeps a segment, and stops reading the stream, until a receive is posted.
-    fn park(&mut self, ulpdu: Verified<'_>, bytes: usize, shared: &mut Shared) -> Result<(), ConnError> {
+    fn park(
+        &mut self,
+        ulpdu: Verified<'_>,
+        bytes: usize,
+        shared: &mut Shared,
+    ) -> Result<(), ConnError> {
         // The segment counts as received and validated, because a missing receive must not block
         // the sending half.
         self.only_rtr = false;

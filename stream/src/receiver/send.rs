@@ -21,8 +21,9 @@ impl Receiver {
         let payload = segment.payload();
         let len = payload.len() as u32;
         // Order and offset are checked first, because an invalid segment must not take a receive.
-        let place =
-            self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
+        let place = self.queues[0]
+            .check(header, len, Some(u32::MAX))
+            .map_err(|error| segment.fault(error))?;
         if self.is_rtr_send(header, opcode, len, shared) {
             self.queues[0].placed(header, 0);
             return Ok(PlacementResult::Placed);
@@ -78,7 +79,11 @@ impl Receiver {
             }
             return Err(ConnError::Local { request: None, error });
         }
-        host.count(Traffic::SendReceived, header.last.into(), if immediate { 0 } else { len.into() });
+        host.count(
+            Traffic::SendReceived,
+            header.last.into(),
+            if immediate { 0 } else { len.into() },
+        );
         if let Some(delivered) = self.queues[0].placed(header, len) {
             self.deliver(header, opcode, delivered.len, segment, shared, host)?;
         }
@@ -125,7 +130,8 @@ impl Receiver {
         let kind = match opcode {
             Opcode::Immediate | Opcode::ImmediateSe => {
                 let ImmediateData([a, b, c, d, ..]) =
-                    ImmediateData::parse(&self.control[0][..len as usize]).map_err(|e| segment.fault(e))?;
+                    ImmediateData::parse(&self.control[0][..len as usize])
+                        .map_err(|e| segment.fault(e))?;
                 ReceivedKind::Immediate { imm: u32::from_be_bytes([a, b, c, d]), write_len }
             }
             _ => ReceivedKind::Send { len, imm },

@@ -112,10 +112,14 @@ impl<M> Sender<M> {
                         host.release();
                         continue;
                     }
-                    BurstResult::Drained if self.is_idle(shared) && shared.reads.inbound.is_empty() => {
+                    BurstResult::Drained
+                        if self.is_idle(shared) && shared.reads.inbound.is_empty() =>
+                    {
                         return Ok(true);
                     }
-                    BurstResult::Drained | BurstResult::NotSmall => self.next_message(shared, host)?,
+                    BurstResult::Drained | BurstResult::NotSmall => {
+                        self.next_message(shared, host)?
+                    }
                 },
             };
             let Some(mut message) = next else { return Ok(true) };
@@ -161,7 +165,9 @@ impl<M> Sender<M> {
         let Source::Inbound(source) = &message.source else { return false };
         let to = source.to.wrapping_add(u64::from(message.offset));
         let len = self.room(message).min(message.left());
-        message.offset > 0 && !self.queue.is_empty() && host.read_source(source.stag, to, len).is_err()
+        message.offset > 0
+            && !self.queue.is_empty()
+            && host.read_source(source.stag, to, len).is_err()
     }
 
     /// Returns whether the batch has room for more.
@@ -192,7 +198,8 @@ impl<M> Sender<M> {
         counts: &mut BurstCounts,
     ) -> Result<BurstResult, ConnError> {
         let answers_first = !shared.reads.inbound.is_empty() && !self.responses_were_first;
-        let own_first = shared.caps.due.is_some() || self.rtr.is_some() || shared.reads.acks.is_due();
+        let own_first =
+            shared.caps.due.is_some() || self.rtr.is_some() || shared.reads.acks.is_due();
         if shared.sending_blocked || own_first || answers_first || shared.detached {
             return Ok(BurstResult::NotSmall);
         }
@@ -235,8 +242,8 @@ impl<M> Sender<M> {
                 built += 1;
                 continue;
             }
-            let small =
-                (request.len as usize) < (GATHER_MIN as usize).min(self.mulpdu - uiw_ddp::Untagged::LEN);
+            let small = (request.len as usize)
+                < (GATHER_MIN as usize).min(self.mulpdu - uiw_ddp::Untagged::LEN);
             if !small {
                 break;
             }
@@ -248,7 +255,8 @@ impl<M> Sender<M> {
             let start = self.begin_fpdu(&header.segment(0, true));
             let range = 0..request.len;
             let copied = if one_pass && request.len >= ONE_PASS_MIN {
-                let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, request.len);
+                let mut fpdu =
+                    GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, request.len);
                 fpdu.request(host, id, range).map(|()| fpdu.end())
             } else {
                 let copied = host.copy_request(id, range, &mut self.queue.staging);
@@ -343,7 +351,8 @@ impl<M> Sender<M> {
             }
             let start = self.begin_fpdu(&message.segment_header(len));
             let added = if gathers {
-                let memory = *memory.get_or_insert_with(|| self.queue.add_memory(payload.to_memory()));
+                let memory =
+                    *memory.get_or_insert_with(|| self.queue.add_memory(payload.to_memory()));
                 let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
                 fpdu.memory(memory, &payload, done..end).map(|()| fpdu.end())
             } else if one_pass && len >= ONE_PASS_MIN {
@@ -496,13 +505,16 @@ fn each_payload<H: StreamHost>(
     while at < from.end {
         let left = from.end - at;
         let payload = match source {
-            Source::Request { id } => {
-                host.request_payload(*id, at, left).map_err(|error| ConnError::of_request(*id, error))?
-            }
+            Source::Request { id } => host
+                .request_payload(*id, at, left)
+                .map_err(|error| ConnError::of_request(*id, error))?,
             Source::Inbound(source) => {
                 let (stag, to) = (source.stag, source.to.wrapping_add(u64::from(at)));
                 host.read_source(stag, to, left).map_err(|error| {
-                    ConnError::fault(error.of_read(stag, to, left), shared.reads.oldest_segment(from.start))
+                    ConnError::fault(
+                        error.of_read(stag, to, left),
+                        shared.reads.oldest_segment(from.start),
+                    )
                 })?
             }
             Source::Empty | Source::Inline { .. } | Source::Fields => return Ok(()),
@@ -526,8 +538,12 @@ fn source_gone(source: &Source, offset: u32, len: u32, shared: &Shared) -> ConnE
             let quoted = shared.reads.oldest_segment(offset);
             ConnError::fault(AccessError::InvalidStag.of_read(stag, to, len), quoted)
         }
-        Source::Request { id } | Source::Inline { id } => ConnError::of_request(*id, LocalError::Protection),
+        Source::Request { id } | Source::Inline { id } => {
+            ConnError::of_request(*id, LocalError::Protection)
+        }
         // These have no memory of the host.
-        Source::Empty | Source::Fields => ConnError::Local { request: None, error: LocalError::Protection },
+        Source::Empty | Source::Fields => {
+            ConnError::Local { request: None, error: LocalError::Protection }
+        }
     }
 }

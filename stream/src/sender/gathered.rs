@@ -90,7 +90,10 @@ impl<'a, M> GatheredFpdu<'a, M> {
     ///
     /// # Errors
     /// The errors of [`GatheredFpdu::memory`].
-    pub(super) fn payload<P: Payload<Memory = M>>(&mut self, payload: &P) -> Result<(), SourceGone> {
+    pub(super) fn payload<P: Payload<Memory = M>>(
+        &mut self,
+        payload: &P,
+    ) -> Result<(), SourceGone> {
         let range = 0..payload.len();
         if payload.is_stable() {
             let memory = self.queue.add_memory(payload.to_memory());

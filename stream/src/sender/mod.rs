@@ -177,7 +177,11 @@ impl<M> Sender<M> {
 
     /// Drops everything that is not on the wire, because the stream has left Full Operation.
     /// Returns false if a partly sent FPDU cannot be finished.
-    pub(crate) fn abandon<H: StreamHost<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> bool {
+    pub(crate) fn abandon<H: StreamHost<Memory = M>>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> bool {
         let whole = self.queue.keep_started(host);
         shared.placement.truncate(self.queue.queued());
         self.fpdu.rewind(self.queue.queued().saturating_sub(self.base));
@@ -229,7 +233,8 @@ impl<M> Sender<M> {
         // An acknowledging Read that was sent before the peer was known to acknowledge placement.
         // No request waits for its response.
         let by_placement = shared.completes_by_placement();
-        let is_surplus = |read: &Outstanding| by_placement && matches!(read.origin, ReadOrigin::Ack(_));
+        let is_surplus =
+            |read: &Outstanding| by_placement && matches!(read.origin, ReadOrigin::Ack(_));
         !self.is_inside_request()
             && self.has_completed_all(shared)
             && (by_placement || shared.reads.acks.covers_all())
@@ -243,7 +248,11 @@ impl<M> Sender<M> {
     }
 
     /// Returns whether all posted requests are sent and answered. A detached host has none.
-    pub(crate) fn is_finished<H: StreamHost<Memory = M>>(&self, shared: &Shared, host: &mut H) -> bool {
+    pub(crate) fn is_finished<H: StreamHost<Memory = M>>(
+        &self,
+        shared: &Shared,
+        host: &mut H,
+    ) -> bool {
         let finished = self.has_nothing_due(shared)
             && self.has_completed_all(shared)
             && shared.reads.outstanding.is_empty()
@@ -291,7 +300,8 @@ impl<M> Sender<M> {
             && shared.caps.due.is_none()
         {
             let to = placement::encode(position, shared.caps.ack_check());
-            let header = uiw_rdmap::tagged_header(uiw_rdmap::Opcode::Write, placement::STAG, to, true);
+            let header =
+                uiw_rdmap::tagged_header(uiw_rdmap::Opcode::Write, placement::STAG, to, true);
             self.send_control(&Header::Tagged(header), &[]);
             shared.placement.queued(self.queue.queued());
         }

@@ -51,7 +51,11 @@ impl<M> Sender<M> {
             return Ok(Some(self.rtr_message(rtr, shared)));
         }
         if let Some(ZeroWrite { stag, to }) = shared.caps.due.take() {
-            return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
+            return Ok(Some(Message::empty(MessageHeader::Tagged {
+                opcode: Opcode::Write,
+                stag,
+                to,
+            })));
         }
         // A due acknowledging Read is sent even before a response: after the response to a drain
         // Read, the peer reads no further acknowledging Read.
@@ -101,13 +105,21 @@ impl<M> Sender<M> {
     ) -> Message {
         let sink = Remote { stag: shared.reads.sink, to: shared.reads.next_sink_to() };
         let header = self.read_header(ReadOrigin::Request(id), sink.to, len, invalidate, shared);
-        self.fields_message(header, &read_request(sink, remote, len).emit(), MessageEnd::Answered(id))
+        self.fields_message(
+            header,
+            &read_request(sink, remote, len).emit(),
+            MessageEnd::Answered(id),
+        )
     }
 
     /// Returns a zero-length Read of the stream itself.
     fn own_read(&mut self, origin: ReadOrigin, shared: &mut Shared) -> Message {
         let header = self.read_header(origin, PLACEHOLDER.to, 0, None, shared);
-        self.fields_message(header, &read_request(PLACEHOLDER, PLACEHOLDER, 0).emit(), MessageEnd::Nothing)
+        self.fields_message(
+            header,
+            &read_request(PLACEHOLDER, PLACEHOLDER, 0).emit(),
+            MessageEnd::Nothing,
+        )
     }
 
     fn read_header(
@@ -138,7 +150,10 @@ impl<M> Sender<M> {
                     header: MessageHeader::Tagged { opcode: Opcode::ReadResponse, stag, to },
                     total: request.len,
                     offset: 0,
-                    source: Source::Inbound(Remote { stag: request.source_stag, to: request.source_to }),
+                    source: Source::Inbound(Remote {
+                        stag: request.source_stag,
+                        to: request.source_to,
+                    }),
                     end: MessageEnd::Nothing,
                 }))
             }
@@ -146,11 +161,15 @@ impl<M> Sender<M> {
                 // Responses are sent in the order of the requests, after earlier Reads (RFC 7306
                 // section 5.4).
                 let original = host.atomic(&request).map_err(|error| {
-                    ConnError::fault(error.fault(request.stag, request.to), shared.reads.oldest_segment(0))
+                    ConnError::fault(
+                        error.fault(request.stag, request.to),
+                        shared.reads.oldest_segment(0),
+                    )
                 })?;
                 shared.reads.end_inbound();
                 let response = AtomicResponse { request_id: request.request_id, original };
-                let header = self.untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 0);
+                let header =
+                    self.untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 0);
                 Ok(Some(self.fields_message(header, &response.emit(), MessageEnd::Nothing)))
             }
         }
@@ -180,7 +199,9 @@ impl<M> Sender<M> {
                 host.execute_local(id).map_err(|error| ConnError::of_request(id, error))?;
                 continue;
             }
-            if let Some(what) = missing_extension(&request.op, shared.caps.capabilities().extensions()) {
+            if let Some(what) =
+                missing_extension(&request.op, shared.caps.capabilities().extensions())
+            {
                 if shared.caps.is_undecided() {
                     return Ok(None);
                 }
@@ -193,7 +214,11 @@ impl<M> Sender<M> {
             {
                 self.announced = Some(id);
                 let ZeroWrite { stag, to } = announcement.to_write();
-                return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
+                return Ok(Some(Message::empty(MessageHeader::Tagged {
+                    opcode: Opcode::Write,
+                    stag,
+                    to,
+                })));
             }
             let awaits_answer = request.op.needs_ord();
             let message = self.start(&request, shared, host);
@@ -218,7 +243,11 @@ impl<M> Sender<M> {
         }
         let message = match request.op {
             Op::AtomicWrite { remote } => {
-                return Message::of_request(MessageHeader::write(remote), request, MessageEnd::Sent(id));
+                return Message::of_request(
+                    MessageHeader::write(remote),
+                    request,
+                    MessageEnd::Sent(id),
+                );
             }
             Op::WriteImm { remote, imm } => {
                 let end = MessageEnd::Immediate { id, imm, solicited };
@@ -229,14 +258,17 @@ impl<M> Sender<M> {
                 let header = MessageHeader::SendImm { msn, imm, solicited };
                 return Message::of_request(header, request, MessageEnd::Sent(id));
             }
-            Op::Read { remote, invalidate } => self.read(id, remote, request.len, invalidate, shared),
+            Op::Read { remote, invalidate } => {
+                self.read(id, remote, request.len, invalidate, shared)
+            }
             Op::FetchAdd { remote: Remote { stag, to }, add, mask } => {
                 self.atomic(id, AtomicRequest::fetch_add(0, stag, to, add, mask), shared)
             }
             Op::CmpSwap { remote: Remote { stag, to }, compare, compare_mask, swap, swap_mask } => {
                 let (op, request_id) = (AtomicOp::CmpSwap, 0);
                 let (data, mask) = (swap, swap_mask);
-                let request = AtomicRequest { op, request_id, stag, to, data, mask, compare, compare_mask };
+                let request =
+                    AtomicRequest { op, request_id, stag, to, data, mask, compare, compare_mask };
                 self.atomic(id, request, shared)
             }
             Op::Write { .. } | Op::Send | Op::SendInvalidate { .. } => {
@@ -253,7 +285,12 @@ impl<M> Sender<M> {
         let request_id = shared.reads.next_request_id();
         let header = self.untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, 0);
         let request = AtomicRequest { request_id, ..request };
-        shared.reads.add(ReadOrigin::Request(id), header.msn(), OutstandingKind::Atomic { request_id }, None);
+        shared.reads.add(
+            ReadOrigin::Request(id),
+            header.msn(),
+            OutstandingKind::Atomic { request_id },
+            None,
+        );
         self.fields_message(header, &request.emit(), MessageEnd::Answered(id))
     }
 
@@ -268,7 +305,8 @@ impl<M> Sender<M> {
                 self.untagged(opcode, uiw_rdmap::QN_SEND, 0)
             }
             Op::SendInvalidate { stag } => {
-                let opcode = if solicited { Opcode::SendSeInvalidate } else { Opcode::SendInvalidate };
+                let opcode =
+                    if solicited { Opcode::SendSeInvalidate } else { Opcode::SendInvalidate };
                 self.untagged(opcode, uiw_rdmap::QN_SEND, stag.0)
             }
             _ => return None,

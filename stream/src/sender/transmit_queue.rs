@@ -147,10 +147,13 @@ impl<M> TransmitQueue<M> {
         self.pieces.iter().map(move |piece| {
             let skip = core::mem::take(&mut skip);
             match piece {
-                QueuedPiece::Staged { start, end } => Piece::Bytes(&self.staging[start + skip..*end]),
-                QueuedPiece::Memory { memory, start, end } => {
-                    Piece::Memory { memory: &self.memory[self.place(*memory)], range: start + skip..*end }
+                QueuedPiece::Staged { start, end } => {
+                    Piece::Bytes(&self.staging[start + skip..*end])
                 }
+                QueuedPiece::Memory { memory, start, end } => Piece::Memory {
+                    memory: &self.memory[self.place(*memory)],
+                    range: start + skip..*end,
+                },
             }
         })
     }

@@ -7,8 +7,8 @@ use uiw_ddp::STag;
 use uiw_mpa::{Crc32c, Verified};
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
-    AccessError, AtomicError, LocalError, Op, Payload, ReceiveError, ReceivedMessage, Request, ResponsePart,
-    SourceGone, StreamHost,
+    AccessError, AtomicError, LocalError, Op, Payload, ReceiveError, ReceivedMessage, Request,
+    ResponsePart, SourceGone, StreamHost,
 };
 
 /// STag of [`TestHost::memory`].
@@ -148,10 +148,21 @@ impl TestHost {
         self.post_with(op, payload, |_| {})
     }
 
-    pub(crate) fn post_with(&mut self, op: Op, payload: &[u8], change: impl FnOnce(&mut Request)) -> u32 {
+    pub(crate) fn post_with(
+        &mut self,
+        op: Op,
+        payload: &[u8],
+        change: impl FnOnce(&mut Request),
+    ) -> u32 {
         let id = self.first_id.wrapping_add(self.requests.len() as u32);
-        let mut request =
-            Request { id, op, len: payload.len() as u32, fence: false, solicited: false, inline: false };
+        let mut request = Request {
+            id,
+            op,
+            len: payload.len() as u32,
+            fence: false,
+            solicited: false,
+            inline: false,
+        };
         change(&mut request);
         self.requests.push(Posted {
             request,
@@ -175,7 +186,10 @@ impl TestHost {
         if self.cq_full {
             return Err(LocalError::CqOverflow);
         }
-        assert!((id.wrapping_sub(self.first_id) as usize) < self.built, "{id} completes before it is built");
+        assert!(
+            (id.wrapping_sub(self.first_id) as usize) < self.built,
+            "{id} completes before it is built"
+        );
         let posted = self.get(id);
         posted.completions += 1;
         assert_eq!(posted.completions, 1, "request {id} completes twice");
@@ -195,10 +209,18 @@ impl TestHost {
 
     pub(crate) fn assert_guards(&self) {
         let mut memory = self.requests.iter().map(|posted| &posted.bytes).chain([&self.memory]);
-        assert!(memory.all(|bytes| bytes.ends_with(self.guard)), "bytes behind memory were written");
+        assert!(
+            memory.all(|bytes| bytes.ends_with(self.guard)),
+            "bytes behind memory were written"
+        );
     }
 
-    pub(crate) fn range(&self, stag: STag, to: u64, len: usize) -> Result<Range<usize>, AccessError> {
+    pub(crate) fn range(
+        &self,
+        stag: STag,
+        to: u64,
+        len: usize,
+    ) -> Result<Range<usize>, AccessError> {
         if stag != MEMORY || self.detached {
             return Err(AccessError::InvalidStag);
         }
@@ -272,8 +294,11 @@ impl StreamHost for TestHost {
 
     fn invalidate(&mut self, stag: STag) -> Result<(), AccessError> {
         self.asked();
-        let place =
-            self.may_invalidate.iter().position(|may| *may == stag).ok_or(AccessError::AccessRights)?;
+        let place = self
+            .may_invalidate
+            .iter()
+            .position(|may| *may == stag)
+            .ok_or(AccessError::AccessRights)?;
         self.may_invalidate.remove(place);
         self.invalidated.push(stag);
         Ok(())
@@ -333,7 +358,12 @@ impl StreamHost for TestHost {
         self.unreleased = 0;
     }
 
-    fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Source<'_>, LocalError> {
+    fn request_payload(
+        &mut self,
+        id: u32,
+        offset: u32,
+        len: u32,
+    ) -> Result<Source<'_>, LocalError> {
         assert!(len > 0, "no memory is looked up for nothing");
         self.check_local()?;
         let range = self.in_element(offset as usize, len as usize);
@@ -355,7 +385,12 @@ impl StreamHost for TestHost {
         self.complete(id)
     }
 
-    fn place_answer(&mut self, id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError> {
+    fn place_answer(
+        &mut self,
+        id: u32,
+        offset: u32,
+        payload: ResponsePart<'_>,
+    ) -> Result<(), LocalError> {
         self.check_local()?;
         let posted = self.get(id);
         let bytes = &mut posted.bytes[offset as usize..posted.request.len as usize];

@@ -104,7 +104,11 @@ impl End {
     /// Returns the reason in the Terminate that this end has sent.
     pub(crate) fn terminated(&self) -> TerminateReason {
         let ended = self.ended.as_ref().expect("ended");
-        ended.terminate.as_ref().unwrap_or_else(|| panic!("no Terminate: {:?}", ended.error)).reason()
+        ended
+            .terminate
+            .as_ref()
+            .unwrap_or_else(|| panic!("no Terminate: {:?}", ended.error))
+            .reason()
     }
 
     fn take_events(&mut self, now: Time) {
@@ -116,7 +120,9 @@ impl End {
                         let accepted = self.stream.accept(self.config.clone(), b"accepted", now);
                         assert!(accepted.expect("legal settings").is_some());
                     }
-                    Decision::Reject => assert!(self.stream.reject(b"rejected", now).expect("legal data")),
+                    Decision::Reject => {
+                        assert!(self.stream.reject(b"rejected", now).expect("legal data"));
+                    }
                     Decision::Wait => {}
                 },
                 Event::Established(established) => {
@@ -156,7 +162,8 @@ impl End {
                 break;
             }
         }
-        if self.incoming.is_empty() && self.incoming_fin && !self.eof && self.stream.accepts_bytes() {
+        if self.incoming.is_empty() && self.incoming_fin && !self.eof && self.stream.accepts_bytes()
+        {
             self.eof = true;
             self.stream.handle_eof(&mut self.host, self.unread.len(), now);
             self.take_events(now);
@@ -216,7 +223,8 @@ impl Pair {
     pub(crate) fn new(initiator: RdmapConfig, responder: RdmapConfig) -> Self {
         let now = Time::from_nanos(1_000_000_000);
         let connect =
-            RdmapStream::connect(initiator.clone(), b"request", SINK, 0x1234_5678_9ABC, now).expect("legal");
+            RdmapStream::connect(initiator.clone(), b"request", SINK, 0x1234_5678_9ABC, now)
+                .expect("legal");
         let mut ends = [
             End::new(connect, initiator),
             End::new(RdmapStream::listen(responder.clone(), SINK, now), responder),
@@ -225,7 +233,12 @@ impl Pair {
         for end in &mut ends {
             end.stream.set_emss(1460);
         }
-        Self { ends, now, send_cuts: Box::new(|| usize::MAX), receive_cuts: Box::new(|| usize::MAX) }
+        Self {
+            ends,
+            now,
+            send_cuts: Box::new(|| usize::MAX),
+            receive_cuts: Box::new(|| usize::MAX),
+        }
     }
 
     /// Creates both ends and establishes the streams, with the capability exchange decided.
@@ -238,7 +251,12 @@ impl Pair {
 
     pub(crate) fn assert_established(&self) {
         for end in &self.ends {
-            assert!(end.stream.is_open() && end.established.is_some(), "{:?} {:?}", end.failed, end.ended);
+            assert!(
+                end.stream.is_open() && end.established.is_some(),
+                "{:?} {:?}",
+                end.failed,
+                end.ended
+            );
         }
     }
 
@@ -278,7 +296,8 @@ impl Pair {
     pub(crate) fn delay(&mut self, wait: Duration) {
         let until = self.now.after(wait);
         loop {
-            let next = self.ends.iter().map(|end| end.stream.poll_timeout()).min().unwrap_or(Time::NEVER);
+            let next =
+                self.ends.iter().map(|end| end.stream.poll_timeout()).min().unwrap_or(Time::NEVER);
             self.now = next.max(self.now).min(until);
             if next > until {
                 return;
@@ -361,7 +380,9 @@ pub(crate) fn at(to: u64) -> Remote {
 
 /// Returns bytes that identify their origin.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|n| (n as u8).wrapping_mul(31).wrapping_add((n >> 8) as u8).wrapping_add(seed)).collect()
+    (0..len)
+        .map(|n| (n as u8).wrapping_mul(31).wrapping_add((n >> 8) as u8).wrapping_add(seed))
+        .collect()
 }
 
 /// Returns a segment header on queue 0.

@@ -34,7 +34,13 @@ pub(super) fn startup(kind: FrameKind, fields: &Values) -> Vec<u8> {
         enhanced: is_enhanced.then_some(enhanced),
         reserved: fields.number("reserved", 0) as u8,
         revision: fields.number("revision", if is_enhanced { 2 } else { 1 }) as u8,
-        private_data: fields.bytes("private").unwrap_or_default().iter().copied().take(65_000).collect(),
+        private_data: fields
+            .bytes("private")
+            .unwrap_or_default()
+            .iter()
+            .copied()
+            .take(65_000)
+            .collect(),
     };
     let mut bytes = frame.emit();
     if let Some(key) = fields.bytes("key") {
@@ -50,7 +56,11 @@ pub(super) fn startup(kind: FrameKind, fields: &Values) -> Vec<u8> {
 
 /// Builds the ULPDU of a segment. `msn` returns the next MSN of a queue; its second argument is
 /// true if the message ends with this segment.
-pub(super) fn ulpdu(kind: FrameKind, fields: &Values, msn: impl FnOnce(u32, bool) -> u32) -> Vec<u8> {
+pub(super) fn ulpdu(
+    kind: FrameKind,
+    fields: &Values,
+    msn: impl FnOnce(u32, bool) -> u32,
+) -> Vec<u8> {
     let opcode = fields.number("opcode", u64::from(kind.opcode().unwrap_or(0))) as u8;
     let version = fields.number("version", u64::from(uiw_rdmap::wire::VERSION)) as u8;
     let control = Control { version, rsv: fields.number("reserved", 0) as u8, opcode };
@@ -121,7 +131,9 @@ pub(super) fn fpdu(tx: &mut FpduTx, ulpdu: &[u8], fields: &Values) -> Vec<u8> {
     let first = (MARKER_INTERVAL - start % MARKER_INTERVAL) % MARKER_INTERVAL;
     if let Some(value) = fields.get("pad") {
         let is_marker = |at: &usize| {
-            tx.markers() && *at as u64 >= first && (*at as u64 - first) % MARKER_INTERVAL < MARKER_LEN
+            tx.markers()
+                && *at as u64 >= first
+                && (*at as u64 - first) % MARKER_INTERVAL < MARKER_LEN
         };
         let places: Vec<usize> = (0..end).rev().filter(|at| !is_marker(at)).take(pad).collect();
         places.into_iter().for_each(|at| bytes[at] = value as u8);
@@ -154,22 +166,31 @@ mod tests {
     #[test]
     fn changes_affect_only_named_fields() {
         let mut fields = Values::default();
-        let legal =
-            fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
+        let legal = fpdu(
+            &mut FpduTx::new(true, false),
+            &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1),
+            &fields,
+        );
         assert_eq!(legal.len(), 52);
         fields.set("ddp-version", 2);
         fields.set("opcode", 15);
         fields.set("qn", 9);
-        let wrong =
-            fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
+        let wrong = fpdu(
+            &mut FpduTx::new(true, false),
+            &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1),
+            &fields,
+        );
         assert_eq!((legal[2], wrong[2], legal[3], wrong[3]), (0x41, 0x42, 0x41, 0x4F));
         assert_eq!((legal[11], wrong[11]), (1, 9));
         assert_eq!(legal[12..48], wrong[12..48]);
         let crc = crc32c(&wrong[..48]).to_le_bytes();
         assert_eq!(wrong[48..], crc);
         fields.set("crc-xor", 1);
-        let broken =
-            fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
+        let broken = fpdu(
+            &mut FpduTx::new(true, false),
+            &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1),
+            &fields,
+        );
         assert_eq!(broken[48], crc[0] ^ 1);
     }
 

@@ -38,12 +38,18 @@ pub(super) fn built_in() -> Result<Vec<Case>, ConformError> {
 /// Loads the cases of a file, or of all `.case` files in a folder.
 pub(super) fn load(path: &Path) -> Result<Vec<Case>, ConformError> {
     let unreadable = |path: &Path, error: std::io::Error| {
-        ConformError::usage(path.display(), error, "name a case file, or a folder with files *.case")
+        ConformError::usage(
+            path.display(),
+            error,
+            "name a case file, or a folder with files *.case",
+        )
     };
     let mut files: Vec<PathBuf> = if path.is_dir() {
         let entries = fs::read_dir(path).map_err(|error| unreadable(path, error))?;
         let files = entries.flatten().map(|entry| entry.path());
-        files.filter(|file| file.extension().is_some_and(|extension| extension == EXTENSION)).collect()
+        files
+            .filter(|file| file.extension().is_some_and(|extension| extension == EXTENSION))
+            .collect()
     } else {
         vec![path.to_owned()]
     };
@@ -51,7 +57,9 @@ pub(super) fn load(path: &Path) -> Result<Vec<Case>, ConformError> {
     let mut cases = Vec::new();
     for file in files {
         let text = fs::read_to_string(&file).map_err(|error| unreadable(&file, error))?;
-        cases.extend(parse(&file.display().to_string(), &text).map_err(|error| usage_error(&error))?);
+        cases.extend(
+            parse(&file.display().to_string(), &text).map_err(|error| usage_error(&error))?,
+        );
     }
     if cases.is_empty() {
         let why = "no case in it";
@@ -81,7 +89,9 @@ pub fn requirement_ids(case: &Case) -> Vec<&str> {
                 one_of.iter().for_each(|expected| add_frame_ids(expected, &mut ids));
             }
             Action::Message { expected } => add_frame_ids(expected, &mut ids),
-            Action::Silence { judges, .. } | Action::Done { judges } | Action::Reads { judges, .. } => {
+            Action::Silence { judges, .. }
+            | Action::Done { judges }
+            | Action::Reads { judges, .. } => {
                 ids.extend(judges.iter().map(String::as_str));
             }
             Action::Refusal { judges, terminate, fields } => {

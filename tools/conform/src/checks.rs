@@ -91,16 +91,19 @@ impl Segment {
             ("source-stag", false) => number(u64::from(request()?.source_stag.0)),
             ("source-to", false) => number(request()?.source_to),
             ("codes", false) => terminate::codes(self.payload()).map(Value::Codes),
-            ("segment-length", false) => number(u64::from(terminate::segment_length(self.payload())?)),
+            ("segment-length", false) => {
+                number(u64::from(terminate::segment_length(self.payload())?))
+            }
             _ => None,
         }
     }
 
     /// Describes the frame in one line.
     pub(super) fn describe(&self) -> String {
-        let name = self
-            .kind()
-            .map_or_else(|| format!("opcode {}", self.control.opcode), |kind| kind.name().to_owned());
+        let name = self.kind().map_or_else(
+            || format!("opcode {}", self.control.opcode),
+            |kind| kind.name().to_owned(),
+        );
         let last = if self.last { "" } else { " (more follows)" };
         let place = if self.tagged {
             format!("stag {:#x} to {:#x}", self.stag(), self.to())
@@ -131,8 +134,12 @@ pub(super) fn parse_segment(ulpdu: &[u8]) -> Option<Segment> {
     let [ddp, rdmap, ..] = *ulpdu else { return None };
     let tagged = ddp & 0x80 != 0;
     let enough = ulpdu.len() >= if tagged { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
-    let segment =
-        Segment { ulpdu: ulpdu.to_vec(), tagged, last: ddp & 0x40 != 0, control: Control::parse(rdmap) };
+    let segment = Segment {
+        ulpdu: ulpdu.to_vec(),
+        tagged,
+        last: ddp & 0x40 != 0,
+        control: Control::parse(rdmap),
+    };
     enough.then_some(segment)
 }
 
@@ -192,7 +199,8 @@ impl Checker {
     /// there is none.
     pub(super) fn quoted_position(&self, segment: &Segment) -> u64 {
         let header = terminate::quoted_header(segment.payload());
-        let at = header.and_then(|header| self.sent.iter().position(|sent| sent.starts_with(&header)));
+        let at =
+            header.and_then(|header| self.sent.iter().position(|sent| sent.starts_with(&header)));
         at.map_or(0, |at| at as u64 + 1)
     }
 
@@ -210,7 +218,10 @@ impl Checker {
             return None;
         };
         if self.terminated {
-            judged.add_broken(&["RFC5040-5.4-08"], format!("behind its Terminate: {}", segment.describe()));
+            judged.add_broken(
+                &["RFC5040-5.4-08"],
+                format!("behind its Terminate: {}", segment.describe()),
+            );
         }
         judge_header(&segment, judged);
         judge_segment_length(ulpdu.len(), segment.last, judged);
@@ -237,7 +248,8 @@ impl Checker {
             }
             None => {
                 let due = self.next_msn.get(&qn).copied();
-                let ids: &[&str] = if due.is_some() { &["RFC5041-4.3-08"] } else { &["RFC5041-4.3-09"] };
+                let ids: &[&str] =
+                    if due.is_some() { &["RFC5041-4.3-08"] } else { &["RFC5041-4.3-09"] };
                 let due = due.unwrap_or(1);
                 judged.check(msn == due, ids, || format!("MSN {msn} on queue {qn}, {due} is due"));
                 judged.check(segment.mo() == 0, &["RFC5041-4.3-13"], || {
@@ -257,10 +269,18 @@ impl Checker {
         None
     }
 
-    fn add_payload(&self, message: &mut Message, segment: &Segment, length: u64, judged: &mut Judgements) {
+    fn add_payload(
+        &self,
+        message: &mut Message,
+        segment: &Segment,
+        length: u64,
+        judged: &mut Judgements,
+    ) {
         if length == 0 && !segment.last && message.length == 0 {
-            judged
-                .add_broken(&["RFC5041-5.2-08"], "a segment without payload that is not its message's last");
+            judged.add_broken(
+                &["RFC5041-5.2-08"],
+                "a segment without payload that is not its message's last",
+            );
         }
         message.length += length;
         if message.payload.len() < MAX_KEPT_PAYLOAD {
@@ -340,7 +360,8 @@ impl Checker {
 
     /// Checks the first segment of a Read Response.
     fn judge_read_response(&mut self, segment: &Segment, judged: &mut Judgements) {
-        let fits = |read: &ReadRequest| (read.sink_stag.0, read.sink_to) == (segment.stag(), segment.to());
+        let fits =
+            |read: &ReadRequest| (read.sink_stag.0, read.sink_to) == (segment.stag(), segment.to());
         let Some(due) = self.outstanding_reads.front() else {
             judged.add_broken(&["RFC5040-5.2-01"], "a Read Response that answers no Read");
             return;
@@ -348,15 +369,23 @@ impl Checker {
         judged.add_kept(&["RFC5040-5.2-01"]);
         const ORDER: [&str; 3] = ["RFC5040-5.2.1-09", "RFC5040-5.2.2-06", "RFC5040-5.5-16a"];
         if fits(due) {
-            judged.add_kept(&["RFC5040-4.4-01", "RFC5040-4.4-02", "RFC5040-5.2.2-08", "RFC5041-4.2-01"]);
+            judged.add_kept(&[
+                "RFC5040-4.4-01",
+                "RFC5040-4.4-02",
+                "RFC5040-5.2.2-08",
+                "RFC5041-4.2-01",
+            ]);
             if self.outstanding_reads.len() > 1 {
                 judged.add_kept(&ORDER);
             }
             return;
         }
         let (stag, to) = (due.sink_stag.0, due.sink_to);
-        let what =
-            format!("a Read Response to {:#x}:{:#x}, {stag:#x}:{to:#x} is due", segment.stag(), segment.to());
+        let what = format!(
+            "a Read Response to {:#x}:{:#x}, {stag:#x}:{to:#x} is due",
+            segment.stag(),
+            segment.to()
+        );
         let swapped = [&to.to_be_bytes()[..], &stag.to_be_bytes()[..]].concat();
         let source = (due.source_stag.0, due.source_to) == (segment.stag(), segment.to());
         if let Some(at) = self.outstanding_reads.iter().position(fits) {
@@ -388,13 +417,16 @@ fn judge_header(segment: &Segment, judged: &mut Judgements) {
     let Control { version, rsv, opcode } = segment.control;
     let turned = Control::parse(rdmap.rotate_left(4));
     if version != 1 && (turned.version, turned.rsv) == (1, 0) {
-        let what = format!("the control field of RDMAP is {rdmap:#04x}: its bits stand in the wrong order");
+        let what = format!(
+            "the control field of RDMAP is {rdmap:#04x}: its bits stand in the wrong order"
+        );
         judged.add_broken(&["RFC5040-4.1-01", "RFC5040-4.1-02"], what);
         return;
     }
     judged.add_kept(&["RFC5040-4.1-01", "RFC5040-4.1-02"]);
-    judged
-        .check(version == 1, &["RFC5040-4.1-09", "RFC5044-C.1-01"], || format!("RV is {version}, 1 is due"));
+    judged.check(version == 1, &["RFC5040-4.1-09", "RFC5044-C.1-01"], || {
+        format!("RV is {version}, 1 is due")
+    });
     judged.check(rsv == 0, &["RFC5040-4.1-10"], || format!("the reserved bits of RDMAP are {rsv}"));
     judged.check(opcode <= LAST_OPCODE, &["RFC5040-4.1-06", "RFC5040-6.1-01"], || {
         format!("no opcode {opcode}")
@@ -429,7 +461,8 @@ fn judge_header(segment: &Segment, judged: &mut Judgements) {
     }
     judged.add_kept(&["RFC5041-4.3-01"]);
     judged.check(qn == due, queue, || format!("a {name} on queue {qn}, {due} is due"));
-    judged.check(qn == due, &["RFC5040-4.1-07"], || format!("a {name} on queue {qn}, {due} is due"));
+    judged
+        .check(qn == due, &["RFC5040-4.1-07"], || format!("a {name} on queue {qn}, {due} is due"));
     if !matches!(opcode, 4 | 6) {
         judged.check(segment.stag() == 0, &["RFC5040-4.1-13"], || {
             format!("the Invalidate STag of a {name} is {:#x}", segment.stag())
@@ -448,12 +481,17 @@ fn judge_untagged_continuation(message: &Message, segment: &Segment, judged: &mu
         format!("MSN {msn} in message {}", first.msn())
     });
     let same = (segment.ulpdu[1], segment.stag()) == (first.ulpdu[1], first.stag());
-    judged
-        .check(same, &["RFC5041-4.3-04"], || "RsvdULP differs between the segments of a message".to_owned());
-    judged.check(mo == message.length, &["RFC5041-5.2-05"], || format!("MO {mo}, {} is due", message.length));
+    judged.check(same, &["RFC5041-4.3-04"], || {
+        "RsvdULP differs between the segments of a message".to_owned()
+    });
+    judged.check(mo == message.length, &["RFC5041-5.2-05"], || {
+        format!("MO {mo}, {} is due", message.length)
+    });
     if segment.last && mo < message.length {
-        judged
-            .add_broken(&["RFC5041-4.1-06"], format!("the last segment has MO {mo}, one before it had more"));
+        judged.add_broken(
+            &["RFC5041-4.1-06"],
+            format!("the last segment has MO {mo}, one before it had more"),
+        );
     }
 }
 
@@ -465,7 +503,11 @@ fn judge_tagged_continuation(message: &Message, segment: &Segment, judged: &mut 
         "RsvdULP differs between the segments of a message".to_owned()
     });
     let what = || format!("STag {stag:#x} in a message to {:#x}", first.stag());
-    judged.check(stag == first.stag(), &["RFC5041-4.2-07", "RFC5041-4.2-09a", "RFC5041-4.2-10"], what);
+    judged.check(
+        stag == first.stag(),
+        &["RFC5041-4.2-07", "RFC5041-4.2-09a", "RFC5041-4.2-10"],
+        what,
+    );
     if first.control.opcode == READ_RESPONSE {
         judged.check(stag == first.stag(), &["RFC5040-5.2.2-08"], what);
     }

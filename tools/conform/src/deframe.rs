@@ -57,7 +57,12 @@ impl Deframer {
     }
 
     /// Parses the FPDU at the front of `bytes`. `more` is true if further bytes may follow.
-    pub(super) fn next(&mut self, bytes: &[u8], more: bool, judged: &mut Judgements) -> DeframeResult {
+    pub(super) fn next(
+        &mut self,
+        bytes: &[u8],
+        more: bool,
+        judged: &mut Judgements,
+    ) -> DeframeResult {
         let Some(layout) = self.layout(bytes, self.markers) else {
             return self.handle_incomplete(bytes, more, judged);
         };
@@ -118,7 +123,12 @@ impl Deframer {
         Some(FpduLayout { len: at, ulpdu_len, markers })
     }
 
-    fn handle_incomplete(&self, bytes: &[u8], more: bool, judged: &mut Judgements) -> DeframeResult {
+    fn handle_incomplete(
+        &self,
+        bytes: &[u8],
+        more: bool,
+        judged: &mut Judgements,
+    ) -> DeframeResult {
         if more || bytes.is_empty() {
             return DeframeResult::Incomplete;
         }
@@ -137,16 +147,25 @@ impl Deframer {
 
     /// Reports that no Marker is where one is due.
     fn missing_marker(&self, judged: &mut Judgements) -> DeframeResult {
-        let what = format!("no Marker at byte {}, though our Request asked for Markers", self.position);
+        let what =
+            format!("no Marker at byte {}, though our Request asked for Markers", self.position);
         judged.add_broken(&["RFC5044-4.3-02"], what.clone());
         if self.position == 0 {
-            judged.add_broken(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"], what.clone());
+            judged.add_broken(
+                &["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"],
+                what.clone(),
+            );
         }
         DeframeResult::Broken(what)
     }
 
     /// Reports a length that no FPDU can have.
-    fn implausible_length(&self, bytes: &[u8], length: usize, judged: &mut Judgements) -> DeframeResult {
+    fn implausible_length(
+        &self,
+        bytes: &[u8],
+        length: usize,
+        judged: &mut Judgements,
+    ) -> DeframeResult {
         if self.markers && self.is_whole_without_markers(bytes) {
             return self.missing_marker(judged);
         }
@@ -182,7 +201,8 @@ impl Deframer {
         let covered = &raw[..raw.len() - CRC_LEN];
         let due = crc32c(covered);
         let is = |bytes: &[u8]| crc32c(bytes).to_le_bytes() == field;
-        let lead = if layout.markers.first().is_some_and(|(at, _)| *at == 0) { MARKER_LEN } else { 0 };
+        let lead =
+            if layout.markers.first().is_some_and(|(at, _)| *at == 0) { MARKER_LEN } else { 0 };
         let without_markers = without_markers(covered, &layout.markers);
         let unpadded = LENGTH_FIELD_LEN + layout.ulpdu_len;
         let (why, ids): (&str, &[&str]) = if looks_like_header(field) {
@@ -199,15 +219,18 @@ impl Deframer {
         {
             ("over a part of what it must cover", &["RFC5044-4.4-14"])
         } else if pad_len(layout.ulpdu_len) > 0
-            && bytes.get(unpadded..unpadded + CRC_LEN) == Some(&crc32c(&bytes[..unpadded]).to_le_bytes()[..])
+            && bytes.get(unpadded..unpadded + CRC_LEN)
+                == Some(&crc32c(&bytes[..unpadded]).to_le_bytes()[..])
         {
             ("behind the ULPDU, where the PAD is due", &["RFC5044-4.1-01"])
         } else {
             ("not CRC32c", &["RFC5044-4.4-12"])
         };
         let found = u32::from_le_bytes(field);
-        let what =
-            format!("the CRC of FPDU {} is {found:#010x}, computed {due:#010x}: {why}", self.count + 1);
+        let what = format!(
+            "the CRC of FPDU {} is {found:#010x}, computed {due:#010x}: {why}",
+            self.count + 1
+        );
         judged.add_broken(ids, what.clone());
         DeframeResult::Broken(what)
     }
@@ -244,11 +267,13 @@ impl Deframer {
             judged.add_kept(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"]);
         }
         for (at, due) in &layout.markers {
-            let Some([r0, r1, high, low]) = raw.get(*at..).and_then(|bytes| bytes.first_chunk()).copied()
+            let Some([r0, r1, high, low]) =
+                raw.get(*at..).and_then(|bytes| bytes.first_chunk()).copied()
             else {
                 continue;
             };
-            let (reserved, pointer) = (u16::from_be_bytes([r0, r1]), u16::from_be_bytes([high, low]));
+            let (reserved, pointer) =
+                (u16::from_be_bytes([r0, r1]), u16::from_be_bytes([high, low]));
             let place = self.position + *at as u64;
             judged.check(reserved == 0, &["RFC5044-4.2-02"], || {
                 format!("the Marker at byte {place} has {reserved:#06x} in its reserved field")
@@ -303,7 +328,11 @@ fn without_markers(bytes: &[u8], markers: &[(usize, u16)]) -> Vec<u8> {
 
 /// Returns the ULPDU of an FPDU.
 fn extract_ulpdu(raw: &[u8], layout: &FpduLayout) -> Vec<u8> {
-    let plain = if layout.markers.is_empty() { raw.to_vec() } else { without_markers(raw, &layout.markers) };
+    let plain = if layout.markers.is_empty() {
+        raw.to_vec()
+    } else {
+        without_markers(raw, &layout.markers)
+    };
     plain.into_iter().skip(LENGTH_FIELD_LEN).take(layout.ulpdu_len).collect()
 }
 
@@ -335,7 +364,8 @@ mod tests {
     }
 
     fn broken(crc: bool, markers: bool, bytes: &[u8]) -> Vec<String> {
-        let (mut deframe, mut judged, mut at) = (Deframer::new(crc, markers), Judgements::default(), 0);
+        let (mut deframe, mut judged, mut at) =
+            (Deframer::new(crc, markers), Judgements::default(), 0);
         while let DeframeResult::Fpdu(whole) = deframe.next(&bytes[at..], false, &mut judged) {
             at += whole.consumed;
         }
@@ -347,7 +377,11 @@ mod tests {
         for crc in [true, false] {
             for markers in [true, false] {
                 let lengths: Vec<usize> = (14..90).chain([2000, 517, 60_000]).collect();
-                assert_eq!(broken(crc, markers, &stream(crc, markers, &lengths)), [""; 0], "{crc} {markers}");
+                assert_eq!(
+                    broken(crc, markers, &stream(crc, markers, &lengths)),
+                    [""; 0],
+                    "{crc} {markers}"
+                );
             }
         }
     }
@@ -375,12 +409,21 @@ mod tests {
         assert_eq!(broken(true, false, &stream(true, true, &[14, 14])), ["RFC5044-7.1.1-08"]);
         let mut marked = stream(true, true, &[14; 60]);
         marked[515] ^= 1;
-        assert_eq!(broken(true, true, &marked), ["RFC5044-4.4-12"], "its CRC does not cover the change");
+        assert_eq!(
+            broken(true, true, &marked),
+            ["RFC5044-4.4-12"],
+            "its CRC does not cover the change"
+        );
         let mut marked = stream(false, true, &[14; 60]);
         marked[515] ^= 5;
         marked[513] = 1;
-        let ids =
-            ["RFC5044-4.2-01", "RFC5044-4.2-02", "RFC5044-4.2-03a", "RFC5044-4.3-03", "RFC5044-4.3-09a"];
+        let ids = [
+            "RFC5044-4.2-01",
+            "RFC5044-4.2-02",
+            "RFC5044-4.2-03a",
+            "RFC5044-4.3-03",
+            "RFC5044-4.3-09a",
+        ];
         assert_eq!(broken(false, true, &marked), ids);
     }
 }

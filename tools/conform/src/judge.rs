@@ -9,7 +9,12 @@ pub(super) struct Judgements(pub(super) BTreeMap<String, Option<String>>);
 
 impl Judgements {
     /// Records that the requirements were kept, or that they were broken as described by `what`.
-    pub(super) fn check<I: AsRef<str>>(&mut self, kept: bool, ids: &[I], what: impl FnOnce() -> String) {
+    pub(super) fn check<I: AsRef<str>>(
+        &mut self,
+        kept: bool,
+        ids: &[I],
+        what: impl FnOnce() -> String,
+    ) {
         let broken = (!kept).then(what);
         for id in ids {
             match self.0.get_mut(id.as_ref()) {

@@ -63,7 +63,9 @@ pub fn select(
     }
     let table = requirements::all();
     for case in &all {
-        if let Some(id) = requirement_ids(case).into_iter().find(|id| table.iter().all(|row| row.id != *id)) {
+        if let Some(id) =
+            requirement_ids(case).into_iter().find(|id| table.iter().all(|row| row.id != *id))
+        {
             let why = format!("no requirement is called {id}");
             return Err(ConformError::usage(
                 &case.file,
@@ -81,7 +83,11 @@ pub fn select(
         return Err(ConformError::usage("--requirement", why, "see `uiw conform --list`"));
     }
     if all.is_empty() {
-        return Err(ConformError::usage("--case", "no case has such a name", "see `uiw conform --list`"));
+        return Err(ConformError::usage(
+            "--case",
+            "no case has such a name",
+            "see `uiw conform --list`",
+        ));
     }
     Ok(all)
 }
@@ -125,7 +131,10 @@ pub fn run(
     let runs = cases
         .into_iter()
         .zip(results)
-        .map(|(case, result)| CaseRun { case, result: result.unwrap_or_else(|| Err("not run".to_owned())) })
+        .map(|(case, result)| CaseRun {
+            case,
+            result: result.unwrap_or_else(|| Err("not run".to_owned())),
+        })
         .collect();
     Results { runs, silent_since: silent.into_inner() }
 }

@@ -101,7 +101,8 @@ impl Pipe for TcpLink {
             }
             match self.0.read(bytes) {
                 Ok(got) => return Ok(Some(got)),
-                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
                 Err(error) if error.kind() == ErrorKind::TimedOut => {}
                 Err(error) => return Err(error),
             }
@@ -118,7 +119,11 @@ impl Pipe for TcpLink {
 }
 
 impl Link {
-    pub(super) fn connect(network: &'static Network, to: SocketAddr, within: Duration) -> io::Result<Self> {
+    pub(super) fn connect(
+        network: &'static Network,
+        to: SocketAddr,
+        within: Duration,
+    ) -> io::Result<Self> {
         let begun = (network.now)();
         let pipe = (network.connect)(to, within)?;
         let round_trip = (network.now)().saturating_duration_since(begun);
@@ -188,7 +193,10 @@ impl Transcript {
     /// Adds a frame. `sign` is `>` for a sent and `<` for a received one.
     pub(super) fn frame(&mut self, sign: char, what: &str, bytes: &[u8]) {
         let more = if bytes.len() > MAX_SHOWN_BYTES { ".." } else { "" };
-        self.line(&format!("{sign} {what}: {}{more}", hex(&bytes[..bytes.len().min(MAX_SHOWN_BYTES)])));
+        self.line(&format!(
+            "{sign} {what}: {}{more}",
+            hex(&bytes[..bytes.len().min(MAX_SHOWN_BYTES)])
+        ));
     }
 
     pub(super) fn line(&mut self, what: &str) {

@@ -65,7 +65,11 @@ pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError>
     let Some(reply) = reply else {
         let why = usual.err().unwrap_or_default();
         let fix = "start the listener first, and check address, port, firewalls and whether it requires TLS";
-        return Err(ConformError::Unreachable { what: format!("cannot ask {}", target.address), why, fix });
+        return Err(ConformError::Unreachable {
+            what: format!("cannot ask {}", target.address),
+            why,
+            fix,
+        });
     };
     let enhanced = reply.enhanced.is_some();
     if enhanced {
@@ -140,7 +144,9 @@ impl Listener {
             CaseCondition::MarkersGranted => {
                 lacks(self.markers_granted, "the listener refuses a Request that asks for Markers")
             }
-            CaseCondition::MarkersAsked => lacks(self.markers_asked, "the listener does not ask for Markers"),
+            CaseCondition::MarkersAsked => {
+                lacks(self.markers_asked, "the listener does not ask for Markers")
+            }
             CaseCondition::Enhanced => {
                 lacks(self.enhanced, "the listener does not answer with enhanced data (RFC 6581)")
             }

@@ -73,7 +73,8 @@ impl Session<'_> {
 
     /// Returns the description that the partner gives of its machine.
     pub(super) fn ask_about(&mut self) -> Result<String, Stop> {
-        let order = Order { op: Op::About, actor: Actor::Initiator, size: 0, count: 0, sges: 1, seed: 0 };
+        let order =
+            Order { op: Op::About, actor: Actor::Initiator, size: 0, count: 0, sges: 1, seed: 0 };
         self.send_message(MessageKind::Order, order)?;
         Ok(self.receive_message(MessageKind::Verdict)?.wrong.unwrap_or_default())
     }
@@ -93,7 +94,10 @@ impl Session<'_> {
             let item = self.next_item(limit)?;
             match item {
                 Item::Segment(segment, Some(message))
-                    if matches!(segment.kind(), Some(FrameKind::Send | FrameKind::SendSolicited)) =>
+                    if matches!(
+                        segment.kind(),
+                        Some(FrameKind::Send | FrameKind::SendSolicited)
+                    ) =>
                 {
                     let Some(Value::Bytes(bytes)) = message.field("payload") else { continue };
                     return match PartnerMessage::parse(&bytes) {
@@ -108,7 +112,10 @@ impl Session<'_> {
                     if segment.kind() != Some(FrameKind::Terminate)
                         && segment.kind() != Some(FrameKind::ReadResponse) => {}
                 other => {
-                    return Err(Stop(format!("{} instead of the partner's {kind:?}", other.describe(limit))));
+                    return Err(Stop(format!(
+                        "{} instead of the partner's {kind:?}",
+                        other.describe(limit)
+                    )));
                 }
             }
         }

@@ -147,7 +147,9 @@ impl FromStr for Orders {
         let orders: Vec<Order> = actors.iter().map(|actor| order(*actor)).collect();
         match orders.iter().all(Order::is_bounded) {
             true => Ok(Self(orders)),
-            false => Err("at most 400 messages, 256 MiB in all, 1 to 6 elements a message".to_owned()),
+            false => {
+                Err("at most 400 messages, 256 MiB in all, 1 to 6 elements a message".to_owned())
+            }
         }
     }
 }
@@ -199,8 +201,13 @@ impl PartnerMessage {
         let mut out = [0; Self::LEN];
         let Order { op, actor, size, count, sges, seed } = self.order;
         out[..4].copy_from_slice(&Self::MAGIC.to_be_bytes());
-        out[4..7].copy_from_slice(&[self.kind as u8, op as u8, u8::from(actor == Actor::Responder)]);
-        let mut number = |at: usize, number: u32| out[at..at + 4].copy_from_slice(&number.to_be_bytes());
+        out[4..7].copy_from_slice(&[
+            self.kind as u8,
+            op as u8,
+            u8::from(actor == Actor::Responder),
+        ]);
+        let mut number =
+            |at: usize, number: u32| out[at..at + 4].copy_from_slice(&number.to_be_bytes());
         number(8, size);
         number(12, count);
         number(16, sges);
@@ -219,8 +226,11 @@ impl PartnerMessage {
     /// Parses a message. Returns `None` if it is invalid or exceeds the limits.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let kinds = [MessageKind::Order, MessageKind::Ready, MessageKind::Done, MessageKind::Verdict];
+        let number = |at: usize| {
+            u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let kinds =
+            [MessageKind::Order, MessageKind::Ready, MessageKind::Done, MessageKind::Verdict];
         let kind = kinds.into_iter().find(|kind| *kind as u8 == bytes[4])?;
         let actor = match bytes[6] {
             0 => Actor::Initiator,
@@ -228,16 +238,25 @@ impl PartnerMessage {
             _ => return None,
         };
         let op = Op::from_wire(bytes[5])?;
-        let order =
-            Order { op, actor, size: number(8), count: number(12), sges: number(16), seed: number(20) };
+        let order = Order {
+            op,
+            actor,
+            size: number(8),
+            count: number(12),
+            sges: number(16),
+            seed: number(20),
+        };
         if number(0) != Self::MAGIC || !order.is_bounded() {
             return None;
         }
         let text = bytes[Self::TEXT..].split(|byte| *byte == 0).next().unwrap_or_default();
-        let shown = || String::from_utf8_lossy(text).chars().filter(|char| !char.is_control()).collect();
+        let shown =
+            || String::from_utf8_lossy(text).chars().filter(|char| !char.is_control()).collect();
         let wrong = (number(40) != 0).then(shown);
-        let memory =
-            Remote { addr: u64::from(number(24)) << 32 | u64::from(number(28)), rkey: STag(number(32)) };
+        let memory = Remote {
+            addr: u64::from(number(24)) << 32 | u64::from(number(28)),
+            rkey: STag(number(32)),
+        };
         Some(Self { kind, order, memory, revocable: number(36), wrong })
     }
 }
@@ -253,15 +272,23 @@ mod tests {
         assert_eq!(both[1].to_string(), "you.write:4096x3x2");
         let Orders(one) = "me.read:0".parse().unwrap();
         assert_eq!((one.len(), one[0].size, one[0].count), (1, 0, 1));
-        for wrong in ["walk", "he.read", "read:x", "read:1x401", "read:300000000", "read:1x1x7", "read:1x1x0"]
-        {
+        for wrong in [
+            "walk",
+            "he.read",
+            "read:x",
+            "read:1x401",
+            "read:300000000",
+            "read:1x1x7",
+            "read:1x1x0",
+        ] {
             assert!(wrong.parse::<Orders>().is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn talk_survives_the_wire() {
-        let order = Order { op: Op::Fence, actor: Actor::Responder, size: 1, count: 2, sges: 3, seed: 4 };
+        let order =
+            Order { op: Op::Fence, actor: Actor::Responder, size: 1, count: 2, sges: 3, seed: 4 };
         let memory = Remote { addr: 0x0102_0304_0506_0708, rkey: STag(9) };
         let mut talk = PartnerMessage {
             kind: MessageKind::Done,

@@ -40,7 +40,8 @@ impl Reply {
         // An excessive length is judged without waiting for the bytes.
         let expected = if usize::from(length) > MAX_PRIVATE_DATA { 0 } else { usize::from(length) };
         let private = bytes.get(HEADER_LEN..HEADER_LEN + expected)?;
-        let enhanced = (revision >= 2 && flags & S != 0).then(|| private.first_chunk().copied()).flatten();
+        let enhanced =
+            (revision >= 2 && flags & S != 0).then(|| private.first_chunk().copied()).flatten();
         let bytes = bytes[..HEADER_LEN + expected].to_vec();
         Some(Self { bytes, flags, revision, length, enhanced: enhanced.map(Enhanced::parse) })
     }
@@ -129,17 +130,25 @@ impl Reply {
             format!("PD_Length is {length}")
         });
         let reserved = self.reserved();
-        let ids: &[&str] =
-            if self.revision >= 2 { &["RFC6581-6-01a", "RFC5044-7.1.1-13"] } else { &["RFC5044-7.1.1-13"] };
-        judged.check(reserved == 0, ids, || format!("the reserved bits of the Reply are {reserved:#x}"));
+        let ids: &[&str] = if self.revision >= 2 {
+            &["RFC6581-6-01a", "RFC5044-7.1.1-13"]
+        } else {
+            &["RFC5044-7.1.1-13"]
+        };
+        judged.check(reserved == 0, ids, || {
+            format!("the reserved bits of the Reply are {reserved:#x}")
+        });
         let asks = |name| request.number(name, 0) != 0;
         let revision = request.number("revision", 1);
-        let enhanced =
-            revision >= 2 && (asks("enhanced") || request.number("reserved", 0) & u64::from(S) != 0);
+        let enhanced = revision >= 2
+            && (asks("enhanced") || request.number("reserved", 0) & u64::from(S) != 0);
         let found = self.revision;
         if enhanced {
             judged.check(found >= 2 && self.has_s(), &["RFC6581-10-01", "RFC6581-10-05"], || {
-                format!("an enhanced Request has a Reply of revision {found}, S = {}", u8::from(self.has_s()))
+                format!(
+                    "an enhanced Request has a Reply of revision {found}, S = {}",
+                    u8::from(self.has_s())
+                )
             });
         } else {
             judged.check(!self.has_s(), &["RFC6581-10-02", "RFC6581-10-06"], || {
@@ -190,7 +199,9 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
         });
     }
     if !reply.peer_to_peer {
-        judged.check(!any, &["RFC6581-9.2-14"], || "A is 0 in the Reply, and B, C or D is 1".to_owned());
+        judged.check(!any, &["RFC6581-9.2-14"], || {
+            "A is 0 in the Reply, and B, C or D is 1".to_owned()
+        });
     }
     let (ird, ord) = (request.number("ird", 0) as u16, request.number("ord", 0) as u16);
     if ird == NOT_NEGOTIATED {
@@ -258,7 +269,10 @@ mod tests {
         assert_eq!(broken(&[("revision", 2)], &[("ird", 4)]), ["RFC6581-10-02", "RFC6581-10-06"]);
         let not_negotiated = [("revision", 2), ("enhanced", 1), ("ird", 0x3FFF), ("ord", 0x3FFF)];
         assert_eq!(broken(&not_negotiated, &[("ird", 0x3FFF), ("ord", 0x3FFF)]), [""; 0]);
-        assert_eq!(broken(&not_negotiated, &[("ird", 8), ("ord", 8)]), ["RFC6581-9.1-11", "RFC6581-9.1-13"]);
+        assert_eq!(
+            broken(&not_negotiated, &[("ird", 8), ("ord", 8)]),
+            ["RFC6581-9.1-11", "RFC6581-9.1-13"]
+        );
         let reserved = broken(&ENHANCED, &[("ird", 4), ("reserved", 8)]);
         assert_eq!(reserved, ["RFC5044-7.1.1-13", "RFC6581-6-01a"]);
     }

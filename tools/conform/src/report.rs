@@ -66,7 +66,12 @@ impl<'a> Report<'a> {
     /// Computes the verdicts from the results. Unless `only` is empty, the report is limited to
     /// requirements whose ids begin with one of these strings.
     #[must_use]
-    pub fn new(address: String, listener: &'a Listener, results: &'a Results, only: &[String]) -> Self {
+    pub fn new(
+        address: String,
+        listener: &'a Listener,
+        results: &'a Results,
+        only: &[String],
+    ) -> Self {
         let mut requirements = requirements::all();
         if !only.is_empty() {
             requirements.retain(|requirement| only.iter().any(|id| requirement.id.starts_with(id)));
@@ -127,14 +132,18 @@ impl<'a> Report<'a> {
                     for finding in findings {
                         lines.push(format!("        case {}: {}", finding.case, finding.what));
                     }
-                    for frame in findings.first().iter().flat_map(|finding| last_frames(&finding.frames)) {
+                    for frame in
+                        findings.first().iter().flat_map(|finding| last_frames(&finding.frames))
+                    {
                         lines.push(format!("          {frame}"));
                     }
                 }
                 Verdict::Kept(cases) if all => {
                     lines.push(format!("kept    {} in {cases} cases", requirement.id));
                 }
-                Verdict::NotJudged(why) if all => lines.push(format!("-       {}: {why}", requirement.id)),
+                Verdict::NotJudged(why) if all => {
+                    lines.push(format!("-       {}: {why}", requirement.id));
+                }
                 _ => {}
             }
         }
@@ -153,7 +162,9 @@ impl<'a> Report<'a> {
         lines.extend(self.requirements());
         let (kept, broken) = (self.kept(), self.broken());
         let not_judged = self.verdicts.len() - kept - broken;
-        lines.push(json!({"type": "summary", "kept": kept, "broken": broken, "not_judged": not_judged}));
+        lines.push(
+            json!({"type": "summary", "kept": kept, "broken": broken, "not_judged": not_judged}),
+        );
         lines
     }
 
@@ -168,7 +179,8 @@ impl<'a> Report<'a> {
     fn requirements(&self) -> Vec<Json> {
         let object = |(requirement, verdict): &(Requirement, Verdict)| {
             let Requirement { id, level, quote, .. } = requirement;
-            let mut object = json!({"type": "requirement", "id": id, "level": level, "quote": quote});
+            let mut object =
+                json!({"type": "requirement", "id": id, "level": level, "quote": quote});
             match verdict {
                 Verdict::Kept(cases) => {
                     object["verdict"] = json!("kept");
@@ -209,16 +221,21 @@ impl<'a> Report<'a> {
     }
 
     fn markdown(&self) -> String {
-        let mut out = format!("# Conformance of {}\n\n{}\n", self.address, self.listener.describe());
+        let mut out =
+            format!("# Conformance of {}\n\n{}\n", self.address, self.listener.describe());
         for suspicion in self.listener.suspicions() {
             let _ = write!(out, "\nSuspected: {suspicion}\n");
         }
         let _ = writeln!(out, "\n{}", self.summary());
-        let _ = write!(out, "\nMade by `uiw conform` {}.\n\n## Broken\n", env!("CARGO_PKG_VERSION"));
+        let _ =
+            write!(out, "\nMade by `uiw conform` {}.\n\n## Broken\n", env!("CARGO_PKG_VERSION"));
         for (requirement, verdict) in &self.verdicts {
             let Verdict::Broken(findings) = verdict else { continue };
-            let _ =
-                write!(out, "\n### {} ({})\n\n> {}\n", requirement.id, requirement.level, requirement.quote);
+            let _ = write!(
+                out,
+                "\n### {} ({})\n\n> {}\n",
+                requirement.id, requirement.level, requirement.quote
+            );
             for finding in findings {
                 let _ = write!(
                     out,
@@ -272,8 +289,9 @@ impl<'a> Report<'a> {
                     writeln!(out, "><skipped message=\"{}\"/></testcase>", escape(why.as_str()))
                 }
                 Verdict::Broken(findings) => {
-                    let what =
-                        findings.first().map_or_else(String::new, |f| format!("case {}: {}", f.case, f.what));
+                    let what = findings
+                        .first()
+                        .map_or_else(String::new, |f| format!("case {}: {}", f.case, f.what));
                     let frames: Vec<_> = findings.iter().flat_map(|f| f.frames.clone()).collect();
                     let body = format!("{}\n{}", requirement.quote, frames.join("\n"));
                     writeln!(
@@ -316,14 +334,21 @@ mod tests {
     fn temporary_name_not_predictable() {
         let folder = std::env::temp_dir().join(format!("uiw-report-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
-        let [report, other, part] = ["report", "other", "report.part"].map(|name| folder.join(name));
+        let [report, other, part] =
+            ["report", "other", "report.part"].map(|name| folder.join(name));
         fs::write(&other, "other").unwrap();
         std::os::unix::fs::symlink(&other, part).unwrap();
         write_atomically(&report, "text").unwrap();
-        assert_eq!([&report, &other].map(|file| fs::read_to_string(file).unwrap()), ["text", "other"]);
+        assert_eq!(
+            [&report, &other].map(|file| fs::read_to_string(file).unwrap()),
+            ["text", "other"]
+        );
         // No file is left behind where the report cannot be written.
         write_atomically(&folder, "text").unwrap_err();
-        let left = fs::read_dir(folder.parent().unwrap()).unwrap().flatten().map(|entry| entry.file_name());
+        let left = fs::read_dir(folder.parent().unwrap())
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.file_name());
         let begins = |name: &std::ffi::OsString| {
             name.as_encoded_bytes().starts_with(folder.file_name().unwrap().as_encoded_bytes())
         };

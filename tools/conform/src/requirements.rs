@@ -29,9 +29,9 @@ fn parse_visibility(mark: &str) -> Visibility {
         "interface" => Visibility::No("binds the interface to the program above, or its policy"),
         "permission" => Visibility::No("a permission, which cannot be broken"),
         "extension" => Visibility::No("an extension that a listener does not announce"),
-        "elsewhere" => {
-            Visibility::No("not a matter of this protocol: kept in TCP, SCTP, IPsec or by the operator")
-        }
+        "elsewhere" => Visibility::No(
+            "not a matter of this protocol: kept in TCP, SCTP, IPsec or by the operator",
+        ),
         _ => Visibility::No("happens inside the listener and shows in no frame"),
     }
 }
@@ -39,10 +39,16 @@ fn parse_visibility(mark: &str) -> Visibility {
 /// Returns all requirements in the order of the table.
 pub(super) fn all() -> Vec<Requirement> {
     let mut lines = TABLE.lines();
-    let head: BTreeMap<&str, usize> =
-        lines.next().unwrap_or_default().split('\t').enumerate().map(|(at, name)| (name, at)).collect();
+    let head: BTreeMap<&str, usize> = lines
+        .next()
+        .unwrap_or_default()
+        .split('\t')
+        .enumerate()
+        .map(|(at, name)| (name, at))
+        .collect();
     let column = |name: &str| head.get(name).copied().unwrap_or(usize::MAX);
-    let (id, level, quote, mark) = (column("id"), column("level"), column("quote"), column("outside"));
+    let (id, level, quote, mark) =
+        (column("id"), column("level"), column("quote"), column("outside"));
     lines
         .map(|line| {
             let cells: Vec<&'static str> = line.split('\t').collect();
@@ -68,7 +74,8 @@ mod tests {
         let pad = all.iter().find(|row| row.id == "RFC5044-4.1-02").unwrap();
         assert_eq!((pad.level, pad.visibility), ("MUST", Visibility::Partner));
         assert!(pad.quote.starts_with("The pad data MUST be set to zero"));
-        let judged = |row: &&Requirement| matches!(row.visibility, Visibility::Alone | Visibility::Partner);
+        let judged =
+            |row: &&Requirement| matches!(row.visibility, Visibility::Alone | Visibility::Partner);
         assert!(all.iter().filter(judged).count() >= 120);
     }
 }

@@ -139,8 +139,10 @@ impl<'a> Session<'a> {
         let address = self.target.address;
         let link = Link::connect(self.target.network, address, self.target.stall)
             .map_err(|error| Stop(format!("no connection to {address}: {error}")))?;
-        self.transcript
-            .line(&format!("connected to {address} in {:.1} ms", link.round_trip.as_secs_f64() * 1e3));
+        self.transcript.line(&format!(
+            "connected to {address} in {:.1} ms",
+            link.round_trip.as_secs_f64() * 1e3
+        ));
         self.link = Some(link);
         (self.reply, self.request) = (None, Values::default());
         (self.checker, self.sent) = (Checker::default(), 0);
@@ -206,7 +208,10 @@ impl<'a> Session<'a> {
             this
         });
         if ulpdu.len() > MAX_ULPDU {
-            return Err(Stop(format!("a segment of {} bytes: {MAX_ULPDU} are the most", ulpdu.len())));
+            return Err(Stop(format!(
+                "a segment of {} bytes: {MAX_ULPDU} are the most",
+                ulpdu.len()
+            )));
         }
         self.checker.record_sent(&ulpdu);
         let bytes = build::fpdu(&mut self.tx, &ulpdu, fields);
@@ -292,8 +297,11 @@ impl<'a> Session<'a> {
             ["RFC5040-5.2.1-04", "RFC5040-5.2.1-13", "RFC5040-5.2.1-16", "RFC5040-5.2.1-17"];
         let mut nudges = 0;
         loop {
-            let wait =
-                if nudges < MAX_NUDGES { NUDGE_INTERVAL.max(self.round_trip() * 2) } else { self.stall() };
+            let wait = if nudges < MAX_NUDGES {
+                NUDGE_INTERVAL.max(self.round_trip() * 2)
+            } else {
+                self.stall()
+            };
             match self.next_item(wait)? {
                 Item::Segment(segment, _) if segment.kind() == Some(FrameKind::ReadResponse) => {
                     self.judged.add_kept(&IDS[..3]);
@@ -408,7 +416,8 @@ impl<'a> Session<'a> {
             }
             DeframeResult::Fpdu(whole) => {
                 let raw: Vec<u8> = link.inbox.drain(..whole.consumed).collect();
-                let Some((segment, message)) = self.checker.receive(&whole.ulpdu, &mut self.judged) else {
+                let Some((segment, message)) = self.checker.receive(&whole.ulpdu, &mut self.judged)
+                else {
                     self.transcript.frame('<', "no DDP segment", &raw);
                     return Some(Item::Broken("no DDP segment".to_owned()));
                 };
@@ -477,7 +486,9 @@ impl<'a> Session<'a> {
     pub(super) fn end_connection(&mut self, complete: bool) {
         let accepted = self.reply.as_ref().is_some_and(|reply| !reply.rejects());
         let is_open = self.link.as_ref().is_some_and(|link| link.ended.is_none());
-        if !is_open || complete && accepted && self.sent == 0 && self.begin_full_operation().is_err() {
+        if !is_open
+            || complete && accepted && self.sent == 0 && self.begin_full_operation().is_err()
+        {
             return;
         }
         let _ = self.fin();

@@ -209,7 +209,8 @@ fn run_cases(options: &ConnConfig, link: &Link, cases: &[Case]) -> RunFindings {
     for case in cases.iter().filter(|case| lacks(case, &listener).is_none()) {
         let outcome = steps::run(&listen(options.clone(), link.clone()), case);
         found.ran += 1;
-        let broken = outcome.judged.0.iter().filter_map(|(id, broken)| Some((id, broken.as_ref()?)));
+        let broken =
+            outcome.judged.0.iter().filter_map(|(id, broken)| Some((id, broken.as_ref()?)));
         let mut wrong: Vec<String> = broken.map(|(id, what)| format!("{id}: {what}")).collect();
         wrong.extend(outcome.stopped);
         if !wrong.is_empty() {
@@ -233,14 +234,20 @@ fn paths() -> [Link; 3] {
 fn cases_without_partner_pass() {
     let cases = cases::built_in().unwrap();
     for link in paths() {
-        for (options, least) in
-            [(ConnConfig::default(), (60, 130)), (ConnConfig::default().markers(true).crc(false), (65, 130))]
-        {
-            let RunFindings { ran, requirements: shown, wrong } = run_cases(&options, &link, &cases);
+        for (options, least) in [
+            (ConnConfig::default(), (60, 130)),
+            (ConnConfig::default().markers(true).crc(false), (65, 130)),
+        ] {
+            let RunFindings { ran, requirements: shown, wrong } =
+                run_cases(&options, &link, &cases);
             assert!(wrong.is_empty(), "over {link:?}:\n{}", wrong.join("\n\n"));
             let table = requirements::all();
             assert!(shown.iter().all(|id| table.iter().any(|row| row.id == *id)));
-            assert!(ran >= least.0 && shown.len() >= least.1, "{ran} cases, {} requirements", shown.len());
+            assert!(
+                ran >= least.0 && shown.len() >= least.1,
+                "{ran} cases, {} requirements",
+                shown.len()
+            );
         }
     }
 }
@@ -259,7 +266,8 @@ const NEEDS_MEMORY: [&str; 7] = [
 
 #[test]
 fn negative_vectors_are_refused() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../interop/data/vectors/negative.case");
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../interop/data/vectors/negative.case");
     let mut cases = cases::load(&file).unwrap();
     cases.retain(|case| NEEDS_MEMORY.iter().all(|name| case.name != format!("negative/{name}")));
     let (markers, plain): (Vec<Case>, Vec<Case>) =
@@ -297,8 +305,8 @@ fn close_after_accept_not_judged() {
 #[test]
 fn accepted_marker_not_judged() {
     for (xor, is_refused) in [("0x40", true), ("0", false)] {
-        let text =
-            include_str!("cases/markers.case").replace("marker-xor 0x40", &format!("marker-xor {xor}"));
+        let text = include_str!("cases/markers.case")
+            .replace("marker-xor 0x40", &format!("marker-xor {xor}"));
         let mut cases = uiw_cases::parse("f", &text).unwrap();
         cases.retain(|case| case.name == "markers/received-wrong");
         let found = run_cases(&ConnConfig::default().markers(true), &Link::default(), &cases);

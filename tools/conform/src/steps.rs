@@ -48,7 +48,9 @@ impl Session<'_> {
             Action::Reset => self.reset(),
             Action::Expect { times, one_of } => (0..*times).try_for_each(|_| self.expect(one_of)),
             Action::Silence { time, judges } => self.expect_silence(*time, judges),
-            Action::Refusal { judges, terminate, fields } => self.expect_refusal(judges, terminate, fields),
+            Action::Refusal { judges, terminate, fields } => {
+                self.expect_refusal(judges, terminate, fields)
+            }
             Action::Order { operation, fields } => {
                 let fields = self.resolve_fields(fields)?;
                 self.give_order(*operation, &fields)
@@ -78,8 +80,11 @@ impl Session<'_> {
 
     /// Sends zero-length Reads one after another, and expects a response to each.
     fn send_reads(&mut self, count: u64, fields: &[Field], judges: &[String]) -> Result<(), Stop> {
-        let answer =
-            ExpectedFrame { kind: FrameKind::ReadResponse, judges: judges.to_vec(), fields: Vec::new() };
+        let answer = ExpectedFrame {
+            kind: FrameKind::ReadResponse,
+            judges: judges.to_vec(),
+            fields: Vec::new(),
+        };
         let answer = [answer];
         for number in 0..count {
             let mut fields = self.resolve_fields(fields)?;
@@ -98,7 +103,8 @@ impl Session<'_> {
             if let Item::Broken(what) = item {
                 return Err(Stop(what));
             }
-            let Some(expected) = one_of.iter().find(|expected| matches_kind(&item, expected.kind)) else {
+            let Some(expected) = one_of.iter().find(|expected| matches_kind(&item, expected.kind))
+            else {
                 if is_unsolicited(&item) {
                     continue;
                 }
@@ -111,7 +117,9 @@ impl Session<'_> {
             };
             self.judged.add_kept(&expected.judges);
             return match item {
-                Item::Reply(reply) => self.check_fields(&expected.fields, "Reply", |name| reply.field(name)),
+                Item::Reply(reply) => {
+                    self.check_fields(&expected.fields, "Reply", |name| reply.field(name))
+                }
                 Item::Segment(segment, _) => {
                     let quoted = self.checker.quoted_position(&segment);
                     let field = |name: &str| match name {
@@ -180,7 +188,8 @@ impl Session<'_> {
     ) -> Result<(), Stop> {
         let mut asked = false;
         loop {
-            let limit = if asked { self.stall() } else { TERMINATE_WAIT.max(self.round_trip() * 10) };
+            let limit =
+                if asked { self.stall() } else { TERMINATE_WAIT.max(self.round_trip() * 10) };
             let item = self.next_item(limit)?;
             match item {
                 Item::Segment(segment, _) if segment.kind() == Some(FrameKind::Terminate) => {
@@ -212,7 +221,8 @@ impl Session<'_> {
                 }
                 Item::Broken(what) => return Err(Stop(what)),
                 other => {
-                    let what = format!("{}: neither refused nor carried out", other.describe(limit));
+                    let what =
+                        format!("{}: neither refused nor carried out", other.describe(limit));
                     self.judged.add_broken(judges, what.clone());
                     self.judged.add_broken(terminate, what.clone());
                     return Err(Stop(what));
@@ -251,14 +261,16 @@ impl Session<'_> {
             match item {
                 Item::Segment(_, Some(message)) if message.first.kind() == Some(expected.kind) => {
                     self.judged.add_kept(&expected.judges);
-                    return self
-                        .check_fields(&expected.fields, expected.kind.name(), |name| message.field(name));
+                    return self.check_fields(&expected.fields, expected.kind.name(), |name| {
+                        message.field(name)
+                    });
                 }
                 Item::Segment(segment, None) if segment.kind() == Some(expected.kind) => {}
                 Item::Broken(what) => return Err(Stop(what)),
                 item if is_unsolicited(&item) => {}
                 other => {
-                    let what = format!("{} instead of a {}", other.describe(limit), expected.kind.name());
+                    let what =
+                        format!("{} instead of a {}", other.describe(limit), expected.kind.name());
                     // A stream that ends or stalls says nothing about the message.
                     if matches!(other, Item::Segment(..)) {
                         self.judged.add_broken(&expected.judges, what.clone());

@@ -194,14 +194,24 @@ mod tests {
         assert_eq!(changed(3, 1), ["RFC5040-4.8-07"]);
         assert_eq!(changed(5, 47), ["RFC5040-4.8-08"]);
         assert_eq!(changed(5, 28), [""; 0], "the payload's length");
-        assert_eq!(changed(19, 9), ["RFC5040-4.8-08", "RFC5040-4.8-10", "RFC5040-4.8-11"], "another MSN");
+        assert_eq!(
+            changed(19, 9),
+            ["RFC5040-4.8-08", "RFC5040-4.8-10", "RFC5040-4.8-11"],
+            "another MSN"
+        );
         assert_eq!(changed(40, 9), ["RFC5040-4.8-11"]);
         assert_eq!(broken(&legal()[..40]), ["RFC5040-4.8-01", "RFC5040-4.8-11"]);
-        assert_eq!(broken(&[0x01, 0, 0x40, 0]), ["RFC5040-4.8-01", "RFC5040-4.8-09", "RFC5040-4.8-10"]);
+        assert_eq!(
+            broken(&[0x01, 0, 0x40, 0]),
+            ["RFC5040-4.8-01", "RFC5040-4.8-09", "RFC5040-4.8-10"]
+        );
         assert_eq!(broken(&[0x12, 0x0E, 0, 0]), ["RFC5040-4.8-03", "RFC5041-7.2-01"]);
         assert_eq!(broken(&[0]), ["RFC5040-4.8-01"]);
         // Codes 0/1/0 in the layout of the Linux siw driver.
-        assert_eq!(broken(&[[0x10, 0, 0x07, 0, 0, 46].as_slice(), &sent()].concat()), ["RFC5040-4.8-02"]);
+        assert_eq!(
+            broken(&[[0x10, 0, 0x07, 0, 0, 46].as_slice(), &sent()].concat()),
+            ["RFC5040-4.8-02"]
+        );
     }
 
     #[test]

@@ -78,7 +78,8 @@ impl Variables {
         Ok(match atom {
             Atom::Number(number) => Value::Number(*number),
             Atom::Variable(name, add) => {
-                let number = self.numbers.get(name).ok_or_else(|| format!("${name} has no value here"))?;
+                let number =
+                    self.numbers.get(name).ok_or_else(|| format!("${name} has no value here"))?;
                 Value::Number(number.wrapping_add_signed(*add))
             }
             Atom::Bytes(bytes) => Value::Bytes(bytes.clone()),
@@ -92,7 +93,11 @@ impl Variables {
     ///
     /// # Errors
     /// Returns the errors of [`resolve`](Self::resolve).
-    pub(super) fn test(&mut self, test: &Test, found: &Value) -> Result<Result<(), String>, String> {
+    pub(super) fn test(
+        &mut self,
+        test: &Test,
+        found: &Value,
+    ) -> Result<Result<(), String>, String> {
         match test {
             Test::Any => Ok(Ok(())),
             Test::Bind(name) => {

@@ -50,7 +50,10 @@ pub(super) fn lacks(case: &Case, listener: &Listener) -> Option<String> {
 }
 
 /// Returns the requirements with their verdicts, in the order of the table.
-pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[CaseRun]) -> Vec<(Requirement, Verdict)> {
+pub(super) fn verdicts(
+    requirements: Vec<Requirement>,
+    runs: &[CaseRun],
+) -> Vec<(Requirement, Verdict)> {
     let mut kept: BTreeMap<&str, usize> = BTreeMap::new();
     let mut broken: BTreeMap<&str, Vec<Finding>> = BTreeMap::new();
     for run in runs {
@@ -67,12 +70,16 @@ pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[CaseRun]) -> Vec<
             }
         }
     }
-    let verdict = |requirement: &Requirement| match (broken.get(requirement.id), kept.get(requirement.id)) {
-        (Some(findings), _) => Verdict::Broken(findings.clone()),
-        (None, Some(cases)) => Verdict::Kept(*cases),
-        (None, None) => Verdict::NotJudged(reason_not_judged(requirement, runs)),
-    };
-    requirements.into_iter().map(|requirement| (requirement.clone(), verdict(&requirement))).collect()
+    let verdict =
+        |requirement: &Requirement| match (broken.get(requirement.id), kept.get(requirement.id)) {
+            (Some(findings), _) => Verdict::Broken(findings.clone()),
+            (None, Some(cases)) => Verdict::Kept(*cases),
+            (None, None) => Verdict::NotJudged(reason_not_judged(requirement, runs)),
+        };
+    requirements
+        .into_iter()
+        .map(|requirement| (requirement.clone(), verdict(&requirement)))
+        .collect()
 }
 
 fn reason_not_judged(requirement: &Requirement, runs: &[CaseRun]) -> String {
@@ -90,7 +97,9 @@ fn reason_not_judged(requirement: &Requirement, runs: &[CaseRun]) -> String {
     }
     match requirement.visibility {
         Visibility::Partner
-            if runs.iter().all(|run| run.result.is_err() || !run.case.name.starts_with("partner/")) =>
+            if runs
+                .iter()
+                .all(|run| run.result.is_err() || !run.case.name.starts_with("partner/")) =>
         {
             "needs the partner program at the far end (--partner)".to_owned()
         }

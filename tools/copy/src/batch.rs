@@ -94,7 +94,9 @@ impl Batch {
     /// Reads a file and adds it, or adds a record with the reason why it is not included.
     pub fn read(&mut self, root: &Root, path: &RelPath) -> BatchRead {
         let (content, fit) = match root.read_small(path, SMALL) {
-            Ok(Ok((meta, bytes))) if self.add_file(path, &meta, &bytes) => return BatchRead::File(meta.size),
+            Ok(Ok((meta, bytes))) if self.add_file(path, &meta, &bytes) => {
+                return BatchRead::File(meta.size);
+            }
             Ok(Ok(_)) => return BatchRead::NoRoom,
             Ok(Err(meta)) => (BatchContent::TooLarge(meta), BatchRead::TooLarge),
             Err(error) => (BatchContent::Failed(errno(&error)), BatchRead::Failed(error)),
@@ -138,13 +140,18 @@ pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, BatchContent<'_>
                 let meta = Meta::decode(&mut from)?;
                 let len = from.u32("a length")?;
                 if meta.kind != EntryKind::File || u64::from(len) != meta.size {
-                    return Err(WireError::Value { what: "the length of a file", value: len.into() });
+                    return Err(WireError::Value {
+                        what: "the length of a file",
+                        value: len.into(),
+                    });
                 }
                 BatchContent::Bytes(meta, from.take(len as usize, "a file")?)
             }
             1 => BatchContent::Failed(from.u16("an error number")?),
             2 => BatchContent::TooLarge(Meta::decode(&mut from)?),
-            other => return Err(WireError::Value { what: "the mark of a record", value: other.into() }),
+            other => {
+                return Err(WireError::Value { what: "the mark of a record", value: other.into() });
+            }
         };
         if path.is_empty() {
             return Err(super::names::NameError::Empty.into());
@@ -189,7 +196,11 @@ pub type BatchFile<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
 /// Stores complete files: writes all of them under temporary names, syncs their file systems,
 /// renames them, and syncs again, because only that makes the names durable. Returns the positions
 /// of files that failed, with error numbers.
-pub fn store<'a>(root: &Root, files: impl Iterator<Item = BatchFile<'a>>, session: &str) -> Vec<(u16, u16)> {
+pub fn store<'a>(
+    root: &Root,
+    files: impl Iterator<Item = BatchFile<'a>>,
+    session: &str,
+) -> Vec<(u16, u16)> {
     store_with(root, files, session, sync)
 }
 
@@ -233,7 +244,11 @@ fn store_with<'a>(
 }
 
 /// Syncs the file systems of these files. Some may be mounted below the root.
-fn sync(parents: &mut ParentDirectory, root: &Root, written: &[WrittenFile]) -> std::io::Result<()> {
+fn sync(
+    parents: &mut ParentDirectory,
+    root: &Root,
+    written: &[WrittenFile],
+) -> std::io::Result<()> {
     root.sync()?;
     let mut synced = vec![root.device()?];
     for WrittenFile { path, id: (device, _), .. } in written {
@@ -275,7 +290,12 @@ fn write_temporary(
 }
 
 impl WrittenFile {
-    fn move_to_name(&self, parents: &mut ParentDirectory, root: &Root, session: &str) -> std::io::Result<()> {
+    fn move_to_name(
+        &self,
+        parents: &mut ParentDirectory,
+        root: &Root,
+        session: &str,
+    ) -> std::io::Result<()> {
         let (directory, name) = parents.open_parent(root, &self.path)?;
         let part = name.session_part_name(session);
         let part = OsStr::from_bytes(&part);
@@ -328,10 +348,11 @@ mod tests {
         let records = decode(batch.bytes(), batch.count).unwrap();
         assert!(matches!(&records[3].1, BatchContent::TooLarge(meta) if meta.size == SMALL + 1));
         assert_eq!(records[4].1, BatchContent::Failed(Errno::NOENT.raw_os_error() as u16));
-        let files = records.iter().zip(0..).filter_map(|((path, content), position)| match content {
-            BatchContent::Bytes(meta, bytes) => Some((position, path, meta, *bytes)),
-            _ => None,
-        });
+        let files =
+            records.iter().zip(0..).filter_map(|((path, content), position)| match content {
+                BatchContent::Bytes(meta, bytes) => Some((position, path, meta, *bytes)),
+                _ => None,
+            });
         let target = Root::open(to.path()).unwrap();
         assert_eq!(store(&target, files, "s"), [(1, Errno::ISDIR.raw_os_error() as u16)]);
         assert_eq!(std::fs::read(to.path().join("b c")).unwrap(), b"third");

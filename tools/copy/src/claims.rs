@@ -27,7 +27,8 @@ impl Claims {
     /// Waits until none of these paths is claimed, and then claims all of them.
     pub(crate) fn take(&self, paths: Vec<RelPath>) -> Claim<'_> {
         let is_taken = |taken: &mut HashSet<RelPath>| paths.iter().any(|path| taken.contains(path));
-        let mut taken = self.freed.wait_while(self.taken(), is_taken).unwrap_or_else(PoisonError::into_inner);
+        let mut taken =
+            self.freed.wait_while(self.taken(), is_taken).unwrap_or_else(PoisonError::into_inner);
         taken.extend(paths.iter().cloned());
         drop(taken);
         Claim { claims: self, paths }

@@ -182,7 +182,8 @@ impl Handler {
             Request::Put { file, index, len, hash } => {
                 let bytes = read_slot(*len)?;
                 self.if_intact(blake3::hash(&bytes) == *hash, |handler| {
-                    let reply = handler.with_part(file, |part| part.put_block(*index, &bytes, hash))?;
+                    let reply =
+                        handler.with_part(file, |part| part.put_block(*index, &bytes, hash))?;
                     if reply == Reply::Done {
                         handler.session.tally().count_block(&file.path, bytes.len() as u64);
                     }
@@ -195,9 +196,15 @@ impl Handler {
                 let mut files = Vec::with_capacity(records.len());
                 for ((path, content), position) in records.iter().zip(0..) {
                     match content {
-                        BatchContent::Bytes(meta, bytes) => files.push((position, path, meta, *bytes)),
+                        BatchContent::Bytes(meta, bytes) => {
+                            files.push((position, path, meta, *bytes));
+                        }
                         BatchContent::Failed(_) | BatchContent::TooLarge(_) => {
-                            return Err(WireError::Value { what: "the mark of a record", value: 1 }.into());
+                            return Err(WireError::Value {
+                                what: "the mark of a record",
+                                value: 1,
+                            }
+                            .into());
                         }
                     }
                 }
@@ -205,13 +212,17 @@ impl Handler {
                     let session = Arc::clone(&handler.session);
                     let paths = files.iter().map(|(_, path, ..)| RelPath::clone(path)).collect();
                     let _claim = session.claims.take(paths);
-                    let failures = batch::store(&session.root, files.iter().copied(), &session.label);
-                    let errno_of =
-                        |position| failures.iter().find(|(at, _)| *at == position).map(|(_, errno)| *errno);
+                    let failures =
+                        batch::store(&session.root, files.iter().copied(), &session.label);
+                    let errno_of = |position| {
+                        failures.iter().find(|(at, _)| *at == position).map(|(_, errno)| *errno)
+                    };
                     for (position, path, meta, _) in &files {
                         match errno_of(*position) {
                             None => session.tally().count_file(path, meta.size),
-                            Some(errno) => handler.fail(path, Error::from_raw_os_error(errno.into())),
+                            Some(errno) => {
+                                handler.fail(path, Error::from_raw_os_error(errno.into()));
+                            }
                         }
                     }
                     Ok((Reply::Stored(failures), None))
@@ -235,7 +246,11 @@ impl Handler {
         self.failures.push((path.clone(), error));
     }
 
-    fn if_intact(&mut self, intact: bool, then: impl FnOnce(&mut Self) -> Result<Answer>) -> Result<Answer> {
+    fn if_intact(
+        &mut self,
+        intact: bool,
+        then: impl FnOnce(&mut Self) -> Result<Answer>,
+    ) -> Result<Answer> {
         if intact { then(self) } else { Err(Error::other("the bytes do not have their hash")) }
     }
 
@@ -256,7 +271,9 @@ impl Handler {
                 }
                 Err(reply) => reply,
             },
-            Request::Hole { file, blocks } => self.with_part(file, |part| part.put_hole(blocks.clone()))?,
+            Request::Hole { file, blocks } => {
+                self.with_part(file, |part| part.put_hole(blocks.clone()))?
+            }
             Request::Finish { file } => self.finish(file)?,
             Request::Symlink { path, target, mtime } => {
                 let _claim = session.claims.take(vec![path.clone()]);
@@ -497,8 +514,9 @@ mod tests {
             // The first file stays in use.
             handle(&mut first, &Request::Hole { file: file(0), blocks: 0..1 });
         }
-        let closed =
-            |number: &usize| handle(&mut other, &Request::Open { file: file(*number) }) == missing(1);
+        let closed = |number: &usize| {
+            handle(&mut other, &Request::Open { file: file(*number) }) == missing(1)
+        };
         assert_eq!((0..=MAX_PARTS).filter(closed).collect::<Vec<_>>(), [1]);
     }
 
@@ -508,7 +526,8 @@ mod tests {
         let scratch = ScratchDirectory::new();
         let root = Arc::new(Root::open(scratch.path()).unwrap());
         let opening = Arc::<OpeningLock>::default();
-        let session = |token| Arc::new(Session::new(Arc::clone(&root), true, token, Arc::clone(&opening)));
+        let session =
+            |token| Arc::new(Session::new(Arc::clone(&root), true, token, Arc::clone(&opening)));
         let long = Request::Open { file: head("long", 2 * RECORDS) };
         let mut first = Handler::new(session(1), || true);
         assert_eq!(handle(&mut first, &long), missing(2 * RECORDS));
@@ -518,7 +537,8 @@ mod tests {
             assert_eq!(handle(&mut first, &hole), Reply::Done);
         }
         drop(first);
-        let (begun, other_is_open) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (begun, other_is_open) =
+            (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         std::thread::scope(|scope| {
             let other = session(2);
             let (begun, is_open) = (Arc::clone(&begun), Arc::clone(&other_is_open));
@@ -542,7 +562,10 @@ mod tests {
                 is_open.store(true, Ordering::SeqCst);
             });
             assert!(matches!(handle(&mut first, &long), Reply::Missing(_)));
-            assert!(other_is_open.load(Ordering::SeqCst), "the other session waited for all records");
+            assert!(
+                other_is_open.load(Ordering::SeqCst),
+                "the other session waited for all records"
+            );
         });
     }
 }

@@ -113,7 +113,11 @@ impl Journal {
     /// Calls `each` with every valid record, and truncates the journal after the last of them. We
     /// never write more than about twice as many records as the file has blocks, so further records
     /// are removed.
-    pub fn replay(&mut self, file: &FileHead, mut each: impl FnMut(Record) -> Result<()>) -> Result<()> {
+    pub fn replay(
+        &mut self,
+        file: &FileHead,
+        mut each: impl FnMut(Record) -> Result<()>,
+    ) -> Result<()> {
         self.file.seek(SeekFrom::Start(HEADER as u64))?;
         self.end = HEADER as u64;
         let mut from = BufReader::new(&self.file);
@@ -158,7 +162,8 @@ mod tests {
 
     /// A file without a name.
     fn nameless() -> File {
-        let path = std::env::temp_dir().join(format!("uiw-journal-{:x}", getrandom::u64().unwrap()));
+        let path =
+            std::env::temp_dir().join(format!("uiw-journal-{:x}", getrandom::u64().unwrap()));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(path).unwrap();
         file
@@ -217,7 +222,9 @@ mod tests {
 
     #[test]
     fn invalid_records_end_journal() {
-        for bad in [Record::Block(10, [1; 32]), Record::Hole(8..11), Record::Block(u64::MAX, [1; 32])] {
+        for bad in
+            [Record::Block(10, [1; 32]), Record::Hole(8..11), Record::Block(u64::MAX, [1; 32])]
+        {
             let mut journal = Journal::new(nameless());
             journal.restart(&file().meta).unwrap();
             journal.append(&bad).unwrap();

@@ -68,8 +68,11 @@ impl Meta {
         for part in [stat.st_size, stat.st_mtime, stat.st_ctime] {
             hash.update(&part.to_be_bytes());
         }
-        for part in [u64::from(stat.st_mtime_nsec as u32), u64::from(stat.st_ctime_nsec as u32), stat.st_ino]
-        {
+        for part in [
+            u64::from(stat.st_mtime_nsec as u32),
+            u64::from(stat.st_ctime_nsec as u32),
+            stat.st_ino,
+        ] {
             hash.update(&part.to_be_bytes());
         }
         let mut version = Version::default();
@@ -147,7 +150,10 @@ pub(crate) fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec
     let target = from.counted("the text of a link")?;
     let fits = if is_link { (1..=MAX_TARGET).contains(&target.len()) } else { target.is_empty() };
     if !fits || target.contains(&0) {
-        return Err(WireError::Value { what: "the length of a link's text", value: target.len() as u64 });
+        return Err(WireError::Value {
+            what: "the length of a link's text",
+            value: target.len() as u64,
+        });
     }
     Ok(target.to_vec())
 }
@@ -174,7 +180,9 @@ impl FileTime {
         let seconds = from.u64("a time")?.cast_signed();
         match from.u32("a time")? {
             nanos if nanos < 1_000_000_000 => Ok(Self { seconds, nanos }),
-            nanos => Err(WireError::Value { what: "the nanoseconds of a time", value: nanos.into() }),
+            nanos => {
+                Err(WireError::Value { what: "the nanoseconds of a time", value: nanos.into() })
+            }
         }
     }
 }

@@ -132,7 +132,9 @@ impl RelPath {
     /// Returns the longest common path of both.
     #[must_use]
     pub fn common(&self, other: &Self) -> Self {
-        let names = |path: &Self| path.0.split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let names = |path: &Self| {
+            path.0.split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect::<Vec<_>>()
+        };
         let (own, other) = (names(self), names(other));
         let same = own.iter().zip(&other).take_while(|(a, b)| a == b).count();
         Self(own[..same].join(&b'/'))
@@ -196,7 +198,8 @@ pub fn is_unsafe(char: char) -> bool {
     // unless it follows another character.
     let mut text = *b"x\0\0\0\0";
     let len = 1 + char.encode_utf8(&mut text[1..]).len();
-    let is_printed = || std::str::from_utf8(&text[..len]).is_ok_and(|text| text.escape_debug().count() == 2);
+    let is_printed =
+        || std::str::from_utf8(&text[..len]).is_ok_and(|text| text.escape_debug().count() == 2);
     !matches!(char, '\'' | '"' | '\\') && !is_printed()
 }
 
@@ -298,7 +301,8 @@ mod tests {
             assert!(is_unsafe(char), "{char:?}");
         }
         // The last one of the first line is a combining mark.
-        for char in " aZ~'\"\\\u{e9}\u{5d0}\u{627}\u{4e2d}\u{1f600}\u{301}".chars().chain('!'..='~') {
+        for char in " aZ~'\"\\\u{e9}\u{5d0}\u{627}\u{4e2d}\u{1f600}\u{301}".chars().chain('!'..='~')
+        {
             assert!(!is_unsafe(char), "{char:?}");
         }
     }

@@ -74,8 +74,14 @@ pub enum PartOutcome {
 
 /// Opens or creates a regular file of this user, and refuses anything else with this name.
 fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
-    let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(directory, OsStr::from_bytes(name), flags, Mode::RUSR | Mode::WUSR)?;
+    let flags = flags
+        | OFlags::RDWR
+        | OFlags::NOFOLLOW
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY
+        | OFlags::CLOEXEC;
+    let file =
+        rustix::fs::openat(directory, OsStr::from_bytes(name), flags, Mode::RUSR | Mode::WUSR)?;
     let stat = fstat(&file)?;
     // A file with several hard links must be refused, because writing would change a file
     // elsewhere.
@@ -161,7 +167,12 @@ impl PartialFile {
                 Ok(bytes) if bytes.metadata()?.len() == head.meta.size => Some(bytes),
                 Ok(_) => None,
                 // The final mode of a read-only file was already set when the transfer ended.
-                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::NotFound | ErrorKind::PermissionDenied
+                    ) =>
+                {
                     None
                 }
                 Err(error) => return Err(error),
@@ -478,7 +489,8 @@ mod tests {
         put(&part, 2, &source);
         drop(part);
         // A block that does not match its record is missing again.
-        let damaged = File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
+        let damaged =
+            File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
         damaged.write_all_at(b"\0\0\0\0", BLOCK + 5).unwrap();
         let part = open(&root, &head(1, false));
         assert_eq!(part.missing(), vec![0..2]);
@@ -523,7 +535,8 @@ mod tests {
         let (root, head) = (Root::open(scratch.path()).unwrap(), head(1, false));
         let count = || std::fs::read_dir(scratch.path()).unwrap().count();
         let meta = Meta { size: 1, ..head.meta.clone() };
-        let store = || assert_eq!(store(&root, [(0, &head.path, &meta, &b"x"[..])].into_iter(), "s"), []);
+        let store =
+            || assert_eq!(store(&root, [(0, &head.path, &meta, &b"x"[..])].into_iter(), "s"), []);
         let part = open(&root, &head);
         store();
         assert_eq!(count(), 3, "a transfer writes it");
@@ -640,7 +653,8 @@ mod tests {
             let scratch = ScratchDirectory::new();
             let (root, source) = (Root::open(scratch.path()).unwrap(), source());
             put(&open(&root, &head(1, sparse)), 0, &source);
-            let torn = File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
+            let torn =
+                File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
             torn.write_all_at(b"torn", BLOCK + 7).unwrap();
             let part = open(&root, &head(1, sparse));
             part.put_hole(1..3).unwrap();
@@ -654,10 +668,14 @@ mod tests {
     fn foreign_files_not_written() {
         let scratch = ScratchDirectory::new();
         let root = Root::open(scratch.path()).unwrap();
-        let (victim, journal) = (scratch.path().join("victim"), scratch.path().join("file.uiw-journal"));
+        let (victim, journal) =
+            (scratch.path().join("victim"), scratch.path().join("file.uiw-journal"));
         std::fs::write(&victim, "victim").unwrap();
         std::os::unix::fs::symlink("victim", &journal).unwrap();
-        assert!(PartialFile::open(&root, &head(1, false), true, &|| true).is_err(), "a symbolic link");
+        assert!(
+            PartialFile::open(&root, &head(1, false), true, &|| true).is_err(),
+            "a symbolic link"
+        );
         std::fs::remove_file(&journal).unwrap();
         std::fs::hard_link(&victim, &journal).unwrap();
         assert!(PartialFile::open(&root, &head(1, false), true, &|| true).is_err(), "a hard link");

@@ -337,7 +337,11 @@ impl Request {
             6 => Self::Finish { file: FileHead::decode(&mut from)? },
             7 => {
                 let count = decode_batch_count(&mut from)?;
-                Self::PutBatch { count, len: decode_slot_len(&mut from)?, hash: from.array("a hash")? }
+                Self::PutBatch {
+                    count,
+                    len: decode_slot_len(&mut from)?,
+                    hash: from.array("a hash")?,
+                }
             }
             8 => {
                 let path = decode_entry_path(&mut from)?;
@@ -363,7 +367,12 @@ impl Request {
             }
             12 => Self::End { failed: from.u64("the number of failed entries")? },
             13 => Self::Remove { path: decode_entry_path(&mut from)? },
-            other => return Err(WireError::Value { what: "the number of a request", value: other.into() }),
+            other => {
+                return Err(WireError::Value {
+                    what: "the number of a request",
+                    value: other.into(),
+                });
+            }
         };
         from.finish()?;
         Ok((tag, request))
@@ -400,7 +409,9 @@ impl Request {
     /// Returns whether the request changes the share.
     pub fn writes(&self) -> bool {
         match self {
-            Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } | Self::End { .. } => false,
+            Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } | Self::End { .. } => {
+                false
+            }
             Self::List { create, .. } => *create != CreateMode::No,
             _ => true,
         }
@@ -488,7 +499,8 @@ impl Reply {
                 let ranges = ranges?;
                 // The ranges must not overlap, otherwise a server could make the client send a file
                 // many times.
-                if let Some([_, next]) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end) {
+                if let Some([_, next]) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end)
+                {
                     return Err(WireError::Value {
                         what: "the start of a range of blocks",
                         value: next.start,
@@ -519,7 +531,12 @@ impl Reply {
                 Self::Failed { errno, text }
             }
             14 => Self::Working,
-            other => return Err(WireError::Value { what: "the number of a reply", value: other.into() }),
+            other => {
+                return Err(WireError::Value {
+                    what: "the number of a reply",
+                    value: other.into(),
+                });
+            }
         };
         from.finish()?;
         Ok((tag, reply))
@@ -623,7 +640,8 @@ mod tests {
     #[test]
     fn longest_messages_fit() {
         let path = RelPath::new(&[b"abcdefg/".repeat(383), b"abcdefg".to_vec()].concat()).unwrap();
-        let longest = Request::Symlink { path, target: vec![b'x'; 4095], mtime: FileTime::default() };
+        let longest =
+            Request::Symlink { path, target: vec![b'x'; 4095], mtime: FileTime::default() };
         assert!(longest.encode(0).len() <= MESSAGE as usize);
         let ranges = Reply::Missing((0..MAX_RANGES as u64).map(|at| 2 * at..2 * at + 1).collect());
         assert!(ranges.encode(0).len() <= MESSAGE as usize);
@@ -655,7 +673,11 @@ mod tests {
             Request::Hole { file, blocks: 3..2 },
             Request::PutBatch { count: 0, len: 1, hash: [0; 32] },
             Request::PutBatch { count: 1, len: SLOT + 1, hash: [0; 32] },
-            Request::SetDirectory { path: RelPath::default(), mode: 0o1777, mtime: FileTime::default() },
+            Request::SetDirectory {
+                path: RelPath::default(),
+                mode: 0o1777,
+                mtime: FileTime::default(),
+            },
             Request::GetBatch { paths: Vec::new() },
             Request::Remove { path: RelPath::default() },
         ] {
@@ -665,7 +687,8 @@ mod tests {
 
     #[test]
     fn lists_survive_round_trip() {
-        let entry = |name: &[u8]| Entry { name: Name::new(name).unwrap(), meta: meta(EntryKind::File) };
+        let entry =
+            |name: &[u8]| Entry { name: Name::new(name).unwrap(), meta: meta(EntryKind::File) };
         let entries = [entry(b"a"), entry(&[b'x'; 200])];
         let bytes = encode_entries(&entries);
         assert_eq!(decode_entries(&bytes).unwrap(), entries);

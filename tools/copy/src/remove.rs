@@ -94,7 +94,9 @@ impl Levels<'_> {
         match unlinkat(self.deepest()?, &name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             // Some file systems skip entries of a directory while other entries are removed.
-            Err(Errno::NOTEMPTY | Errno::EXIST) if passes < MAX_PASSES => self.push(&name, passes + 1),
+            Err(Errno::NOTEMPTY | Errno::EXIST) if passes < MAX_PASSES => {
+                self.push(&name, passes + 1)
+            }
             Err(error) => Err(error),
         }
     }
@@ -127,7 +129,11 @@ pub(crate) fn add_owner_rights(directory: impl AsFd) -> Result<()> {
 /// Returns the errors of the file system; `EXDEV` for a directory on which another file system is
 /// mounted; `ENAMETOOLONG` for a deeper tree than a path can name; and `EINTR` if
 /// `should_continue`, which is called for each entry, returns false.
-pub(crate) fn remove_tree(parent: impl AsFd, name: &OsStr, should_continue: &dyn Fn() -> bool) -> Result<()> {
+pub(crate) fn remove_tree(
+    parent: impl AsFd,
+    name: &OsStr,
+    should_continue: &dyn Fn() -> bool,
+) -> Result<()> {
     let mut tree = Levels { parent: parent.as_fd(), levels: Vec::new() };
     let check = || if should_continue() { Ok(()) } else { Err(Errno::INTR) };
     check()?;
@@ -167,9 +173,11 @@ mod tests {
         for level in 1..levels {
             mkdirat(&at, "d", Mode::RWXU).unwrap();
             if level % 100 < 2 {
-                rustix::fs::openat(&at, "file", OFlags::CREATE | OFlags::WRONLY, Mode::RWXU).unwrap();
+                rustix::fs::openat(&at, "file", OFlags::CREATE | OFlags::WRONLY, Mode::RWXU)
+                    .unwrap();
             }
-            at = rustix::fs::openat(&at, "d", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+            at = rustix::fs::openat(&at, "d", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+                .unwrap();
         }
     }
 

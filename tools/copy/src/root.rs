@@ -92,7 +92,10 @@ impl Root {
     /// Opens the directory at `path`, which may contain symbolic links because it comes from the
     /// user.
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self(rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?, SharedSync::default()))
+        Ok(Self(
+            rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?,
+            SharedSync::default(),
+        ))
     }
 
     fn open_at(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
@@ -104,8 +107,16 @@ impl Root {
         }
     }
 
-    fn resolve(&self, path: &RelPath, flags: OFlags, limits: ResolveFlags) -> rustix::io::Result<OwnedFd> {
-        let limits = limits | ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    fn resolve(
+        &self,
+        path: &RelPath,
+        flags: OFlags,
+        limits: ResolveFlags,
+    ) -> rustix::io::Result<OwnedFd> {
+        let limits = limits
+            | ResolveFlags::BENEATH
+            | ResolveFlags::NO_SYMLINKS
+            | ResolveFlags::NO_MAGICLINKS;
         let flags = flags | OFlags::CLOEXEC;
         loop {
             match rustix::fs::openat2(&self.0, path.as_path(), flags, Mode::empty(), limits) {
@@ -151,7 +162,8 @@ impl Root {
         kept: &mut Option<Listing>,
     ) -> Result<(Vec<Entry>, bool)> {
         let directory = self.open_directory(path)?;
-        let continued = kept.take().filter(|listing| listing.path == *path && listing.after == after);
+        let continued =
+            kept.take().filter(|listing| listing.path == *path && listing.after == after);
         let mut listing = match continued {
             Some(listing) => listing,
             None => Listing::read(&directory, path, after)?,
@@ -196,8 +208,8 @@ impl Root {
         // Check the type first: opening a device may have side effects, and opening a FIFO may
         // block.
         regular(&self.open_at(path, OFlags::PATH | OFlags::NOFOLLOW)?)?;
-        let file =
-            self.open_at(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let file = self
+            .open_at(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY)?;
         let stat = regular(&file)?;
         Ok((file.into(), Meta::from_stat(&stat)))
     }
@@ -237,7 +249,13 @@ impl Root {
     }
 
     /// Creates a symbolic link, which replaces any existing entry except a directory.
-    pub fn symlink(&self, path: &RelPath, target: &[u8], mtime: FileTime, session: &str) -> Result<()> {
+    pub fn symlink(
+        &self,
+        path: &RelPath,
+        target: &[u8],
+        mtime: FileTime,
+        session: &str,
+    ) -> Result<()> {
         let (parent, name) = self.open_parent(path)?;
         let part = name.session_part_name(session);
         let part = OsStr::from_bytes(&part);
@@ -245,7 +263,8 @@ impl Root {
         rustix::fs::symlinkat(OsStr::from_bytes(target), &parent, part)?;
         let times = Meta::timestamps(mtime);
         let timed = rustix::fs::utimensat(&parent, part, &times, AtFlags::SYMLINK_NOFOLLOW);
-        let named = timed.and_then(|()| rustix::fs::renameat(&parent, part, &parent, name.as_os_str()));
+        let named =
+            timed.and_then(|()| rustix::fs::renameat(&parent, part, &parent, name.as_os_str()));
         match named {
             Ok(()) => remove_incomplete(&parent, &name),
             Err(_) => drop(rustix::fs::unlinkat(&parent, part, AtFlags::empty())),
@@ -262,7 +281,11 @@ impl Root {
     /// each entry, returns false.
     pub fn remove(&self, path: &RelPath, should_continue: &dyn Fn() -> bool) -> Result<()> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
-        let parent = match self.resolve(&parent, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::NO_XDEV) {
+        let parent = match self.resolve(
+            &parent,
+            OFlags::RDONLY | OFlags::DIRECTORY,
+            ResolveFlags::NO_XDEV,
+        ) {
             Err(Errno::NOENT) => return Ok(()),
             opened => opened,
         };
@@ -272,9 +295,9 @@ impl Root {
             Ok(())
         });
         match removed {
-            Err(Errno::XDEV | Errno::BUSY) => {
-                Err(Error::other("another file system is mounted there: removal does not cross file systems"))
-            }
+            Err(Errno::XDEV | Errno::BUSY) => Err(Error::other(
+                "another file system is mounted there: removal does not cross file systems",
+            )),
             other => Ok(other?),
         }
     }
@@ -285,11 +308,15 @@ impl Root {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
-            let Some(journal) = names::left_by_session(entry.file_name().to_bytes()) else { continue };
-            let stat = |name: &OsStr| rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
+            let Some(journal) = names::left_by_session(entry.file_name().to_bytes()) else {
+                continue;
+            };
+            let stat =
+                |name: &OsStr| rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             let is_old = stat(name).is_ok_and(|stat| {
-                let changed = u64::try_from(stat.st_ctime).map_or(Duration::ZERO, Duration::from_secs);
+                let changed =
+                    u64::try_from(stat.st_ctime).map_or(Duration::ZERO, Duration::from_secs);
                 now.saturating_sub(changed) >= age
             });
             if is_old && stat(OsStr::from_bytes(&journal)).err() == Some(Errno::NOENT) {
@@ -451,7 +478,8 @@ fn read_entry(directory: &OwnedFd, name: Name) -> Result<Option<Entry>> {
 }
 
 fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {
-    let mut meta = Meta::from_stat(&rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
+    let mut meta =
+        Meta::from_stat(&rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
     if meta.kind == EntryKind::Symlink {
         meta.target = rustix::fs::readlinkat(&directory, name, Vec::new())?.into_bytes();
     }
@@ -484,9 +512,15 @@ mod tests {
         }
         for below in ["out", "within"] {
             let at = path(&format!("{below}/new"));
-            assert!(root.list(&path(below)).is_err() && root.make_directory(&at, true).is_err(), "{below}");
+            assert!(
+                root.list(&path(below)).is_err() && root.make_directory(&at, true).is_err(),
+                "{below}"
+            );
             assert!(root.symlink(&at, b"x", FileTime::default(), "s").is_err(), "{below}");
-            assert!(root.set_directory(&path(below), 0o777, FileTime::default()).is_err(), "{below}");
+            assert!(
+                root.set_directory(&path(below), 0o777, FileTime::default()).is_err(),
+                "{below}"
+            );
             assert!(root.meta(&at).is_err(), "{below}");
         }
         for below in ["out/secret", "within/x"] {
@@ -571,7 +605,8 @@ mod tests {
     #[test]
     fn vanished_page_continues_list() {
         let scratch = ScratchDirectory::new();
-        let names: Vec<_> = (0..MAX_PAGE_ENTRIES + 2).map(|number| format!("{number:04}")).collect();
+        let names: Vec<_> =
+            (0..MAX_PAGE_ENTRIES + 2).map(|number| format!("{number:04}")).collect();
         for name in &names {
             File::create(scratch.path().join(name)).unwrap();
         }
@@ -617,7 +652,10 @@ mod tests {
         let entries = root.list(&RelPath::default()).unwrap();
         assert_eq!(entries.len(), MAX_PAGE_ENTRIES + 50);
         assert!(entries.is_sorted_by(|a, b| a.name < b.name) && entries.starts_with(&first));
-        assert_eq!(root.read_page(&RelPath::default(), b"9999", &mut None).unwrap(), (Vec::new(), false));
+        assert_eq!(
+            root.read_page(&RelPath::default(), b"9999", &mut None).unwrap(),
+            (Vec::new(), false)
+        );
     }
 
     #[test]
@@ -708,7 +746,10 @@ mod tests {
         assert_eq!(names().len(), 6, "a session may be at work on them");
         root.remove_abandoned(&RelPath::default(), Duration::ZERO).unwrap();
         let rest = names();
-        assert!(rest.len() == 4 && kept.iter().all(|name| rest.contains(&(*name).to_owned())), "{rest:?}");
+        assert!(
+            rest.len() == 4 && kept.iter().all(|name| rest.contains(&(*name).to_owned())),
+            "{rest:?}"
+        );
     }
 
     #[test]
@@ -717,7 +758,8 @@ mod tests {
         let mode = Mode::RUSR | Mode::WUSR;
         let fifo = scratch.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
-        let _socket = std::os::unix::net::UnixListener::bind(scratch.path().join("socket")).unwrap();
+        let _socket =
+            std::os::unix::net::UnixListener::bind(scratch.path().join("socket")).unwrap();
         let root = Root::open(scratch.path()).unwrap();
         let devices = Root::open(Path::new("/dev")).unwrap();
         // Opening the FIFO for reading would wait forever without a writer.
@@ -743,7 +785,8 @@ mod tests {
                 let directory = File::open(inside.path()).unwrap();
                 let exchange = rustix::fs::RenameFlags::EXCHANGE;
                 while !stop.load(Ordering::Relaxed) {
-                    rustix::fs::renameat_with(&directory, "d", &directory, "link", exchange).unwrap();
+                    rustix::fs::renameat_with(&directory, "d", &directory, "link", exchange)
+                        .unwrap();
                 }
             });
             let (mut read, mut written) = (0, 0);

@@ -143,11 +143,17 @@ impl Connection {
                         buffer.extend(bytes);
                         self.read_startup(side, out);
                     }
-                    ConnectionPhase::Waiting(waiting) if waiting.bytes + bytes.len() <= MAX_WAITING => {
+                    ConnectionPhase::Waiting(waiting)
+                        if waiting.bytes + bytes.len() <= MAX_WAITING =>
+                    {
                         waiting.add(Chunk::Bytes(bytes));
                     }
                     ConnectionPhase::Waiting(_) => {
-                        self.stop_following(side, "the peer's startup frame is not in the capture", out);
+                        self.stop_following(
+                            side,
+                            "the peer's startup frame is not in the capture",
+                            out,
+                        );
                     }
                     ConnectionPhase::Full(framing) => {
                         framing.push(&bytes);
@@ -271,7 +277,9 @@ impl Connection {
     }
 
     fn on_reply(&mut self, side: Side, frame: Frame, out: &mut Findings) {
-        if self.initiator == Some(side) || self.frames[opposite(side)].as_ref().is_some_and(is_reply) {
+        if self.initiator == Some(side)
+            || self.frames[opposite(side)].as_ref().is_some_and(is_reply)
+        {
             let what = "both ends sent an MPA Reply: two responders";
             out.push((side, Event::departure("RFC 5044 7.1.2", what)));
             self.stop_following(side, what, out);
@@ -286,7 +294,9 @@ impl Connection {
     /// Begins Full Operation if the Request is not in the capture. The Reply of `side` acknowledges
     /// everything that the peer sent before, so the peer's next bytes belong to Full Operation.
     pub(super) fn request_was_missed(&mut self, side: Side, out: &mut Findings) {
-        let Some(reply) = self.frames[side].as_ref().filter(|frame| is_reply(frame)) else { return };
+        let Some(reply) = self.frames[side].as_ref().filter(|frame| is_reply(frame)) else {
+            return;
+        };
         let (agreement, initiator) = (Agreement::without_request(reply), opposite(side));
         out.push((
             initiator,
@@ -300,7 +310,8 @@ impl Connection {
     fn agree(&mut self, out: &mut Findings) {
         let Some(initiator) = self.initiator else { return };
         let responder = opposite(initiator);
-        let (Some(request), Some(reply)) = (&self.frames[initiator], &self.frames[responder]) else {
+        let (Some(request), Some(reply)) = (&self.frames[initiator], &self.frames[responder])
+        else {
             return self.agree_with_one(initiator, out);
         };
         startup::judge_pair(request, reply, |departure| out.push((responder, departure)));
@@ -382,21 +393,23 @@ impl Connection {
             }),
         ));
         let mut begun = Vec::new();
-        for (side, markers) in
-            [(initiator, agreement.markers_from_initiator), (responder, agreement.markers_from_responder)]
-        {
-            let waiting = match std::mem::replace(&mut self.directions[side].phase, ConnectionPhase::Ended) {
-                ConnectionPhase::Waiting(waiting) => waiting,
-                ConnectionPhase::Startup(buffer) => {
-                    let mut waiting = WaitingBytes::default();
-                    waiting.add(Chunk::Bytes(buffer));
-                    waiting
-                }
-                phase => {
-                    self.directions[side].phase = phase;
-                    continue;
-                }
-            };
+        for (side, markers) in [
+            (initiator, agreement.markers_from_initiator),
+            (responder, agreement.markers_from_responder),
+        ] {
+            let waiting =
+                match std::mem::replace(&mut self.directions[side].phase, ConnectionPhase::Ended) {
+                    ConnectionPhase::Waiting(waiting) => waiting,
+                    ConnectionPhase::Startup(buffer) => {
+                        let mut waiting = WaitingBytes::default();
+                        waiting.add(Chunk::Bytes(buffer));
+                        waiting
+                    }
+                    phase => {
+                        self.directions[side].phase = phase;
+                        continue;
+                    }
+                };
             if waiting.headless && markers {
                 self.directions[side].phase = ConnectionPhase::Waiting(waiting);
                 self.stop_following(
@@ -562,7 +575,9 @@ impl Connection {
 /// is 0 although CRCs are on. It is decoded nevertheless, because it contains the reason.
 fn is_siws_refusal(ulpdu: &[u8], parsed: &Parsed<'_>, crc_field: u32) -> bool {
     let refusal = |control: &[u8]| matches!(control, [0x20 | 0x02, 6 | 7, ..]);
-    crc_field == 0 && parsed.opcode == Opcode::Terminate.raw() && refusal(&ulpdu[parsed.header.len()..])
+    crc_field == 0
+        && parsed.opcode == Opcode::Terminate.raw()
+        && refusal(&ulpdu[parsed.header.len()..])
 }
 
 fn is_reply(frame: &Frame) -> bool {
@@ -577,7 +592,9 @@ mod tests {
     #[test]
     fn waiting_missing_bytes_merged() {
         let mut waiting = WaitingBytes::default();
-        for chunk in [Chunk::Missing(1), Chunk::Missing(2), Chunk::Bytes(vec![0]), Chunk::Missing(3)] {
+        for chunk in
+            [Chunk::Missing(1), Chunk::Missing(2), Chunk::Bytes(vec![0]), Chunk::Missing(3)]
+        {
             waiting.add(chunk);
         }
         assert_eq!(waiting.chunks, [Chunk::Missing(3), Chunk::Bytes(vec![0]), Chunk::Missing(3)]);

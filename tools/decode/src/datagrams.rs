@@ -31,7 +31,12 @@ struct DatagramSource {
 
 impl Datagrams {
     /// Decodes a UDP datagram. Returns no events for other protocols.
-    pub(super) fn datagram(&mut self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) -> Vec<Event> {
+    pub(super) fn datagram(
+        &mut self,
+        from: SocketAddr,
+        to: SocketAddr,
+        bytes: &[u8],
+    ) -> Vec<Event> {
         match Kind::of(bytes) {
             Some(Kind::Message) => self.message(from, to, bytes),
             Some(Kind::SidrRequest) => match Request::parse(bytes) {
@@ -150,9 +155,9 @@ const RULE: &str = "docs/datagrams.md";
 /// other protocols may begin in the same way, so a wrong CRC or length is not reported.
 fn illegal(error: &DatagramError) -> Vec<Event> {
     match error {
-        DatagramError::Crc { .. } | DatagramError::TooShort { .. } | DatagramError::SidrLength { .. } => {
-            Vec::new()
-        }
+        DatagramError::Crc { .. }
+        | DatagramError::TooShort { .. }
+        | DatagramError::SidrLength { .. } => Vec::new(),
         error => vec![Event::departure(RULE, error.to_string())],
     }
 }

@@ -28,9 +28,11 @@ pub struct Record {
 /// would lose the last digits.
 fn seconds<S: serde::Serializer>(time: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
     match time {
-        Some(time) => {
-            serializer.collect_str(&format_args!("{}.{:09}", time / 1_000_000_000, time % 1_000_000_000))
-        }
+        Some(time) => serializer.collect_str(&format_args!(
+            "{}.{:09}",
+            time / 1_000_000_000,
+            time % 1_000_000_000
+        )),
         None => serializer.serialize_none(),
     }
 }

@@ -235,7 +235,8 @@ impl TcpFlow {
     ) {
         self.arrived += 1;
         let header = SegmentHeader::from_segment(segment);
-        let says = !segment.payload.is_empty() || header.cut > 0 || header.syn || header.fin || header.rst;
+        let says =
+            !segment.payload.is_empty() || header.cut > 0 || header.syn || header.fin || header.rst;
         if says && self.late.is_empty() && self.is_ready(side, &header, segment.payload) {
             return self.process_segment(side, &header, segment.payload, at, shared, sink);
         }
@@ -270,7 +271,8 @@ impl TcpFlow {
 
     /// Returns the number of bytes that the segment acknowledges and that have not arrived.
     fn missing_acknowledged(&self, side: Side, header: &SegmentHeader) -> u64 {
-        let (Some(stream), Some(acknowledged)) = (&self.streams[opposite(side)], header.acknowledgment)
+        let (Some(stream), Some(acknowledged)) =
+            (&self.streams[opposite(side)], header.acknowledgment)
         else {
             return 0;
         };
@@ -283,7 +285,8 @@ impl TcpFlow {
     /// Takes the next waiting segment to process: one that is ready, or the first one if it has
     /// waited for too long.
     fn next_late(&mut self) -> Option<LateSegment> {
-        let ready = self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
+        let ready =
+            self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
         let first = self.late.front()?;
         let overdue = self.arrived - first.arrived > MAX_LATE as u64
             || self.late.len() > MAX_LATE
@@ -326,8 +329,11 @@ impl TcpFlow {
             return;
         }
         if header.rst && matches!(self.state, FlowState::Iwarp { .. }) {
-            let whole = |stream: &Option<ByteStream>| stream.as_ref().is_none_or(|stream| !stream.has_hole());
-            let in_order = self.streams[side].as_ref().is_none_or(|stream| stream.is_next(header.sequence));
+            let whole = |stream: &Option<ByteStream>| {
+                stream.as_ref().is_none_or(|stream| !stream.has_hole())
+            };
+            let in_order =
+                self.streams[side].as_ref().is_none_or(|stream| stream.is_next(header.sequence));
             if in_order && self.late.is_empty() && self.streams.iter().all(whole) {
                 return self.finish("RST", at, shared, sink);
             }
@@ -358,16 +364,23 @@ impl TcpFlow {
             missed = self.begin_mid_stream(side, header, payload);
         }
         let is_unknown = matches!(self.state, FlowState::Watching { .. } | FlowState::Ignored);
-        if is_unknown && self.streams.iter().all(Option::is_none) && !header.syn && begins_with_fpdu(payload)
+        if is_unknown
+            && self.streams.iter().all(Option::is_none)
+            && !header.syn
+            && begins_with_fpdu(payload)
         {
             let mut findings = Findings::new();
             self.begin_without_startup(side, header, shared, &mut findings);
             report(self, &mut findings);
         }
-        if !payload.is_empty() && self.streams[side].is_some() && self.streams[opposite(side)].is_none() {
+        if !payload.is_empty()
+            && self.streams[side].is_some()
+            && self.streams[opposite(side)].is_none()
+        {
             // The SYN of the other direction is not in the capture.
             self.streams[opposite(side)] = header.acknowledgment.map(ByteStream::new);
-            missed |= payload.starts_with(&KEY_REPLY) && matches!(self.state, FlowState::Watching { .. });
+            missed |=
+                payload.starts_with(&KEY_REPLY) && matches!(self.state, FlowState::Watching { .. });
         }
         if header.fin {
             let length = u32::try_from(payload.len()).unwrap_or(u32::MAX).wrapping_add(header.cut);
@@ -436,7 +449,13 @@ impl TcpFlow {
         }
     }
 
-    fn feed_chunk(&mut self, side: Side, chunk: Chunk, shared: &mut SharedState, findings: &mut Findings) {
+    fn feed_chunk(
+        &mut self,
+        side: Side,
+        chunk: Chunk,
+        shared: &mut SharedState,
+        findings: &mut Findings,
+    ) {
         if let (EncryptionLayer::Unknown, Chunk::Bytes(bytes)) = (&self.cover, &chunk) {
             self.cover = match tls::begins_tls(bytes) {
                 true => EncryptionLayer::Tls(Box::default()),
@@ -470,7 +489,8 @@ impl TcpFlow {
     /// Counts a TLS connection that cannot be decrypted, if it is selected.
     fn count_locked(&self, shared: &mut SharedState) {
         let selection = &shared.selection;
-        let is_selected = selection.is_empty() || selection.iter().any(|which| which.matches(0, self.ends));
+        let is_selected =
+            selection.is_empty() || selection.iter().any(|which| which.matches(0, self.ends));
         shared.locked += u32::from(is_selected);
     }
 
@@ -531,11 +551,19 @@ impl TcpFlow {
     }
 
     /// Finishes a connection and reports its end.
-    fn finish(&mut self, how: &str, at: PacketTime, shared: &mut SharedState, sink: &mut dyn FnMut(&Record)) {
+    fn finish(
+        &mut self,
+        how: &str,
+        at: PacketTime,
+        shared: &mut SharedState,
+        sink: &mut dyn FnMut(&Record),
+    ) {
         // Process all waiting segments, because nothing more will arrive.
         while !self.late.is_empty() {
-            let ready =
-                self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
+            let ready = self
+                .late
+                .iter()
+                .position(|late| self.is_ready(late.side, &late.header, &late.payload));
             let Some(late) = self.late.remove(ready.unwrap_or(0)) else { break };
             self.process_segment(late.side, &late.header, &late.payload, late.at, shared, sink);
         }
@@ -584,7 +612,8 @@ mod tests {
     #[test]
     fn flows_beyond_limit_cost_little() {
         let mut flows = Flows::default();
-        let address = |number: usize| SocketAddr::new([10, 0, (number >> 16) as u8, 1].into(), number as u16);
+        let address =
+            |number: usize| SocketAddr::new([10, 0, (number >> 16) as u8, 1].into(), number as u16);
         let peer = SocketAddr::from(([10, 1, 0, 0], 1));
         for number in 0..MAX_FLOWS {
             let key = (address(number), peer);

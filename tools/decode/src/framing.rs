@@ -170,7 +170,11 @@ impl Framing {
             return FramingItem::Resumed { position: self.position(), skipped };
         }
         let position = self.position();
-        let lead = if self.rx.markers() && position.is_multiple_of(MARKER_INTERVAL) { MARKER_LEN } else { 0 };
+        let lead = if self.rx.markers() && position.is_multiple_of(MARKER_INTERVAL) {
+            MARKER_LEN
+        } else {
+            0
+        };
         if self.buffer.len() >= lead + LENGTH_LEN
             && self.overlap(position, &(lead..lead + LENGTH_LEN)).is_some()
         {
@@ -183,8 +187,11 @@ impl Framing {
             let markers = self.set_markers(position, lead, &mut copy);
             match self.rx.next(&mut copy) {
                 Ok(Step::Fpdu(fpdu)) => {
-                    let cut = self.judge(position, &fpdu.ulpdu, fpdu.start, fpdu.consumed, &markers);
-                    if self.is_guess && (cut.crc == Crc::Bad || !seek::plausible_headers(&cut.ulpdu)) {
+                    let cut =
+                        self.judge(position, &fpdu.ulpdu, fpdu.start, fpdu.consumed, &markers);
+                    if self.is_guess
+                        && (cut.crc == Crc::Bad || !seek::plausible_headers(&cut.ulpdu))
+                    {
                         self.rx = FpduRx::with_position(false, self.rx.markers(), position);
                         let lost = self.lose_boundaries(position);
                         self.seek.as_mut().into_iter().for_each(FpduSearch::exclude_front);
@@ -195,7 +202,9 @@ impl Framing {
                     self.forget_lost();
                     return FramingItem::Fpdu(cut);
                 }
-                Ok(Step::NeedMore { at_least }) if at_least > self.at_least => self.at_least = at_least,
+                Ok(Step::NeedMore { at_least }) if at_least > self.at_least => {
+                    self.at_least = at_least;
+                }
                 // With CRCs off and correct Markers, no other result is possible.
                 Ok(Step::NeedMore { .. }) | Err(_) => return self.lose_boundaries(position),
             }
@@ -266,8 +275,9 @@ impl Framing {
             && crc_field != 0
             && self.overlap(position, &(consumed - CRC_LEN..consumed)).is_none()
         {
-            let what =
-                format!("CRCs are off, yet the CRC field holds {crc_field:#010x} (allowed, to be ignored)");
+            let what = format!(
+                "CRCs are off, yet the CRC field holds {crc_field:#010x} (allowed, to be ignored)"
+            );
             departures.push(Event::departure("RFC 5044 7.1.1", what));
         }
         self.judge_markers(position, whole, markers, &mut departures);
@@ -278,14 +288,23 @@ impl Framing {
         // byte.
         let unknown = self.overlap(position, &(0..consumed)).map(|lost| {
             let inner = |at: usize| {
-                let before = markers.iter().filter(|(marker, _)| *marker >= start && *marker < at).count();
+                let before =
+                    markers.iter().filter(|(marker, _)| *marker >= start && *marker < at).count();
                 at.saturating_sub(start).saturating_sub(before * MARKER_LEN)
             };
             inner(lost.start)..inner(lost.end).min(ulpdu.len())
         });
         let unknown = unknown.filter(|unknown| !unknown.is_empty());
         let count = u16::try_from(markers.len()).unwrap_or(u16::MAX);
-        CapturedFpdu { position, ulpdu: ulpdu.to_vec(), crc, crc_field, markers: count, unknown, departures }
+        CapturedFpdu {
+            position,
+            ulpdu: ulpdu.to_vec(),
+            crc,
+            crc_field,
+            markers: count,
+            unknown,
+            departures,
+        }
     }
 
     fn judge_markers(
@@ -296,17 +315,20 @@ impl Framing {
         departures: &mut Vec<Event>,
     ) {
         for &(at, expected) in markers {
-            let Some([r0, r1, high, low]) = whole.get(at..).and_then(|bytes| bytes.first_chunk()).copied()
+            let Some([r0, r1, high, low]) =
+                whole.get(at..).and_then(|bytes| bytes.first_chunk()).copied()
             else {
                 continue;
             };
             if self.overlap(position, &(at..at + MARKER_LEN)).is_some() {
                 continue;
             }
-            let (reserved, pointer) = (u16::from_be_bytes([r0, r1]), u16::from_be_bytes([high, low]));
+            let (reserved, pointer) =
+                (u16::from_be_bytes([r0, r1]), u16::from_be_bytes([high, low]));
             let place = position + at as u64;
             if reserved != 0 {
-                let what = format!("the Marker at byte {place} has {reserved:#06x} in its reserved field");
+                let what =
+                    format!("the Marker at byte {place} has {reserved:#06x} in its reserved field");
                 departures.push(Event::departure("RFC 5044 4.3", what));
             }
             if pointer != expected {
@@ -325,7 +347,11 @@ impl Framing {
 
 /// Returns the smallest range with all bytes of `range` that are in `lost`. `range` is relative to
 /// `position`.
-fn overlap(lost: &VecDeque<Range<u64>>, position: u64, range: &Range<usize>) -> Option<Range<usize>> {
+fn overlap(
+    lost: &VecDeque<Range<u64>>,
+    position: u64,
+    range: &Range<usize>,
+) -> Option<Range<usize>> {
     let (start, end) = (position + range.start as u64, position + range.end as u64);
     let mut within = lost.iter().filter(|lost| lost.start < end && lost.end > start);
     let first = within.next()?;
@@ -344,7 +370,12 @@ fn sums_payload_twice(covered: &[u8], crc: u32) -> bool {
 }
 
 /// Checks that PAD is zero. PAD is between ULPDU and CRC; a Marker may be anywhere in it.
-fn judge_pad(whole: &[u8], ulpdu_len: usize, markers: &[(usize, u16)], departures: &mut Vec<Event>) {
+fn judge_pad(
+    whole: &[u8],
+    ulpdu_len: usize,
+    markers: &[(usize, u16)],
+    departures: &mut Vec<Event>,
+) {
     let is_marker =
         |at: usize| markers.iter().any(|(marker, _)| (*marker..*marker + MARKER_LEN).contains(&at));
     let before_crc = (0..whole.len() - CRC_LEN).rev().filter(|at| !is_marker(*at));
@@ -362,7 +393,8 @@ mod tests {
     /// An FPDU that siw sent: the 33rd of a Send of 65,536 bytes.
     #[test]
     fn double_summed_siw_crc_recognised() {
-        let mut fpdu = vec![0x05, 0xaa, 0x01, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x1e, 0, 0, 0xb3, 0];
+        let mut fpdu =
+            vec![0x05, 0xaa, 0x01, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x1e, 0, 0, 0xb3, 0];
         fpdu.extend((0xb300..0xb300 + 1432).map(|at: u32| (246 + at * 31 + (at >> 8) * 17) as u8));
         let sent = u32::from_le_bytes([0xd7, 0xdc, 0x15, 0xe3]);
         assert_ne!(crc32c(&fpdu), sent);

@@ -29,7 +29,11 @@ struct SafeFormatter;
 
 impl Formatter for SafeFormatter {
     // All other methods of the trait have the defaults, like `CompactFormatter`.
-    fn write_string_fragment<W: Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+    fn write_string_fragment<W: Write + ?Sized>(
+        &mut self,
+        writer: &mut W,
+        fragment: &str,
+    ) -> io::Result<()> {
         let mut rest = fragment;
         while let Some((at, char)) = rest.char_indices().find(|(_, char)| is_unsafe(*char)) {
             CompactFormatter.write_string_fragment(writer, &rest[..at])?;
@@ -57,11 +61,12 @@ mod tests {
 
     #[test]
     fn control_and_direction_characters_escaped() {
-        let text = "a\n\x1b\u{7f}\u{85}\u{9b}\u{61c}\u{200f}\u{202e}\u{2066}\u{e9}\u{5d0}\u{1f600}\"";
+        let text =
+            "a\n\x1b\u{7f}\u{85}\u{9b}\u{61c}\u{200f}\u{202e}\u{2066}\u{e9}\u{5d0}\u{1f600}\"";
         let value = json!({text: [text, 1, null]});
         let line = line(&value);
-        let escaped =
-            r"a\n\u001b\u007f\u0085\u009b\u061c\u200f\u202e\u2066éא😀\u0022".replace(r"\u0022", "\\\"");
+        let escaped = r"a\n\u001b\u007f\u0085\u009b\u061c\u200f\u202e\u2066éא😀\u0022"
+            .replace(r"\u0022", "\\\"");
         assert_eq!(line, format!(r#"{{"{escaped}":["{escaped}",1,null]}}"#));
         assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap(), value);
     }

@@ -74,7 +74,8 @@ impl KeyLog {
                 // Other secrets, and TLS 1.2.
                 _ => continue,
             };
-            let (Some(random), Some(secret), None) = (words.next(), words.next(), words.next()) else {
+            let (Some(random), Some(secret), None) = (words.next(), words.next(), words.next())
+            else {
                 return Err(wrong("expected a label, a random and a secret"));
             };
             let random = bytes(random).and_then(|random| random.try_into().ok());
@@ -115,7 +116,10 @@ fn bytes(digits: &str) -> Option<Vec<u8>> {
     if !digits.len().is_multiple_of(2) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
-    (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok()).collect()
+    (0..digits.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -134,7 +138,10 @@ mod tests {
         assert_eq!(secrets.get(Epoch::Application, Role::Client), Some(&[1, 2][..]));
         assert_eq!(secrets.get(Epoch::Handshake, Role::Server), Some(&[3][..]));
         assert_eq!(
-            (secrets.get(Epoch::Handshake, Role::Client), secrets.get(Epoch::Application, Role::Server)),
+            (
+                secrets.get(Epoch::Handshake, Role::Client),
+                secrets.get(Epoch::Application, Role::Server)
+            ),
             (None, None)
         );
         assert!(log.secrets_of(&[0; 32]).is_none());

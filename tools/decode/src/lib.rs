@@ -104,7 +104,10 @@ pub struct DecodeConfig {
 /// # Errors
 /// Returns the file that failed and the reason: it cannot be read as a capture, or `out` cannot be
 /// written.
-pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, (PathBuf, DecodeError)> {
+pub fn decode_to(
+    config: &DecodeConfig,
+    out: &mut dyn Write,
+) -> Result<Summary, (PathBuf, DecodeError)> {
     let print = if config.quiet { PrintMode::Departures } else { PrintMode::Everything };
     let mut printer = Printer::new(out, config.json, print);
     let mut decoder = Decoder { selection: config.connections.clone(), ..Decoder::default() };
@@ -160,7 +163,8 @@ fn open_all(files: &[PathBuf]) -> Result<Vec<OpenedCapture>, (PathBuf, DecodeErr
 /// Returns an error if the input is not a capture. A capture that is damaged later is decoded up to
 /// that place, and the [`Summary`] contains the error.
 pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary, DecodeError> {
-    let mut reader = Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(DecodeError::Capture)?;
+    let mut reader =
+        Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(DecodeError::Capture)?;
     let first = reader.next_packet();
     let mut decoder = Decoder::default();
     decoder.run(&mut reader, first, |decoder, packet| {
@@ -228,12 +232,17 @@ impl Decoder {
         *last = PacketTime { time: packet.time, packet: summary.packets };
         match packet::parse(packet) {
             PacketContent::Tcp(segment) => {
-                flows.segment(&segment, *last, &mut |record| summary.count(record, selection, sink));
+                flows
+                    .segment(&segment, *last, &mut |record| summary.count(record, selection, sink));
             }
             PacketContent::Udp(from, to, bytes) => {
                 for event in datagrams.datagram(from, to, bytes) {
                     let PacketTime { time, packet } = *last;
-                    summary.count(&Record { time, packet, connection: 0, from, to, event }, selection, sink);
+                    summary.count(
+                        &Record { time, packet, connection: 0, from, to, event },
+                        selection,
+                        sink,
+                    );
                 }
             }
             PacketContent::Fragment => summary.fragments += 1,
@@ -251,7 +260,8 @@ impl Decoder {
         if selection.is_empty() {
             summary.connections = flows.shared.connections;
         } else {
-            summary.left_out = flows.shared.connections - summary.connections.min(flows.shared.connections);
+            summary.left_out =
+                flows.shared.connections - summary.connections.min(flows.shared.connections);
         }
         summary.locked = flows.shared.locked;
         summary

@@ -144,7 +144,10 @@ impl Tracker {
             let details = match message.length {
                 0 => String::new(),
                 length => {
-                    format!("to STag {} TO {:#x}, {length} bytes", message.first.stag, message.first.to)
+                    format!(
+                        "to STag {} TO {:#x}, {length} bytes",
+                        message.first.stag, message.first.to
+                    )
                 }
             };
             out.push(Event::Message(Message {
@@ -178,18 +181,27 @@ impl Tracker {
                 if let Some(before) = before {
                     if before.next_mo.is_some() {
                         let (old, new) = (before.first.msn, header.msn);
-                        let what =
-                            format!("MSN {new} on queue {} before the last segment of MSN {old}", header.qn);
+                        let what = format!(
+                            "MSN {new} on queue {} before the last segment of MSN {old}",
+                            header.qn
+                        );
                         out.push(Event::departure("RFC 5041 4.3", what));
                     }
                 } else if let Some(expected) = queue.expected
                     && expected != header.msn
                 {
-                    let what = format!("MSN {} on queue {}, {expected} is due", header.msn, header.qn);
+                    let what =
+                        format!("MSN {} on queue {}, {expected} is due", header.msn, header.qn);
                     out.push(Event::departure("RFC 5041 4.3", what));
                 }
                 let next_mo = queue.expected.map(|_| 0);
-                UntaggedMessage { first: *header, next_mo, segments: 0, length: 0, head: Vec::new() }
+                UntaggedMessage {
+                    first: *header,
+                    next_mo,
+                    segments: 0,
+                    length: 0,
+                    head: Vec::new(),
+                }
             }
         };
         add_segment(&mut message, header, parsed.payload, out);
@@ -206,7 +218,12 @@ impl Tracker {
 }
 
 /// Adds a segment to its message.
-fn add_segment(message: &mut UntaggedMessage, header: &Untagged, payload: &[u8], out: &mut Vec<Event>) {
+fn add_segment(
+    message: &mut UntaggedMessage,
+    header: &Untagged,
+    payload: &[u8],
+    out: &mut Vec<Event>,
+) {
     let mo = u64::from(header.mo);
     if let Some(next) = message.next_mo
         && next != mo
@@ -216,8 +233,10 @@ fn add_segment(message: &mut UntaggedMessage, header: &Untagged, payload: &[u8],
     }
     let first = &message.first;
     if (first.rsvd_ulp, first.rsvd_ulp32) != (header.rsvd_ulp, header.rsvd_ulp32) {
-        let what =
-            format!("RsvdULP differs between the segments of MSN {} on queue {}", header.msn, header.qn);
+        let what = format!(
+            "RsvdULP differs between the segments of MSN {} on queue {}",
+            header.msn, header.qn
+        );
         out.push(Event::departure("RFC 5041 4.3", what));
     }
     let end = mo + payload.len() as u64;
@@ -236,7 +255,12 @@ fn add_segment(message: &mut UntaggedMessage, header: &Untagged, payload: &[u8],
 }
 
 /// Returns whether a tagged segment continues the current message.
-fn continues_message(message: &TaggedMessage, header: &Tagged, opcode: u8, out: &mut Vec<Event>) -> bool {
+fn continues_message(
+    message: &TaggedMessage,
+    header: &Tagged,
+    opcode: u8,
+    out: &mut Vec<Event>,
+) -> bool {
     if message.opcode != opcode || message.first.stag != header.stag {
         if !message.partial {
             let what = format!(
@@ -252,7 +276,8 @@ fn continues_message(message: &TaggedMessage, header: &Tagged, opcode: u8, out: 
     }
     let due = message.first.to.wrapping_add(message.length);
     if header.to != due && !message.partial {
-        let what = format!("TO {:#x} in a message to STag {}, {due:#x} is due", header.to, header.stag);
+        let what =
+            format!("TO {:#x} in a message to STag {}, {due:#x} is due", header.to, header.stag);
         out.push(Event::departure("RFC 5041 5.2", what));
     }
     true
@@ -288,11 +313,20 @@ fn report_message(
             format!("data {bytes}")
         }
         Some(Opcode::SendImm) => format!("immediate {:#010x}", message.first.rsvd_ulp32),
-        _ if has_invalidate(opcode) => format!("invalidates STag {}", STag(message.first.rsvd_ulp32)),
+        _ if has_invalidate(opcode) => {
+            format!("invalidates STag {}", STag(message.first.rsvd_ulp32))
+        }
         _ => String::new(),
     };
     let (length, segments) = (message.length, message.segments);
-    out.push(Event::Message(Message { name: name(opcode), opcode, length, segments, details, terminate }));
+    out.push(Event::Message(Message {
+        name: name(opcode),
+        opcode,
+        length,
+        segments,
+        details,
+        terminate,
+    }));
 }
 
 /// Returns the length in bytes of messages that consist of an RDMAP header only.
@@ -310,7 +344,9 @@ fn read_request(head: &[u8], own: &mut OutstandingRequests, out: &mut Vec<Event>
     let Ok(request) = ReadRequest::parse(head) else { return "not whole".into() };
     let ReadRequest { sink_stag, sink_to, len, source_stag, source_to } = request;
     own.add(OutstandingRequest::Read { sink_stag, sink_to, len }, out);
-    format!("{len} bytes from STag {source_stag} TO {source_to:#x} to STag {sink_stag} TO {sink_to:#x}")
+    format!(
+        "{len} bytes from STag {source_stag} TO {source_to:#x} to STag {sink_stag} TO {sink_to:#x}"
+    )
 }
 
 fn atomic_request(head: &[u8], own: &mut OutstandingRequests, out: &mut Vec<Event>) -> String {
@@ -324,12 +360,20 @@ fn atomic_request(head: &[u8], own: &mut OutstandingRequests, out: &mut Vec<Even
     own.add(OutstandingRequest::Atomic { request_id: request.request_id }, out);
     let (id, stag, to) = (request.request_id, request.stag, request.to);
     if to % 8 != 0 {
-        out.push(Event::departure("RFC 7306 5", format!("an Atomic at TO {to:#x}, not a multiple of 8")));
+        out.push(Event::departure(
+            "RFC 7306 5",
+            format!("an Atomic at TO {to:#x}, not a multiple of 8"),
+        ));
     }
     match request.op {
-        AtomicOp::FetchAdd => format!("FetchAdd {id} at STag {stag} TO {to:#x}: adds {:#x}", request.data),
+        AtomicOp::FetchAdd => {
+            format!("FetchAdd {id} at STag {stag} TO {to:#x}: adds {:#x}", request.data)
+        }
         AtomicOp::CmpSwap => {
-            format!("CmpSwap {id} at STag {stag} TO {to:#x}: {:#x} to {:#x}", request.compare, request.data)
+            format!(
+                "CmpSwap {id} at STag {stag} TO {to:#x}: {:#x} to {:#x}",
+                request.compare, request.data
+            )
         }
     }
 }

@@ -94,7 +94,10 @@ impl Summary {
         sink: &mut dyn FnMut(&Record),
     ) {
         if !selection.is_empty() {
-            if !selection.iter().any(|which| which.matches(record.connection, [record.from, record.to])) {
+            if !selection
+                .iter()
+                .any(|which| which.matches(record.connection, [record.from, record.to]))
+            {
                 return;
             }
             let is_new = record.connection > 0 && self.selected.insert(record.connection);
@@ -137,8 +140,7 @@ impl Summary {
                 let connections = number(self.left_out.into(), "connection");
                 reasons.push(format!("--connection leaves out every one of {connections}"));
             } else if self.locked == 0 {
-                let why =
-                    "no MPA Request or Reply Frame in the capture: capture from the connection's start on";
+                let why = "no MPA Request or Reply Frame in the capture: capture from the connection's start on";
                 reasons.push(why.to_owned());
             }
         }
@@ -168,7 +170,10 @@ impl Summary {
                 (self.not_followed.saturating_sub(stopped), "from the beginning on"),
             ] {
                 if count > 0 {
-                    reasons.push(format!("{} could not be decoded {part}", number(count, "direction")));
+                    reasons.push(format!(
+                        "{} could not be decoded {part}",
+                        number(count, "direction")
+                    ));
                 }
             }
         }
@@ -176,7 +181,9 @@ impl Summary {
             reasons.push(format!("link type {link} is not understood"));
         }
         reasons.extend(
-            self.capture_error.iter().map(|error| format!("the capture could not be read on: {error}")),
+            self.capture_error
+                .iter()
+                .map(|error| format!("the capture could not be read on: {error}")),
         );
         reasons
     }
@@ -310,7 +317,9 @@ impl<'a> Printer<'a> {
         let since = time.zip(self.start).map(|(time, start)| time.saturating_sub(start));
         let Some(text) = text(event) else { return Ok(()) };
         match since {
-            Some(since) => write!(self.out, "{:>4}.{:06}", since / 1_000_000_000, since / 1000 % 1_000_000)?,
+            Some(since) => {
+                write!(self.out, "{:>4}.{:06}", since / 1_000_000_000, since / 1000 % 1_000_000)?;
+            }
             None => write!(self.out, "{:>11}", "-")?,
         }
         let connection = if *connection == 0 { "UDP".to_owned() } else { connection.to_string() };
@@ -326,15 +335,21 @@ fn text(event: &Event) -> Option<String> {
         Event::Fpdu(fpdu) => fpdu_text(fpdu),
         Event::Message(message) => return message_text(message),
         Event::Datagram(datagram) => datagram_text(datagram),
-        Event::Departure(departure) => format!("DEPARTURE ({}): {}", departure.rule, departure.what),
-        Event::Missing { position, bytes } => format!("MISSING: {bytes} bytes after byte {position}"),
+        Event::Departure(departure) => {
+            format!("DEPARTURE ({}): {}", departure.rule, departure.what)
+        }
+        Event::Missing { position, bytes } => {
+            format!("MISSING: {bytes} bytes after byte {position}")
+        }
         Event::Lost { position } => {
             format!("LOST: the length of the FPDU at {position} is missing")
         }
         Event::Resumed { position, skipped } => {
             format!("RESUMED: an FPDU at {position}, behind {skipped} bytes that were not decoded")
         }
-        Event::NotFollowed { position, why } => format!("NOT FOLLOWED from byte {position} on: {why}"),
+        Event::NotFollowed { position, why } => {
+            format!("NOT FOLLOWED from byte {position} on: {why}")
+        }
         Event::RawTcp => "raw TCP from here on: a connection of `uiw perf --compare`".into(),
         Event::Closed { what } => format!("unfinished: {what}"),
         Event::Tcp { .. } => return None,
@@ -352,7 +367,9 @@ fn datagram_text(datagram: &Datagram) -> String {
             epoch: Some(epoch),
             ..
         } => {
-            let imm = datagram.immediate.map_or_else(String::new, |imm| format!(", immediate {imm:#010x}"));
+            let imm = datagram
+                .immediate
+                .map_or_else(String::new, |imm| format!(", immediate {imm:#010x}"));
             let qkey = datagram.qkey.unwrap_or_default();
             format!(
                 "datagram {name} to QPN {to:#08x} Q_Key {qkey:#010x} from QPN {from:#08x} epoch {epoch:#010x} MSN {msn}, \
@@ -361,7 +378,8 @@ fn datagram_text(datagram: &Datagram) -> String {
         }
         Datagram { transaction, private_data_length, destination_qpn, .. } => {
             let qpn = destination_qpn.map_or_else(String::new, |qpn| format!(" QPN {qpn:#08x},"));
-            let qkey = datagram.qkey.map_or_else(String::new, |qkey| format!(" Q_Key {qkey:#010x},"));
+            let qkey =
+                datagram.qkey.map_or_else(String::new, |qkey| format!(" Q_Key {qkey:#010x},"));
             format!(
                 "{name},{qpn}{qkey} transaction {:#018x}, {} bytes of private data{}",
                 transaction.unwrap_or_default(),
@@ -395,15 +413,20 @@ fn fpdu_text(fpdu: &Fpdu) -> String {
         1 => ", 1 Marker".into(),
         count => format!(", {count} Markers"),
     };
-    let segment = fpdu.segment.as_ref().map_or_else(|| "no readable DDP header".into(), segment_text);
+    let segment =
+        fpdu.segment.as_ref().map_or_else(|| "no readable DDP header".into(), segment_text);
     format!("FPDU at {}, ULPDU of {}, {crc}{markers}: {segment}", fpdu.position, fpdu.ulpdu_length)
 }
 
 fn segment_text(segment: &Segment) -> String {
     let last = if segment.last { ", last" } else { "" };
     let place = match segment {
-        Segment { stag: Some(stag), tagged_offset: Some(to), .. } => format!("STag {stag:#010x} TO {to:#x}"),
-        Segment { qn: Some(qn), msn: Some(msn), mo: Some(mo), .. } => format!("QN {qn} MSN {msn} MO {mo}"),
+        Segment { stag: Some(stag), tagged_offset: Some(to), .. } => {
+            format!("STag {stag:#010x} TO {to:#x}")
+        }
+        Segment { qn: Some(qn), msn: Some(msn), mo: Some(mo), .. } => {
+            format!("QN {qn} MSN {msn} MO {mo}")
+        }
         _ => String::new(),
     };
     format!("{} {place}, {} bytes{last}", segment.name, segment.payload_length)

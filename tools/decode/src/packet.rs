@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{
-    EtherType, LaxIpPayloadSlice, LaxNetSlice, LaxSlicedPacket, TcpSlice, TransportSlice, ether_type,
-    ip_number,
+    EtherType, LaxIpPayloadSlice, LaxNetSlice, LaxSlicedPacket, TcpSlice, TransportSlice,
+    ether_type, ip_number,
 };
 
 use crate::pcap::{LinkType, Packet};
@@ -75,13 +75,18 @@ fn slice_cooked(bytes: &[u8], protocol_at: usize, header: usize) -> Option<LaxSl
 }
 
 fn extract_content<'a>(sliced: &LaxSlicedPacket<'a>) -> PacketContent<'a> {
-    let Some((source, destination, payload, announced)) = sliced.net.as_ref().and_then(addresses) else {
+    let Some((source, destination, payload, announced)) = sliced.net.as_ref().and_then(addresses)
+    else {
         return PacketContent::Other;
     };
     if payload.ip_number == ip_number::UDP && !payload.fragmented && !payload.incomplete {
         let Some(TransportSlice::Udp(udp)) = &sliced.transport else { return PacketContent::Other };
         let from = SocketAddr::new(source, udp.source_port());
-        return PacketContent::Udp(from, SocketAddr::new(destination, udp.destination_port()), udp.payload());
+        return PacketContent::Udp(
+            from,
+            SocketAddr::new(destination, udp.destination_port()),
+            udp.payload(),
+        );
     }
     if payload.ip_number != ip_number::TCP {
         return PacketContent::Other;
@@ -90,33 +95,43 @@ fn extract_content<'a>(sliced: &LaxSlicedPacket<'a>) -> PacketContent<'a> {
         return PacketContent::Fragment;
     }
     let Some(TransportSlice::Tcp(tcp)) = &sliced.transport else { return PacketContent::BrokenTcp };
-    let missing = if payload.incomplete { announced.saturating_sub(payload.payload.len()) } else { 0 };
+    let missing =
+        if payload.incomplete { announced.saturating_sub(payload.payload.len()) } else { 0 };
     PacketContent::Tcp(segment(tcp, source, destination, missing))
 }
 
 /// Returns both addresses, the IP payload, and its length as the IP header announces it.
-fn addresses<'a, 'b>(net: &'b LaxNetSlice<'a>) -> Option<(IpAddr, IpAddr, &'b LaxIpPayloadSlice<'a>, usize)> {
+fn addresses<'a, 'b>(
+    net: &'b LaxNetSlice<'a>,
+) -> Option<(IpAddr, IpAddr, &'b LaxIpPayloadSlice<'a>, usize)> {
     match net {
         LaxNetSlice::Ipv4(ip) => {
             let header = ip.header();
             let extensions = ip.extensions().auth.map_or(0, |auth| auth.slice().len());
             let before = header.slice().len() + extensions;
             let announced = usize::from(header.total_len()).saturating_sub(before);
-            let (source, destination) = (header.source_addr().into(), header.destination_addr().into());
+            let (source, destination) =
+                (header.source_addr().into(), header.destination_addr().into());
             Some((source, destination, ip.payload(), announced))
         }
         LaxNetSlice::Ipv6(ip) => {
             let header = ip.header();
             let extensions = ip.extensions().slice().len();
             let announced = usize::from(header.payload_length()).saturating_sub(extensions);
-            let (source, destination) = (header.source_addr().into(), header.destination_addr().into());
+            let (source, destination) =
+                (header.source_addr().into(), header.destination_addr().into());
             Some((source, destination, ip.payload(), announced))
         }
         LaxNetSlice::Arp(_) => None,
     }
 }
 
-fn segment<'a>(tcp: &TcpSlice<'a>, source: IpAddr, destination: IpAddr, missing: usize) -> TcpSegment<'a> {
+fn segment<'a>(
+    tcp: &TcpSlice<'a>,
+    source: IpAddr,
+    destination: IpAddr,
+    missing: usize,
+) -> TcpSegment<'a> {
     TcpSegment {
         from: SocketAddr::new(source, tcp.source_port()),
         to: SocketAddr::new(destination, tcp.destination_port()),

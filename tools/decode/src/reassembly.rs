@@ -58,7 +58,14 @@ struct HeldSegment {
 impl ByteStream {
     /// Creates a stream whose first byte has the sequence number `first`.
     pub(super) fn new(first: u32) -> Self {
-        Self { delivered: 0, first, held: BTreeMap::new(), held_bytes: 0, repeated: 0, retransmissions: 0 }
+        Self {
+            delivered: 0,
+            first,
+            held: BTreeMap::new(),
+            held_bytes: 0,
+            repeated: 0,
+            retransmissions: 0,
+        }
     }
 
     /// Returns the sequence number of the first byte.
@@ -112,8 +119,10 @@ impl ByteStream {
     /// they cannot have been sent.
     pub(super) fn missing_before(&self, acknowledgment: u32) -> u64 {
         let missing = u64::try_from(self.distance(acknowledgment)).unwrap_or(0);
-        let held =
-            self.held.last_key_value().map_or(0, |(position, _)| position.saturating_sub(self.delivered));
+        let held = self
+            .held
+            .last_key_value()
+            .map_or(0, |(position, _)| position.saturating_sub(self.delivered));
         if missing <= held + MAX_UNSEEN { missing } else { 0 }
     }
 
@@ -127,7 +136,9 @@ impl ByteStream {
     pub(super) fn give_up_to(&mut self, sequence: u32, out: &mut Vec<Chunk>) {
         while let lacking @ 1.. = self.missing_before(sequence) {
             match self.held.first_key_value() {
-                Some((&position, _)) if position < self.delivered + lacking => self.give_up_hole(out),
+                Some((&position, _)) if position < self.delivered + lacking => {
+                    self.give_up_hole(out);
+                }
                 _ => {
                     out.push(Chunk::Missing(lacking));
                     self.delivered += lacking;
@@ -243,7 +254,8 @@ mod tests {
 
     #[test]
     fn out_of_order_over_the_wrap() {
-        let (chunks, repeated) = run(u32::MAX - 1, &[(1, b"de"), (u32::MAX - 1, b"abc"), (3, b"f")]);
+        let (chunks, repeated) =
+            run(u32::MAX - 1, &[(1, b"de"), (u32::MAX - 1, b"abc"), (3, b"f")]);
         assert_eq!(chunks, [bytes("abcdef")]);
         assert_eq!(repeated, 0);
     }
@@ -258,7 +270,10 @@ mod tests {
     #[test]
     fn holes_are_counted() {
         let (chunks, _) = run(0, &[(0, b"ab"), (5, b"f"), (9, b"j")]);
-        assert_eq!(chunks, [bytes("ab"), Chunk::Missing(3), bytes("f"), Chunk::Missing(3), bytes("j")]);
+        assert_eq!(
+            chunks,
+            [bytes("ab"), Chunk::Missing(3), bytes("f"), Chunk::Missing(3), bytes("j")]
+        );
     }
 
     #[test]

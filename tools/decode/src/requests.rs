@@ -66,7 +66,10 @@ impl OutstandingRequests {
         });
         let Some((at, sink_stag, sink_to, asked)) = reads else {
             if !self.uncertain && response.segments == 1 {
-                out.push(Event::departure("RFC 5040 5.2.2", "an RDMA Read Response without a request"));
+                out.push(Event::departure(
+                    "RFC 5040 5.2.2",
+                    "an RDMA Read Response without a request",
+                ));
             }
             return;
         };
@@ -79,7 +82,8 @@ impl OutstandingRequests {
             out.push(Event::departure("RFC 5040 4.4", what));
         }
         if !self.uncertain && !partial && (length > asked || last && length != asked) {
-            let what = format!("RDMA Read Response of {length} bytes, its request asked for {asked}");
+            let what =
+                format!("RDMA Read Response of {length} bytes, its request asked for {asked}");
             out.push(Event::departure("RFC 5040 5.2.1", what));
         }
         if last {
@@ -88,8 +92,10 @@ impl OutstandingRequests {
     }
 
     pub(super) fn atomic_response(&mut self, request_id: u32, out: &mut Vec<Event>) {
-        let at =
-            self.requests.iter().position(|request| *request == OutstandingRequest::Atomic { request_id });
+        let at = self
+            .requests
+            .iter()
+            .position(|request| *request == OutstandingRequest::Atomic { request_id });
         if let Some(at) = at {
             self.requests.remove(at);
         } else if !self.uncertain {

@@ -68,7 +68,14 @@ impl FpduSearch {
 
     /// Creates a search for a direction about which nothing is known.
     pub(super) fn anywhere(crc: Option<bool>) -> Self {
-        Self { crc, aligned: false, skipped: 0, scanned: 0, incomplete: Vec::new(), segments: vec![0] }
+        Self {
+            crc,
+            aligned: false,
+            skipped: 0,
+            scanned: 0,
+            incomplete: Vec::new(),
+            segments: vec![0],
+        }
     }
 
     /// Notes that no FPDU begins at the front of the buffer.
@@ -96,7 +103,9 @@ impl FpduSearch {
         }
         self.skipped += passed as u64;
         self.scanned -= passed;
-        self.incomplete.iter_mut().for_each(|(at, needed)| (*at, *needed) = (*at - passed, *needed - passed));
+        self.incomplete
+            .iter_mut()
+            .for_each(|(at, needed)| (*at, *needed) = (*at - passed, *needed - passed));
         self.segments.retain(|at| *at >= passed);
         self.segments.iter_mut().for_each(|at| *at -= passed);
         passed
@@ -187,7 +196,9 @@ impl FpduSearch {
             return self.judge_marked(buffer, at, position, is_lost);
         }
         let Some(length) = plausible_len(&buffer[at..]) else { return OffsetVerdict::No };
-        let Some(fpdu) = buffer.get(at..at + length) else { return OffsetVerdict::Incomplete(at + length) };
+        let Some(fpdu) = buffer.get(at..at + length) else {
+            return OffsetVerdict::Incomplete(at + length);
+        };
         if is_lost(at..at + length) {
             return OffsetVerdict::No;
         }
@@ -257,7 +268,9 @@ impl FpduSearch {
 
 /// Returns whether the bytes begin with a complete FPDU with a matching CRC.
 pub(super) fn begins_with_fpdu(bytes: &[u8]) -> bool {
-    let Some(fpdu) = plausible_len(bytes).and_then(|length| bytes.get(..length)) else { return false };
+    let Some(fpdu) = plausible_len(bytes).and_then(|length| bytes.get(..length)) else {
+        return false;
+    };
     let (covered, field) = fpdu.split_at(fpdu.len() - CRC_LEN);
     field == crc32c(covered).to_le_bytes()
 }

@@ -109,8 +109,10 @@ fn judge_control(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
     let reserved = parsed.header.rsvd_ulp() & RDMAP_RESERVED;
     match control.version {
         RDMAP_VERSION => {}
-        0 => departures.push(Event::departure("RFC 5040 4.1", "RDMAP version 0, the RDMA Consortium's")),
-        other => departures.push(Event::departure("RFC 5040 4.1", format!("unknown RDMAP version {other}"))),
+        0 => departures
+            .push(Event::departure("RFC 5040 4.1", "RDMAP version 0, the RDMA Consortium's")),
+        other => departures
+            .push(Event::departure("RFC 5040 4.1", format!("unknown RDMAP version {other}"))),
     }
     if reserved != 0 && parsed.opcode != OPCODE_EXPERIMENTAL {
         let what = format!("reserved bits {reserved:#04x} of the RDMAP control byte are set");
@@ -136,10 +138,12 @@ fn judge_queue(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
     let name = opcode.name();
     match (opcode.queue(), &parsed.header) {
         (None, Header::Untagged(_)) => {
-            departures.push(Event::departure("RFC 5040 4.1", format!("{name} in an untagged segment")));
+            departures
+                .push(Event::departure("RFC 5040 4.1", format!("{name} in an untagged segment")));
         }
         (Some(_), Header::Tagged(_)) => {
-            departures.push(Event::departure("RFC 5040 4.1", format!("{name} in a tagged segment")));
+            departures
+                .push(Event::departure("RFC 5040 4.1", format!("{name} in a tagged segment")));
         }
         (Some(queue), Header::Untagged(header)) if header.qn != queue => {
             let what = format!("{name} on queue {}, it belongs on queue {queue}", header.qn);
@@ -152,8 +156,10 @@ fn judge_queue(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
         && !has_invalidate(parsed.opcode)
         && parsed.opcode != OPCODE_EXPERIMENTAL
     {
-        let what =
-            format!("{name} has {:#010x} where an Invalidate STag would stand, not zero", header.rsvd_ulp32);
+        let what = format!(
+            "{name} has {:#010x} where an Invalidate STag would stand, not zero",
+            header.rsvd_ulp32
+        );
         departures.push(Event::departure("RFC 5040 4.1", what));
     }
 }

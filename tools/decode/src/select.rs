@@ -21,7 +21,8 @@ impl FromStr for ConnectionFilter {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let port = text.strip_prefix(':').and_then(|port| port.parse().ok()).map(Self::Port);
-        let address = || text.trim_start_matches('[').trim_end_matches(']').parse().ok().map(Self::Address);
+        let address =
+            || text.trim_start_matches('[').trim_end_matches(']').parse().ok().map(Self::Address);
         port.or_else(|| text.parse().ok().map(Self::Number))
             .or_else(|| text.parse().ok().map(Self::End))
             .or_else(address)
@@ -52,6 +53,8 @@ mod tests {
         assert_eq!("10.0.0.1".parse(), Ok(ConnectionFilter::Address([10, 0, 0, 1].into())));
         assert_eq!("10.0.0.1:5".parse(), Ok(ConnectionFilter::End(([10, 0, 0, 1], 5).into())));
         assert_eq!("[::1]".parse::<ConnectionFilter>(), "::1".parse());
-        assert!("".parse::<ConnectionFilter>().is_err() && "host".parse::<ConnectionFilter>().is_err());
+        assert!(
+            "".parse::<ConnectionFilter>().is_err() && "host".parse::<ConnectionFilter>().is_err()
+        );
     }
 }

@@ -58,7 +58,8 @@ impl Agreement {
     /// Derives the agreement from both frames. C in either frame turns CRCs on; M in a frame
     /// applies to the other direction.
     pub(super) fn from_frames(request: &Frame, reply: &Frame) -> Self {
-        let (asked, offered) = (request.enhanced.unwrap_or_default(), reply.enhanced.unwrap_or_default());
+        let (asked, offered) =
+            (request.enhanced.unwrap_or_default(), reply.enhanced.unwrap_or_default());
         let peer_to_peer = asked.peer_to_peer && offered.peer_to_peer;
         let mut rtr = Vec::new();
         if peer_to_peer {
@@ -133,10 +134,16 @@ pub(super) fn judge(frame: &Frame, mut report: impl FnMut(Event)) {
     let mut reserved = frame.reserved;
     if reserved & SIW_GSO != 0 && frame.revision >= LATEST_REVISION {
         reserved &= !SIW_GSO;
-        report(Event::departure("RFC 6581 6", "reserved bit 0x08 is set: siw's offer of large FPDUs"));
+        report(Event::departure(
+            "RFC 6581 6",
+            "reserved bit 0x08 is set: siw's offer of large FPDUs",
+        ));
     }
     if reserved != 0 {
-        report(Event::departure("RFC 5044 7.1.1", format!("reserved bits {reserved:#04x} are set")));
+        report(Event::departure(
+            "RFC 5044 7.1.1",
+            format!("reserved bits {reserved:#04x} are set"),
+        ));
     }
     if frame.kind == FrameKind::Request && frame.reject {
         report(Event::departure("RFC 5044 7.1.1", "R is set in a Request"));
@@ -157,15 +164,21 @@ pub(super) fn judge(frame: &Frame, mut report: impl FnMut(Event)) {
 /// Reports errors of a Reply with respect to its Request.
 pub(super) fn judge_pair(request: &Frame, reply: &Frame, mut report: impl FnMut(Event)) {
     if reply.revision != request.revision {
-        let what =
-            format!("a Reply of revision {} to a Request of revision {}", reply.revision, request.revision);
+        let what = format!(
+            "a Reply of revision {} to a Request of revision {}",
+            reply.revision, request.revision
+        );
         report(Event::departure("RFC 5044 7.1.1", what));
         // Older revisions have no S.
         return;
     }
     match (&request.enhanced, &reply.enhanced) {
-        (Some(_), None) => report(Event::departure("RFC 6581 10", "a Reply without S to a Request with S")),
-        (None, Some(_)) => report(Event::departure("RFC 6581 10", "a Reply with S to a Request without S")),
+        (Some(_), None) => {
+            report(Event::departure("RFC 6581 10", "a Reply without S to a Request with S"));
+        }
+        (None, Some(_)) => {
+            report(Event::departure("RFC 6581 10", "a Reply with S to a Request without S"));
+        }
         (Some(asked), Some(offered)) if !reply.reject => judge_enhanced(asked, offered, report),
         _ => {}
     }
@@ -173,17 +186,23 @@ pub(super) fn judge_pair(request: &Frame, reply: &Frame, mut report: impl FnMut(
 
 fn judge_enhanced(asked: &Enhanced, offered: &Enhanced, mut report: impl FnMut(Event)) {
     if asked.peer_to_peer != offered.peer_to_peer {
-        let what =
-            format!("A is {} in the Request and {} in the Reply", asked.peer_to_peer, offered.peer_to_peer);
+        let what = format!(
+            "A is {} in the Request and {} in the Reply",
+            asked.peer_to_peer, offered.peer_to_peer
+        );
         report(Event::departure("RFC 6581 9.2", what));
     }
     if offered.peer_to_peer && !(offered.rtr_send || offered.rtr_write || offered.rtr_read) {
         report(Event::departure("RFC 6581 9.2", "a Reply with A and no RTR kind"));
     }
-    let exceeds =
-        |value: u16, limit: u16| value != NOT_NEGOTIATED && limit != NOT_NEGOTIATED && value > limit;
+    let exceeds = |value: u16, limit: u16| {
+        value != NOT_NEGOTIATED && limit != NOT_NEGOTIATED && value > limit
+    };
     if exceeds(offered.ord, asked.ird) {
-        let what = format!("the responder's ORD {} is above the initiator's IRD {}", offered.ord, asked.ird);
+        let what = format!(
+            "the responder's ORD {} is above the initiator's IRD {}",
+            offered.ord, asked.ird
+        );
         report(Event::departure("RFC 6581 9.1", what));
     }
 }

@@ -27,7 +27,10 @@ pub(super) fn describe(bytes: &[u8], out: &mut Vec<Event>) -> (String, Option<Te
     {
         text += &format!(" (if siw sent it: {})", other.reason());
     }
-    text += &terminate.segment_len.map(|length| format!(", segment of {length} bytes")).unwrap_or_default();
+    text += &terminate
+        .segment_len
+        .map(|length| format!(", segment of {length} bytes"))
+        .unwrap_or_default();
     text += &terminate.ddp_header.as_ref().map(quoted).unwrap_or_default();
     if let Some(read) = &terminate.read_request {
         text += &format!(
@@ -43,10 +46,16 @@ pub(super) fn describe(bytes: &[u8], out: &mut Vec<Event>) -> (String, Option<Te
     (text, Some(Terminate { layer, etype, code, reason, layout }))
 }
 
-fn judge(bytes: &[u8], terminate: &uiw_rdmap::Terminate, encoding: TerminateEncoding, out: &mut Vec<Event>) {
+fn judge(
+    bytes: &[u8],
+    terminate: &uiw_rdmap::Terminate,
+    encoding: TerminateEncoding,
+    out: &mut Vec<Event>,
+) {
     let control = bytes.first_chunk::<4>().copied().unwrap_or_default();
     if encoding == TerminateEncoding::Siw {
-        let what = "a Terminate as siw writes it: Layer and EType swapped, M, D and R in the low bits";
+        let what =
+            "a Terminate as siw writes it: Layer and EType swapped, M, D and R in the low bits";
         out.push(Event::departure("RFC 5040 4.8", what));
     } else if control[2] & RESERVED[0] != 0 || control[3] & RESERVED[1] != 0 {
         let what = format!("reserved bits {:02x?} of the Terminate Control are set", &control[2..]);
@@ -63,7 +72,11 @@ fn judge(bytes: &[u8], terminate: &uiw_rdmap::Terminate, encoding: TerminateEnco
 
 /// Reports known errors of siw in the quoted segment: siw omits its length, and writes the length
 /// of a Read instead of its MSN.
-fn judge_quoted(terminate: &uiw_rdmap::Terminate, encoding: TerminateEncoding, out: &mut Vec<Event>) {
+fn judge_quoted(
+    terminate: &uiw_rdmap::Terminate,
+    encoding: TerminateEncoding,
+    out: &mut Vec<Event>,
+) {
     if terminate.segment_len == Some(0) {
         let what = "M is set, and the DDP Segment Length is 0: siw leaves it out";
         out.push(Event::departure("RFC 5040 4.8", what));
@@ -75,7 +88,8 @@ fn judge_quoted(terminate: &uiw_rdmap::Terminate, encoding: TerminateEncoding, o
         && quoted.msn == read.len
         && read.len > 1
     {
-        let what = format!("the quoted MSN {} is the Read's length: siw writes it there", quoted.msn);
+        let what =
+            format!("the quoted MSN {} is the Read's length: siw writes it there", quoted.msn);
         out.push(Event::departure("RFC 5040 4.8", what));
     }
 }
@@ -87,7 +101,8 @@ fn judge_parts(
     encoding: TerminateEncoding,
     out: &mut Vec<Event>,
 ) {
-    let [m, d, r] = if encoding == TerminateEncoding::Siw { [0x01, 0x02, 0x04] } else { [0x80, 0x40, 0x20] };
+    let [m, d, r] =
+        if encoding == TerminateEncoding::Siw { [0x01, 0x02, 0x04] } else { [0x80, 0x40, 0x20] };
     for (bit, name, there) in [
         (m, "M without a DDP Segment Length", terminate.segment_len.is_some()),
         (d, "D without a Terminated DDP Header", terminate.ddp_header.is_some()),
@@ -101,7 +116,9 @@ fn judge_parts(
 
 fn quoted(header: &HeaderCopy) -> String {
     match header.header() {
-        Ok(uiw_ddp::Header::Tagged(header)) => format!(", of STag {} TO {:#x}", header.stag, header.to),
+        Ok(uiw_ddp::Header::Tagged(header)) => {
+            format!(", of STag {} TO {:#x}", header.stag, header.to)
+        }
         Ok(uiw_ddp::Header::Untagged(header)) => {
             format!(", of QN {} MSN {} MO {}", header.qn, header.msn, header.mo)
         }

@@ -66,7 +66,8 @@ impl CipherSuite {
             }
         }
         let label = format!("tls13 {label}");
-        let info = [&(len as u16).to_be_bytes()[..], &[label.len() as u8], label.as_bytes(), &[0]].concat();
+        let info = [&(len as u16).to_be_bytes()[..], &[label.len() as u8], label.as_bytes(), &[0]]
+            .concat();
         let mut out = vec![0; len];
         let secret = Prk::new_less_safe(self.hash, secret);
         secret.expand(&[&info], SecretLen(len)).and_then(|okm| okm.fill(&mut out)).ok()?;
@@ -165,7 +166,8 @@ impl TlsSession {
 
     /// Returns whether records wait for the Hello of the other direction.
     pub(super) fn is_waiting(&self) -> bool {
-        let waits = |keys: &DirectionKeys| keys.phase == TlsPhase::Clear && !keys.remaining().is_empty();
+        let waits =
+            |keys: &DirectionKeys| keys.phase == TlsPhase::Clear && !keys.remaining().is_empty();
         !self.is_any_locked() && self.directions.iter().any(waits)
     }
 
@@ -240,7 +242,11 @@ impl TlsSession {
     fn begin_encryption(&mut self, side: Side, log: &KeyLog) -> FirstRecord {
         let (Some(client), Some(suite)) = (self.client, self.suite) else {
             let waits = self.directions[side].remaining().len() < MAX_WAITING;
-            return if waits && !self.is_any_locked() { FirstRecord::Later } else { FirstRecord::Never };
+            return if waits && !self.is_any_locked() {
+                FirstRecord::Later
+            } else {
+                FirstRecord::Never
+            };
         };
         let secrets = self.random.and_then(|random| log.secrets_of(&random));
         let secret = secrets.and_then(|secrets| secrets.get(Epoch::Handshake, role(side, client)));
@@ -263,10 +269,11 @@ impl TlsSession {
                     // The cipher suite follows version, random and session. A HelloRetryRequest
                     // contains the same suite.
                     let session = body.get(2 + RANDOM_LEN).map_or(0, |len| usize::from(*len));
-                    let suite =
-                        body.get(2 + RANDOM_LEN + 1 + session..).and_then(|rest| rest.first_chunk::<2>());
-                    self.suite =
-                        suite.and_then(|number| CipherSuite::from_number(u16::from_be_bytes(*number)));
+                    let suite = body
+                        .get(2 + RANDOM_LEN + 1 + session..)
+                        .and_then(|rest| rest.first_chunk::<2>());
+                    self.suite = suite
+                        .and_then(|number| CipherSuite::from_number(u16::from_be_bytes(*number)));
                     if self.suite.is_none() {
                         // This is not TLS 1.3.
                         return self.directions[side].end();
@@ -301,8 +308,11 @@ impl TlsSession {
                             direction.phase = TlsPhase::Application;
                             let role = role(side, self.client.unwrap_or_default());
                             let secrets = self.random.and_then(|random| log.secrets_of(&random));
-                            let secret = secrets.and_then(|secrets| secrets.get(Epoch::Application, role));
-                            secret.zip(self.suite).and_then(|(secret, suite)| RecordKeys::new(suite, secret))
+                            let secret =
+                                secrets.and_then(|secrets| secrets.get(Epoch::Application, role));
+                            secret
+                                .zip(self.suite)
+                                .and_then(|(secret, suite)| RecordKeys::new(suite, secret))
                         }
                         (KEY_UPDATE, TlsPhase::Application) => {
                             direction.keys.as_ref().and_then(RecordKeys::next_generation)
@@ -394,10 +404,11 @@ impl DirectionKeys {
             let most = (missing / shortest + 1).min(MAX_MISSING);
             // Most often the missing records have the same length as this one.
             let likely = keys.next + (missing / record.len() as u64).min(most);
-            let number = std::iter::once(likely).chain(keys.next..=keys.next + most).find(|number| {
-                self.searched += record.len() as u64;
-                self.searched > most_searched || keys.open(record, *number).is_some()
-            });
+            let number =
+                std::iter::once(likely).chain(keys.next..=keys.next + most).find(|number| {
+                    self.searched += record.len() as u64;
+                    self.searched > most_searched || keys.open(record, *number).is_some()
+                });
             if self.searched > most_searched {
                 self.end();
                 return false;
@@ -444,7 +455,8 @@ mod tests {
 
     impl rustls::KeyLog for KeyLogLines {
         fn log(&self, label: &str, random: &[u8], secret: &[u8]) {
-            let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            let digits =
+                |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
             let line = format!("{label} {} {}\n", digits(random), digits(secret));
             self.0.lock().unwrap().push_str(&line);
         }
@@ -458,7 +470,11 @@ mod tests {
     ) -> ([Connection; 2], Arc<KeyLogLines>) {
         let of = |groups: &[&'static dyn SupportedKxGroup]| {
             let usual = provider::default_provider();
-            Arc::new(CryptoProvider { cipher_suites: vec![suite], kx_groups: groups.to_vec(), ..usual })
+            Arc::new(CryptoProvider {
+                cipher_suites: vec![suite],
+                kx_groups: groups.to_vec(),
+                ..usual
+            })
         };
         let made = rcgen::generate_simple_self_signed(["uiw.test".to_owned()]).unwrap();
         let mut roots = RootCertStore::empty();
@@ -469,7 +485,10 @@ mod tests {
         let mut client = client.with_root_certificates(roots).with_no_client_auth();
         client.key_log = lines.clone();
         let server = ServerConfig::builder_with_provider(of(groups[1]));
-        let server = server.with_protocol_versions(&[&rustls::version::TLS13]).unwrap().with_no_client_auth();
+        let server = server
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth();
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
         let server = server.with_single_cert(vec![made.cert.der().clone()], key.into()).unwrap();
         let name = ServerName::try_from("uiw.test").unwrap();
@@ -495,7 +514,11 @@ mod tests {
     }
 
     /// Returns the plaintext that a session decrypts from pieces of this length, by direction.
-    fn followed(wire: &[(Side, Vec<u8>)], lines: &KeyLogLines, piece: usize) -> ([Vec<u8>; 2], bool) {
+    fn followed(
+        wire: &[(Side, Vec<u8>)],
+        lines: &KeyLogLines,
+        piece: usize,
+    ) -> ([Vec<u8>; 2], bool) {
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
         let mut session = TlsSession::default();
         let mut content = [Vec::new(), Vec::new()];
@@ -558,7 +581,8 @@ mod tests {
         let client: &[&'static dyn SupportedKxGroup] =
             &[provider::kx_group::X25519, provider::kx_group::SECP256R1];
         let server: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::SECP256R1];
-        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [client, server]);
+        let (mut ends, lines) =
+            ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [client, server]);
         let (wire, said) = conversation(&mut ends);
         assert!(followed(&wire, &lines, 1000) == (said, false));
     }
@@ -566,7 +590,8 @@ mod tests {
     #[test]
     fn another_ciphertext_ends_the_direction() {
         let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
-        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_256_GCM_SHA384, [groups, groups]);
+        let (mut ends, lines) =
+            ends(provider::cipher_suite::TLS13_AES_256_GCM_SHA384, [groups, groups]);
         let (mut wire, said) = conversation(&mut ends);
         let last = wire.last_mut().unwrap();
         last.1[100] ^= 1;
@@ -579,7 +604,8 @@ mod tests {
     #[test]
     fn missing_application_secret_ends_direction() {
         let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
-        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let (mut ends, lines) =
+            ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
         let mut wire = Vec::new();
         while ends.iter().any(|end| end.is_handshaking()) {
             for side in [0, 1] {
@@ -588,7 +614,8 @@ mod tests {
         }
         let text = lines.0.lock().unwrap();
         let handshake: Vec<_> = text.lines().filter(|line| line.contains("HANDSHAKE")).collect();
-        let (log, mut session) = (KeyLog::parse(&handshake.join("\n")).unwrap(), TlsSession::default());
+        let (log, mut session) =
+            (KeyLog::parse(&handshake.join("\n")).unwrap(), TlsSession::default());
         for (side, bytes) in wire {
             session.decrypt(side, Chunk::Bytes(bytes), &log);
         }
@@ -601,7 +628,8 @@ mod tests {
     #[test]
     fn look_alikes_behind_gap_end_direction() {
         let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
-        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let (mut ends, lines) =
+            ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
         let (wire, _) = conversation(&mut ends);
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
         let mut session = TlsSession::default();
@@ -617,7 +645,8 @@ mod tests {
     #[test]
     fn record_behind_long_gap_found() {
         let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
-        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let (mut ends, lines) =
+            ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
         let (wire, _) = conversation(&mut ends);
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
         let mut session = TlsSession::default();
@@ -679,7 +708,8 @@ mod tests {
     #[test]
     fn secrets_behind_hello_found() {
         let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
-        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let (mut ends, lines) =
+            ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
         let mut feed = SegmentFeed::new();
         feed.push(0, &carry(&mut ends, 0));
         let answer = carry(&mut ends, 1);
@@ -703,7 +733,8 @@ mod tests {
         for (captured, selection, expected) in
             [(both, None, 1), (&[1], None, 1), (both, Some(":7"), 1), (both, Some(":8"), 0)]
         {
-            let (mut ends, _) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+            let (mut ends, _) =
+                ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
             let mut feed = SegmentFeed::new();
             let shared = &mut feed.decoder.flows.shared;
             shared.selection = selection.map(|which| which.parse().unwrap()).into_iter().collect();
@@ -717,7 +748,10 @@ mod tests {
             }
             let summary = feed.decoder.finish(&mut |_| {});
             let is_named = summary.to_string().contains("1 connection of TLS: name the file");
-            assert_eq!((summary.locked, is_named, summary.followed()), (expected, expected > 0, true));
+            assert_eq!(
+                (summary.locked, is_named, summary.followed()),
+                (expected, expected > 0, true)
+            );
         }
     }
 }

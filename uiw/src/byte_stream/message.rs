@@ -111,7 +111,10 @@ mod tests {
     #[test]
     fn each_rule_has_its_error() {
         assert_eq!(Header::parse(&[1; 7]), Err(FormatError::Short { len: 7 }));
-        assert_eq!(Header::parse(&[2, 0, 0, 0, 0, 0, 0, 0]), Err(FormatError::Version { version: 2 }));
+        assert_eq!(
+            Header::parse(&[2, 0, 0, 0, 0, 0, 0, 0]),
+            Err(FormatError::Version { version: 2 })
+        );
         assert_eq!(Header::parse(&[1, 2, 0, 0, 0, 0, 0, 0]), Err(FormatError::Flags { flags: 2 }));
         assert_eq!(parse_first(&[0; 5]), Err(FormatError::FirstLength { len: 5 }));
         assert_eq!(parse_first(&[0; 4]), Err(FormatError::NoPayload));

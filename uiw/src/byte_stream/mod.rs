@@ -247,7 +247,11 @@ impl ByteStream {
     }
 
     /// Poll function of [`ByteStream::read`].
-    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+    pub(crate) fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
         loop {
             if let Some(copied) = self.reading.copy(buf) {
                 self.grant_credits(cx);
@@ -268,7 +272,11 @@ impl ByteStream {
     }
 
     /// Poll function of [`ByteStream::write`].
-    pub(crate) fn poll_write(&mut self, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    pub(crate) fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }

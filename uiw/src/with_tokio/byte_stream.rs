@@ -19,7 +19,11 @@ impl AsyncRead for ByteStream {
 }
 
 impl AsyncWrite for ByteStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Self::poll_write(&mut self, cx, buf)
     }
 

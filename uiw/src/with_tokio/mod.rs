@@ -85,7 +85,8 @@ impl Drop for Driver {
 /// # Panics
 /// Panics if the runtime was built without I/O. Without time, tasks of the returned driver panic.
 pub fn drive(device: &Device) -> io::Result<Driver> {
-    let runtime = Handle::try_current().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
+    let runtime =
+        Handle::try_current().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
     let (mut shards, mut tasks) = (Vec::new(), JoinSet::new());
     for index in 0..device.shards() {
         let handle = Arc::new(WakeHandle(Notify::new()));

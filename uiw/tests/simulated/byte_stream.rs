@@ -38,9 +38,11 @@ fn settings() -> ConnectionConfig {
 
 #[test]
 fn written_bytes_read_back() {
-    for (seed, piece, split) in [(1, 1, Split::Whole), (2, 7, Split::Random(50)), (3, 5_000, Split::Fixed(1))]
+    for (seed, piece, split) in
+        [(1, 1, Split::Whole), (2, 7, Split::Random(50)), (3, 5_000, Split::Fixed(1))]
     {
-        let simulation = Simulation::new(seed, Link { capacity: 300, recv_split: split, ..Link::default() });
+        let simulation =
+            Simulation::new(seed, Link { capacity: 300, recv_split: split, ..Link::default() });
         let ((_, client), (_, server)) = simulation.connect(&settings());
         let sent = bytes(seed as u8, 20_000);
         let (_, received) = simulation.run(
@@ -52,7 +54,10 @@ fn written_bytes_read_back() {
                 stream.shutdown().await.unwrap();
                 let refused = stream.write(b"more").await.unwrap_err();
                 assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
-                assert!(read_all(&mut stream, 10).await.is_empty(), "the other direction was ended too");
+                assert!(
+                    read_all(&mut stream, 10).await.is_empty(),
+                    "the other direction was ended too"
+                );
             },
             async {
                 let mut stream = ByteStream::new(server).unwrap();
@@ -128,7 +133,10 @@ fn busy_reader_stops_bytes_only() {
             }
             let buffer = client_pd.register(vec![0; 64]).unwrap();
             stream.connection().read(buffer, remote).await.unwrap();
-            assert_eq!(stream.connection().fetch_add(remote.slice(0..8).unwrap(), 1).await.unwrap(), 0);
+            assert_eq!(
+                stream.connection().fetch_add(remote.slice(0..8).unwrap(), 1).await.unwrap(),
+                0
+            );
             stream.connection().disconnect().await.unwrap();
         },
         async {
@@ -142,7 +150,8 @@ fn busy_reader_stops_bytes_only() {
 fn refused(messages: &[&[u8]]) -> String {
     let simulation = Simulation::new(1, Link::default());
     // The receives are longer than the payloads that a byte stream announces.
-    let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default().recv_size(300 << 10));
+    let ((_, client), (_, server)) =
+        simulation.connect(&ConnectionConfig::default().recv_size(300 << 10));
     let (_, error) = simulation.run(
         async {
             for message in messages {
@@ -177,7 +186,10 @@ fn format_violation_named() {
     assert!(refused(&[FIRST, &[1, 9, 0, 0, 0, 0, 0, 0]]).contains("flags 0x09"));
     assert!(refused(&[FIRST, &[1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]]).contains("credits"));
     let long = [&[1, 0, 0, 0, 0, 0, 0, 0][..], &[0; (256 << 10) + 1]].concat();
-    assert!(refused(&[FIRST, &long]).contains("262145 bytes is longer than the announced maximum of 262144"));
+    assert!(
+        refused(&[FIRST, &long])
+            .contains("262145 bytes is longer than the announced maximum of 262144")
+    );
 }
 
 /// A peer that only reads may shut down its direction with its first message.
@@ -204,7 +216,8 @@ fn end_in_first_message_read() {
 #[test]
 fn connection_with_few_receives_refused() {
     let simulation = Simulation::new(1, Link::default());
-    let ((_, client), (_, _server)) = simulation.connect(&ConnectionConfig::default().recv_depth(3));
+    let ((_, client), (_, _server)) =
+        simulation.connect(&ConnectionConfig::default().recv_depth(3));
     let refused = |connection: Connection| ByteStream::new(connection).unwrap_err().to_string();
     assert!(refused(client).contains("receive depth"));
 }

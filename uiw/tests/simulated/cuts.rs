@@ -66,7 +66,9 @@ async fn client(connection: &Connection, pd: &Pd) -> ClientResults {
 
 fn check_error(error: &Error) {
     let expected = match error.kind() {
-        ErrorKind::Completed { status, .. } => matches!(status, WcStatus::RetryExceeded | WcStatus::Fatal),
+        ErrorKind::Completed { status, .. } => {
+            matches!(status, WcStatus::RetryExceeded | WcStatus::Fatal)
+        }
         ErrorKind::Closed { .. }
         | ErrorKind::Ended { .. }
         | ErrorKind::State { .. }
@@ -95,7 +97,8 @@ const ADDRESSES: [IpAddr; 2] =
 /// Cuts the direction from `ADDRESSES[from]` after `at` bytes. Returns `None` if the connection
 /// could not be established.
 fn conversation(from: usize, at: u64, fin: bool) -> Option<ClientResults> {
-    let simulation = Simulation::new(at, Link { recv_split: Split::Random(900), ..Link::default() });
+    let simulation =
+        Simulation::new(at, Link { recv_split: Split::Random(900), ..Link::default() });
     simulation.network().change_link(ADDRESSES[from], ADDRESSES[1 - from], |link| {
         if fin {
             link.fin_at = Some(at);

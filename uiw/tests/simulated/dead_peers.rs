@@ -95,7 +95,8 @@ fn requests_of_dead_connection_complete() {
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     stall(&simulation, true);
     // This is more than the path accepts.
-    let sends: Vec<_> = (0..8).map(|_| client.send(pd.register(vec![7; 128 << 10]).unwrap())).collect();
+    let sends: Vec<_> =
+        (0..8).map(|_| client.send(pd.register(vec![7; 128 << 10]).unwrap())).collect();
     let (statuses, ()) = simulation.run(
         async {
             let mut statuses = Vec::new();
@@ -118,6 +119,9 @@ fn requests_of_dead_connection_complete() {
     );
     let first = statuses.iter().position(|status| *status != WcStatus::Success).unwrap();
     assert_eq!(statuses[first], WcStatus::RetryExceeded);
-    assert!(statuses[first + 1..].iter().all(|status| *status == WcStatus::Flushed), "{statuses:?}");
+    assert!(
+        statuses[first + 1..].iter().all(|status| *status == WcStatus::Flushed),
+        "{statuses:?}"
+    );
     drop(server);
 }

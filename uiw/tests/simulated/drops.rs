@@ -41,7 +41,11 @@ fn dropped_operation_posted_in_order() {
         },
         async {
             for byte in [1, 2, 3] {
-                assert_eq!(server.recv().await.unwrap().unwrap()[0], byte, "messages keep their order");
+                assert_eq!(
+                    server.recv().await.unwrap().unwrap()[0],
+                    byte,
+                    "messages keep their order"
+                );
             }
         },
     );
@@ -97,7 +101,9 @@ fn waker_drops_operations_of_connection() {
         let dropped = client.send(buffer(&pd, 2, 1));
         let waker = Waker::from(Arc::new(DropOnWake(Mutex::new(Some(dropped)))));
         assert!(poll(&mut refused, &waker).is_pending());
-        simulation.run(async { first.await.unwrap() }, async { drop(server.recv().await.unwrap().unwrap()) });
+        simulation.run(async { first.await.unwrap() }, async {
+            drop(server.recv().await.unwrap().unwrap());
+        });
         assert!(matches!(poll(&mut refused, Waker::noop()), Poll::Ready(Err(_))));
         done.send(()).unwrap();
     });
@@ -217,8 +223,10 @@ fn detached_operations_freed_after_reset() {
 /// receive is posted again.
 #[test]
 fn detached_connection_discards_messages() {
-    let simulation =
-        Simulation::new(9, Link { capacity: 500, latency: Duration::from_millis(5), ..Link::default() });
+    let simulation = Simulation::new(
+        9,
+        Link { capacity: 500, latency: Duration::from_millis(5), ..Link::default() },
+    );
     let mut settings = ConnectionConfig::default().recv_depth(3).recv_size(64 << 10);
     settings.options.no_receive_timeout = Duration::from_millis(10);
     let ((pd, client), (server_pd, server)) = simulation.connect(&settings);

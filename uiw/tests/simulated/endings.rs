@@ -40,7 +40,8 @@ fn operations_after_close_fail_with_closed() {
 /// The peer closes before it has answered.
 #[test]
 fn read_under_way_fails_with_closed() {
-    let simulation = Simulation::new(1, Link { latency: Duration::from_millis(20), ..Link::default() });
+    let simulation =
+        Simulation::new(1, Link { latency: Duration::from_millis(20), ..Link::default() });
     let ((pd, client), (server_pd, server)) = simulation.connect(&ConnectionConfig::default());
     let memory = server_pd.share(8, Access::REMOTE_READ).unwrap();
     let closing = server.disconnect();
@@ -58,7 +59,10 @@ fn reset_is_an_error() {
         client.send_copy(b"late").await
     });
     for error in [received.unwrap_err(), sent.unwrap_err()] {
-        assert!(matches!(error.kind(), ErrorKind::Ended { reason, .. } if !reason.orderly), "{error:?}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Ended { reason, .. } if !reason.orderly),
+            "{error:?}"
+        );
         assert!(error.to_string().ends_with(": connection lost"), "{error}");
         assert_eq!(io::Error::from(error).kind(), io::ErrorKind::ConnectionReset);
     }
@@ -78,7 +82,10 @@ fn abort_ends_operations_at_once() {
     let failed = failed.unwrap_err();
     assert_eq!(failed.buffer.len(), 100_000);
     let ended = |error: &Error| matches!(error.kind(), ErrorKind::Ended { .. });
-    assert!(ended(&failed.error) && failed.error.to_string().ends_with(": aborted by this end"), "{failed}");
+    assert!(
+        ended(&failed.error) && failed.error.to_string().ends_with(": aborted by this end"),
+        "{failed}"
+    );
     let (received, _) = simulation.run(client.recv(), async {});
     assert!(ended(&received.unwrap_err()));
     drop(server);
@@ -90,9 +97,14 @@ fn abort_is_error_at_peer() {
     let (received, _) = simulation.run(server.recv(), async { client.abort().await });
     let error = received.unwrap_err().to_string();
     assert!(error.contains("the peer terminated the stream"), "{error}");
-    assert_eq!(error.matches("0x").count(), 1, "the codes of the Terminate are there once: {error}");
+    assert_eq!(
+        error.matches("0x").count(),
+        1,
+        "the codes of the Terminate are there once: {error}"
+    );
     // Both ends know the reason, and another abort has no effect.
-    let (again, later) = simulation.run(async { client.abort().await }, async { server.abort().await });
+    let (again, later) =
+        simulation.run(async { client.abort().await }, async { server.abort().await });
     assert!(!again.is_closed() && !later.is_closed());
 }
 

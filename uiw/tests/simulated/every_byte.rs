@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use uiw::raw::cm::{self, CmChannel, CmEventKind};
 use uiw::raw::{
-    Access, Bind, CapabilityExchange, ConnConfig, Cq, CqConfig, Device, FastMr, FastRegister, Memory, Pd, Qp,
-    QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode,
-    WcStatus, WindowType,
+    Access, Bind, CapabilityExchange, ConnConfig, Cq, CqConfig, Device, FastMr, FastRegister,
+    Memory, Pd, Qp, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, STag, SendFlags, SendOp,
+    SendWr, Sge, Wc, WcOpcode, WcStatus, WindowType,
 };
 use uiw_testkit::sim::{Link, Split};
 
@@ -106,7 +106,14 @@ impl RequestEnd {
             established: false,
         };
         let source: Vec<u8> = (0..900).map(byte).collect();
-        this.mr.region().span(SOURCE as usize, 900).unwrap().pin().unwrap().copy_from(0, &source).unwrap();
+        this.mr
+            .region()
+            .span(SOURCE as usize, 900)
+            .unwrap()
+            .pin()
+            .unwrap()
+            .copy_from(0, &source)
+            .unwrap();
         for wr_id in 0..6 {
             let sges = [this.sge(RECEIVES + wr_id * 256, 256)];
             // SAFETY: the memory exists as long as the end, and is only read by copying.
@@ -121,7 +128,14 @@ impl RequestEnd {
 
     fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        self.mr.region().span(offset as usize, len).unwrap().pin().unwrap().copy_to(0, &mut out).unwrap();
+        self.mr
+            .region()
+            .span(offset as usize, len)
+            .unwrap()
+            .pin()
+            .unwrap()
+            .copy_to(0, &mut out)
+            .unwrap();
         out
     }
 
@@ -164,7 +178,13 @@ impl RequestEnd {
         };
         let registers = [fast(0, self), fast(1, self)];
         let word = |n: u64| at(WORDS + 8 * n);
-        let swap = SendOp::CmpSwap { remote: word(1), compare: 0, compare_mask: !0, swap: 77, swap_mask: !0 };
+        let swap = SendOp::CmpSwap {
+            remote: word(1),
+            compare: 0,
+            compare_mask: !0,
+            swap: 77,
+            swap_mask: !0,
+        };
         let steps: [Step; 15] = [
             (SendOp::Write { remote: at(TARGET) }, source(0, 300), false),
             (SendOp::Send, source(10, 100), true),
@@ -175,7 +195,11 @@ impl RequestEnd {
             (swap, sink(208, 8), true),
             (SendOp::SendImm { imm: 0x5678 }, source(40, 30), false),
             (SendOp::FastRegister(registers[0]), [(0, 0)], false),
-            (SendOp::Read { remote: at(SOURCE), invalidate: Some(registers[0].stag) }, sink(300, 90), true),
+            (
+                SendOp::Read { remote: at(SOURCE), invalidate: Some(registers[0].stag) },
+                sink(300, 90),
+                true,
+            ),
             (SendOp::AtomicWrite { remote: word(2) }, source(0, 8), false),
             (SendOp::FastRegister(registers[1]), [(0, 0)], false),
             (SendOp::LocalInvalidate { stag: registers[1].stag }, [(0, 0)], false),
@@ -221,7 +245,10 @@ impl RequestEnd {
             let id = wc.wr_id as usize;
             assert!(id >= next, "{wc:?} behind request {next}");
             for skipped in next..id {
-                assert!(!self.posted[skipped] && !failed, "request {skipped} completes with {wc:?}");
+                assert!(
+                    !self.posted[skipped] && !failed,
+                    "request {skipped} completes with {wc:?}"
+                );
             }
             let success = wc.status == WcStatus::Success;
             assert!(!success || !failed && self.posted[id], "{wc:?}");
@@ -232,10 +259,14 @@ impl RequestEnd {
             self.posted[next..].iter().all(|signaled| !signaled && !failed),
             "request {next} never completes"
         );
-        let succeeded = |id: u64| self.sent.iter().any(|wc| wc.wr_id == id && wc.status == WcStatus::Success);
+        let succeeded =
+            |id: u64| self.sent.iter().any(|wc| wc.wr_id == id && wc.status == WcStatus::Success);
         let source = |at: usize, len: usize| (at..at + len).map(byte).collect::<Vec<_>>();
         assert!(!succeeded(3) || self.peek(SINK, 150) == source(20, 150), "a Read that succeeded");
-        assert!(!succeeded(10) || self.peek(SINK + 300, 90) == source(0, 90), "a Read with invalidation");
+        assert!(
+            !succeeded(10) || self.peek(SINK + 300, 90) == source(0, 90),
+            "a Read with invalidation"
+        );
         let words: Vec<u64> = [200, 208]
             .iter()
             .map(|at| u64::from_ne_bytes(self.peek(SINK + at, 8).try_into().unwrap()))
@@ -273,7 +304,9 @@ impl RequestEnd {
             // The Write before the message has been placed.
             assert!(self.peek(TARGET + 8, 292) == source(8, 292), "message {n}");
             if opcode == WcOpcode::Recv {
-                assert!(self.peek(RECEIVES + 256 * n as u64, len as usize) == source(at, len as usize));
+                assert!(
+                    self.peek(RECEIVES + 256 * n as u64, len as usize) == source(at, len as usize)
+                );
             }
         }
     }
@@ -282,7 +315,8 @@ impl RequestEnd {
 /// Runs a case. Returns the number of bytes in each direction, and whether a request failed.
 fn run(case: CutCase) -> ([u64; 2], bool) {
     let random = case.at % 3;
-    let split = if random == 0 { Split::Whole } else { Split::Random(if random == 1 { 40 } else { 700 }) };
+    let split =
+        if random == 0 { Split::Whole } else { Split::Random(if random == 1 { 40 } else { 700 }) };
     let latency = Duration::from_micros(case.at % 5 * 70);
     let link = Link { recv_split: split, send_split: split, latency, ..Link::default() };
     let simulation = Simulation::new(case.at, link);
@@ -324,13 +358,16 @@ fn run(case: CutCase) -> ([u64; 2], bool) {
     if !over(&ends) {
         ends.iter_mut().for_each(RequestEnd::bind);
         go(&mut ends, &|ends| ends.iter().all(RequestEnd::done));
-        let marks = [&ends[0], &ends[1]].map(|end| (end.mr.addr(), end.mr.rkey().0, end.window_stag));
+        let marks =
+            [&ends[0], &ends[1]].map(|end| (end.mr.addr(), end.mr.rkey().0, end.window_stag));
         ends[0].script(marks[1]);
         ends[1].script(marks[0]);
-        go(&mut ends, &|ends| ends.iter().all(|end| end.over || end.done() && end.received.len() >= 5));
+        go(&mut ends, &|ends| {
+            ends.iter().all(|end| end.over || end.done() && end.received.len() >= 5)
+        });
     }
-    let sent =
-        [&ends[0], &ends[1]].map(|end| end.qp.path().and_then(|path| path.stream.bytes_acked).unwrap_or(0));
+    let sent = [&ends[0], &ends[1]]
+        .map(|end| end.qp.path().and_then(|path| path.stream.bytes_acked).unwrap_or(0));
     for end in &ends {
         let _ = end.qp.disconnect();
     }
@@ -358,7 +395,11 @@ fn every(fate: LinkFault, from: usize) {
         if words.next() == Some(&format!("{fate:?}").to_lowercase())
             && words.next() == Some(&from.to_string())
         {
-            run(CutCase { fate, from, at: words.next().and_then(|at| at.parse().ok()).expect("a byte") });
+            run(CutCase {
+                fate,
+                from,
+                at: words.next().and_then(|at| at.parse().ok()).expect("a byte"),
+            });
         }
         return;
     }
@@ -371,11 +412,16 @@ fn every(fate: LinkFault, from: usize) {
         let case = CutCase { fate, from, at };
         let Ok((_, failed)) = std::panic::catch_unwind(|| run(case)) else {
             let fate = format!("{fate:?}").to_lowercase();
-            panic!("again: UIW_CASE='{fate} {from} {at}' cargo test -p uiw --test simulated every_byte");
+            panic!(
+                "again: UIW_CASE='{fate} {from} {at}' cargo test -p uiw --test simulated every_byte"
+            );
         };
         broken += u64::from(failed);
     }
-    assert!(fate == LinkFault::Stall || broken > whole / 2, "only {broken} of {whole} bytes hit a request");
+    assert!(
+        fate == LinkFault::Stall || broken > whole / 2,
+        "only {broken} of {whole} bytes hit a request"
+    );
 }
 
 // [test:RFC5041-3-04]

@@ -7,7 +7,9 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use uiw::{Connection, ConnectionConfig, Device, DeviceConfig, Limits, Listener, Pd, Progress, Result};
+use uiw::{
+    Connection, ConnectionConfig, Device, DeviceConfig, Limits, Listener, Pd, Progress, Result,
+};
 use uiw_impair::wan::{Direction, Profile};
 use uiw_llp::{Clock, TransportStack};
 use uiw_smol::pipe::{PipeLink, pipe};
@@ -45,7 +47,8 @@ impl Simulation {
     pub(crate) fn limited(seed: u64, link: Link, limits: Limits) -> Self {
         let simulation = Self::new(seed, link);
         let options = DeviceConfig::default().progress(Progress::Manual).limits(limits);
-        let server = Device::with_stack(Box::new(simulation.network().stack(SERVER)), options).unwrap();
+        let server =
+            Device::with_stack(Box::new(simulation.network().stack(SERVER)), options).unwrap();
         Self { server, ..simulation }
     }
 
@@ -178,7 +181,8 @@ impl Simulation {
     /// Tries to connect, and returns the two ends. The server's end is `None` if the client never
     /// reached the server.
     pub(crate) fn try_connect(&self, settings: &ConnectionConfig) -> (Result<End>, Option<End>) {
-        let (client_pd, server_pd) = (self.client.alloc_pd().unwrap(), self.server.alloc_pd().unwrap());
+        let (client_pd, server_pd) =
+            (self.client.alloc_pd().unwrap(), self.server.alloc_pd().unwrap());
         let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), settings).unwrap();
         let address = listener.local_addr();
         let tried = Cell::new(false);
@@ -197,7 +201,9 @@ impl Simulation {
                 let timeout = Duration::from_secs(20);
                 let start = self.now();
                 poll_fn(|cx| match accepting.as_mut().poll(cx) {
-                    Poll::Pending if tried.get() && self.now() - start > timeout => Poll::Ready(None),
+                    Poll::Pending if tried.get() && self.now() - start > timeout => {
+                        Poll::Ready(None)
+                    }
                     polled => polled,
                 })
                 .await

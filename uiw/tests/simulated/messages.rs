@@ -77,7 +77,8 @@ fn busy_receiver_loses_nothing() {
 #[test]
 fn messages_of_any_length_to_limit() {
     let settings = ConnectionConfig::default().recv_size(1000).recv_depth(3).max_message(100_000);
-    let lengths = [0, 1, 999, 1000, 1001, 5, 2000, 2001, 100_000, 0, 99_999, 1, 1000, 3, 100_000, 100_000];
+    let lengths =
+        [0, 1, 999, 1000, 1001, 5, 2000, 2001, 100_000, 0, 99_999, 1, 1000, 3, 100_000, 100_000];
     for (seed, split) in [(1, Split::Whole), (2, Split::Random(700)), (3, Split::Random(30_000))] {
         let simulation = Simulation::new(seed, Link { recv_split: split, ..Link::default() });
         let ((_, client), (_, server)) = simulation.connect(&settings);
@@ -235,7 +236,8 @@ fn kept_long_messages_bounded() {
 fn end_reported_while_messages_kept() {
     for orderly in [true, false] {
         let simulation = Simulation::new(1, Link::default());
-        let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default().recv_depth(2));
+        let ((_, client), (_, server)) =
+            simulation.connect(&ConnectionConfig::default().recv_depth(2));
         let (kept, ()) = simulation.run(
             async {
                 let first = server.recv().await.unwrap().unwrap();

@@ -27,7 +27,8 @@ fn buffers_of_any_size() {
 
 #[test]
 fn long_and_narrow_path() {
-    let profile = Profile { delay: Duration::from_millis(20), rate: Some(100_000_000), ..Profile::default() };
+    let profile =
+        Profile { delay: Duration::from_millis(20), rate: Some(100_000_000), ..Profile::default() };
     all_variants(1, &profile, 1500, 1 << 20);
 }
 

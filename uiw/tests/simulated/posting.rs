@@ -12,7 +12,8 @@ const LONG: usize = 1000;
 #[test]
 fn operations_posted_in_call_order() {
     let simulation = Simulation::new(1, Link::default());
-    let ((pd, client), (server_pd, server)) = simulation.connect(&ConnectionConfig::default().send_depth(2));
+    let ((pd, client), (server_pd, server)) =
+        simulation.connect(&ConnectionConfig::default().send_depth(2));
     let memory = server_pd.share(8, Access::REMOTE_ATOMIC).unwrap();
     let counter = memory.remote(0..8).unwrap();
     let copied = client.send_copy(&[1; LONG]);
@@ -20,7 +21,8 @@ fn operations_posted_in_call_order() {
     let added = client.fetch_add(counter, 5);
     let swapped = client.compare_swap(counter, 5, 9);
     let inline = client.send_copy(&[3]);
-    let window = client.bind_window(&pd.share(8, Access::empty()).unwrap(), 0..8, Access::REMOTE_READ);
+    let window =
+        client.bind_window(&pd.share(8, Access::empty()).unwrap(), 0..8, Access::REMOTE_READ);
     let closing = client.disconnect();
     let late = client.send_copy(&[4]);
     simulation.run(

@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use uiw::{
-    CapabilityExchange, ConnConfig, Connection, ConnectionConfig, FpduSize, Revision as VerbsRevision,
+    CapabilityExchange, ConnConfig, Connection, ConnectionConfig, FpduSize,
+    Revision as VerbsRevision,
 };
 use uiw_llp::{ListenConfig, Token, TransportListener, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
@@ -45,7 +46,10 @@ impl Reader {
 }
 
 /// Connects our client to a [`Reader`].
-pub(crate) fn reader(simulation: &Simulation, settings: &ConnectionConfig) -> (uiw::Pd, Connection, Reader) {
+pub(crate) fn reader(
+    simulation: &Simulation,
+    settings: &ConnectionConfig,
+) -> (uiw::Pd, Connection, Reader) {
     let mut stack = simulation.network().stack(PEER);
     let mut listener: Box<dyn TransportListener> =
         stack.listen((PEER, 4791).into(), &ListenConfig::default(), Token(0)).unwrap();
@@ -64,7 +68,11 @@ pub(crate) fn reader(simulation: &Simulation, settings: &ConnectionConfig) -> (u
                 if let Ok(got) = stream.recv(&mut [IoVecMut::from(&mut buffer[..])]) {
                     bytes.extend_from_slice(&buffer[..got]);
                 }
-                let config = StartupConfig { revision: Revision::One, crc: true, ..StartupConfig::default() };
+                let config = StartupConfig {
+                    revision: Revision::One,
+                    crc: true,
+                    ..StartupConfig::default()
+                };
                 let mut responder = Responder::new(config.clone());
                 let Some((_, request)) = responder.request(&bytes).unwrap() else {
                     accepted = Some((stream, bytes));

@@ -67,12 +67,18 @@ fn is_over(connection: &Connection) -> bool {
 /// Closes the connection in order. It must be cut after the time-out for that, but not earlier. The
 /// oldest request in progress fails with the reason, all others are flushed, and each returns its
 /// buffer.
-fn closes_in_its_time(simulation: &Simulation, connection: &Connection, under_way: Vec<BufferOp<Vec<u8>>>) {
+fn closes_in_its_time(
+    simulation: &Simulation,
+    connection: &Connection,
+    under_way: Vec<BufferOp<Vec<u8>>>,
+) {
     let start = simulation.now();
     let ending = {
         let mut closing = pin!(connection.disconnect());
         loop {
-            if let Poll::Ready(ending) = closing.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            if let Poll::Ready(ending) =
+                closing.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+            {
                 break ending.unwrap();
             }
             pass(simulation, Duration::from_millis(100));
@@ -80,7 +86,10 @@ fn closes_in_its_time(simulation: &Simulation, connection: &Connection, under_wa
         }
     };
     let took = simulation.now() - start;
-    assert!(!ending.orderly && took >= settings().options.close_timeout, "{ending:?} after {took:?}");
+    assert!(
+        !ending.orderly && took >= settings().options.close_timeout,
+        "{ending:?} after {took:?}"
+    );
     for (n, mut op) in under_way.into_iter().enumerate() {
         let Poll::Ready(outcome) = poll(&mut op) else { panic!("a request that does not end") };
         let (result, buffer) = match outcome {
@@ -101,12 +110,17 @@ fn stalled_peer_delays_only_itself() {
     const LEN: usize = 60_000;
     let simulation = Simulation::new(1, Link { capacity: 20_000, ..Link::default() });
     let (pd, connection, mut peer) = reader(&simulation, &settings());
-    let buffers: Vec<Mr<Vec<u8>>> = (0..200u8).map(|n| pd.register(vec![n; LEN]).unwrap()).collect();
+    let buffers: Vec<Mr<Vec<u8>>> =
+        (0..200u8).map(|n| pd.register(vec![n; LEN]).unwrap()).collect();
     let before = LIVE.get();
     let mut ops: Vec<BufferOp<Vec<u8>>> = Vec::new();
     for (n, buffer) in buffers.into_iter().enumerate() {
         let remote = RemoteMr { addr: 0, rkey: STag(1), len: LEN };
-        ops.push(if n % 2 == 0 { connection.send(buffer) } else { connection.write(buffer, remote) });
+        ops.push(if n % 2 == 0 {
+            connection.send(buffer)
+        } else {
+            connection.write(buffer, remote)
+        });
     }
     for minute in 0..24 * 60 {
         pass(&simulation, MINUTE);
@@ -114,7 +128,10 @@ fn stalled_peer_delays_only_itself() {
         let held = LIVE.get() - before;
         assert!(held < BOUND, "{held} bytes held after {minute} minutes");
     }
-    assert!(ops.iter_mut().all(|op| poll(op).is_pending()), "TCP cannot have taken the first message");
+    assert!(
+        ops.iter_mut().all(|op| poll(op).is_pending()),
+        "TCP cannot have taken the first message"
+    );
     assert_eq!(peer.read, 0);
     // The operations complete as soon as the peer reads again.
     let mut first = ops.remove(0);
@@ -134,8 +151,12 @@ fn answer(peer: &Reader, payload: &[u8]) -> Vec<u8> {
         _ => None,
     });
     let request = request.expect("a Read Request");
-    let header =
-        Header::Tagged(tagged_header(Opcode::ReadResponse, request.sink_stag, request.sink_to, true));
+    let header = Header::Tagged(tagged_header(
+        Opcode::ReadResponse,
+        request.sink_stag,
+        request.sink_to,
+        true,
+    ));
     let mut fpdu = vec![0; 2 + header.len()];
     header.emit(&mut fpdu[2..]);
     fpdu.extend_from_slice(payload);
@@ -164,7 +185,11 @@ fn slow_answer_is_received() {
         for byte in front {
             assert_eq!(peer.stream.send(&[IoVec::from(&[*byte][..])]).unwrap(), 1);
             pass(&simulation, MINUTE);
-            assert!(!is_over(&connection) && poll(&mut read).is_pending() && poll(&mut send).is_pending());
+            assert!(
+                !is_over(&connection)
+                    && poll(&mut read).is_pending()
+                    && poll(&mut send).is_pending()
+            );
             let held = LIVE.get() - before;
             assert!(held < BOUND, "{held} bytes held");
         }

@@ -23,7 +23,10 @@ async fn client(pd: &Pd, connection: &Connection, largest: usize) {
         connection.send(buffer(pd, len.min(16_000), 2)).await.unwrap();
     }
     connection.write_imm(buffer(pd, 99, 3), remote, 4711).await.unwrap();
-    assert_eq!(connection.fetch_add(remote.slice(COUNTER..COUNTER + 8).unwrap(), 5).await.unwrap(), 0);
+    assert_eq!(
+        connection.fetch_add(remote.slice(COUNTER..COUNTER + 8).unwrap(), 5).await.unwrap(),
+        0
+    );
     // Several Reads are in progress at the same time, and their answers are interleaved with
     // messages of the server.
     let reads: Vec<_> =
@@ -95,7 +98,11 @@ fn one_byte_at_a_time() {
 fn lumps_of_any_size() {
     for seed in 0..20 {
         let split = Split::Random(if seed % 2 == 0 { 13 } else { 3_000 });
-        all_variants(seed, &Link { recv_split: split, send_split: split, ..Link::default() }, 70_000);
+        all_variants(
+            seed,
+            &Link { recv_split: split, send_split: split, ..Link::default() },
+            70_000,
+        );
     }
 }
 

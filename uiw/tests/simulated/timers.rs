@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use uiw::raw::{SendFlags, SendOp, SendWr, Sge};
-use uiw::{CapabilityExchange, Connection, ConnectionConfig, ErrorKind, Listener, Revision, STag, WcStatus};
+use uiw::{
+    CapabilityExchange, Connection, ConnectionConfig, ErrorKind, Listener, Revision, STag, WcStatus,
+};
 use uiw_mem::IoVecMut;
 use uiw_testkit::sim::Link;
 
@@ -52,7 +54,11 @@ fn missing_receive_terminates_stream() {
         },
     );
     let reason = ending.reason.unwrap();
-    assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 1, 2, 2), "no buffer");
+    assert_eq!(
+        (reason.from_peer, reason.layer, reason.etype, reason.code),
+        (true, 1, 2, 2),
+        "no buffer"
+    );
     assert!(simulation.now() - start >= Duration::from_secs(3));
 }
 
@@ -92,7 +98,8 @@ fn parked_send_gets_full_timeout() {
     let mut settings = ConnectionConfig::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(3);
     let ((client_pd, client), (server_pd, server)) = simulation.connect(&settings);
-    let ops: Vec<_> = (0..3).map(|n| client.send(client_pd.register(vec![n; 8]).unwrap())).collect();
+    let ops: Vec<_> =
+        (0..3).map(|n| client.send(client_pd.register(vec![n; 8]).unwrap())).collect();
     let (kept, ()) = simulation.run(async { server.recv().await.unwrap().unwrap() }, async {});
     // The second message is parked.
     rounds(&simulation, 100);
@@ -109,7 +116,8 @@ fn parked_send_gets_full_timeout() {
 /// The round trip takes longer than one second, the time-out for a peer on a short path.
 #[test]
 fn extension_used_over_slow_round_trip() {
-    let simulation = Simulation::new(1, Link { latency: Duration::from_millis(1500), ..Link::default() });
+    let simulation =
+        Simulation::new(1, Link { latency: Duration::from_millis(1500), ..Link::default() });
     let settings = ConnectionConfig::default().startup_timeout(Duration::from_secs(30));
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     let op = client.send_imm(pd.register(b"early".to_vec()).unwrap(), 7);
@@ -122,13 +130,17 @@ fn extension_used_over_slow_round_trip() {
 /// extension fail.
 #[test]
 fn silent_peer_fails_extension_request_only() {
-    let simulation = Simulation::new(1, Link { latency: Duration::from_millis(20), ..Link::default() });
+    let simulation =
+        Simulation::new(1, Link { latency: Duration::from_millis(20), ..Link::default() });
     let settings = ConnectionConfig::default().capabilities(CapabilityExchange::Off);
-    let (pd, server_pd) = (simulation.client.alloc_pd().unwrap(), simulation.server.alloc_pd().unwrap());
+    let (pd, server_pd) =
+        (simulation.client.alloc_pd().unwrap(), simulation.server.alloc_pd().unwrap());
     let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), &settings).unwrap();
     let (client, server) = simulation.run(
         async {
-            Connection::connect(&pd, listener.local_addr(), &ConnectionConfig::default()).await.unwrap()
+            Connection::connect(&pd, listener.local_addr(), &ConnectionConfig::default())
+                .await
+                .unwrap()
         },
         async { listener.accept().await.unwrap() },
     );
@@ -137,7 +149,8 @@ fn silent_peer_fails_extension_request_only() {
     simulation.run(
         async {
             let failed = refused.await.map(drop).unwrap_err().error;
-            let ErrorKind::Completed { status: WcStatus::LocalQpOperation, .. } = failed.kind() else {
+            let ErrorKind::Completed { status: WcStatus::LocalQpOperation, .. } = failed.kind()
+            else {
                 panic!("{failed}")
             };
             behind.await.map(drop).unwrap();

@@ -28,7 +28,9 @@ pub(crate) fn connected_on(
 }
 
 /// Connects two new devices, and returns each with its end of the connection.
-pub(crate) fn connected(settings: &ConnectionConfig) -> ((Device, Connection), (Device, Connection)) {
+pub(crate) fn connected(
+    settings: &ConnectionConfig,
+) -> ((Device, Connection), (Device, Connection)) {
     let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
     let (connection, accepted) = connected_on(&client, &server, settings);
     ((client, connection), (server, accepted))

@@ -72,8 +72,10 @@ fn dropped_operations_are_detached_and_freed() {
         drop(client.read(buffer(), remote));
         drop(client.write(buffer(), remote));
     }
-    let buffer =
-        client.read(pd.register(CountedVec(vec![0; 16], alive.clone())).unwrap(), remote).wait().unwrap();
+    let buffer = client
+        .read(pd.register(CountedVec(vec![0; 16], alive.clone())).unwrap(), remote)
+        .wait()
+        .unwrap();
     drop(buffer);
     let until = Instant::now() + TIMEOUT;
     while Arc::strong_count(&alive) > 1 {
@@ -130,7 +132,8 @@ fn two_hundred_connections_at_once() {
         }
     });
     let pd = client.alloc_pd().unwrap();
-    let all: Vec<_> = (0..200).map(|_| Connection::connect(&pd, addr, &settings).unwrap()).collect();
+    let all: Vec<_> =
+        (0..200).map(|_| Connection::connect(&pd, addr, &settings).unwrap()).collect();
     for (i, connection) in all.iter().enumerate() {
         connection.send_copy(format!("number {i}").as_bytes()).unwrap();
     }
@@ -151,7 +154,8 @@ fn wait_drives_all_shards() {
     let listener = uiw::Listener::bind(&pd, loopback(), &ConnectionConfig::default()).unwrap();
     let settings = ConnectionConfig::default();
     let mut connect = pin!(uiw::Connection::connect(&pd, listener.local_addr(), &settings));
-    let mut accept = pin!(async { listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap() });
+    let mut accept =
+        pin!(async { listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap() });
     let (mut ours, mut theirs) = (None, None);
     let both = poll_fn(|cx| {
         if ours.is_none()
@@ -180,7 +184,8 @@ fn blocking_server_decides_by_private_data() {
         let pd = Device::open().unwrap().alloc_pd().unwrap();
         ["guess", "secret"].map(|word| {
             let settings = ConnectionConfig::default().private_data(word);
-            Connection::connect(&pd, to, &settings).map(|connection| connection.recv().unwrap().is_some())
+            Connection::connect(&pd, to, &settings)
+                .map(|connection| connection.recv().unwrap().is_some())
         })
     });
     let refused = listener.incoming().unwrap();
@@ -252,7 +257,8 @@ fn wait_for_idle_includes_detached_operations() {
 #[test]
 fn lost_write_does_not_disturb_reads() {
     let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default().recv_depth(12));
-    let (mut stream, mut peer) = (ByteStream::new(client).unwrap(), ByteStream::new(server).unwrap());
+    let (mut stream, mut peer) =
+        (ByteStream::new(client).unwrap(), ByteStream::new(server).unwrap());
     for byte in 0..9 {
         peer.write_all(&[byte]).unwrap();
     }

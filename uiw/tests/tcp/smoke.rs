@@ -11,8 +11,9 @@ fn every_operation_moves_its_bytes() {
     assert_eq!(&*server.recv().unwrap().unwrap(), b"hello");
     server.send_copy(b"hello yourself").unwrap();
     assert_eq!(&*client.recv().unwrap().unwrap(), b"hello yourself");
-    let shared =
-        spd.share(1 << 20, Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).unwrap();
+    let shared = spd
+        .share(1 << 20, Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+        .unwrap();
     let remote = shared.remote(0..1 << 20).unwrap();
     let data: Vec<u8> = (0..1u32 << 20).map(|i| ((i * 7) >> 3) as u8).collect();
     let mr = client.write(cpd.register(data.clone()).unwrap(), remote).wait().unwrap();
@@ -29,7 +30,10 @@ fn every_operation_moves_its_bytes() {
     assert!(matches!(misaligned.kind(), ErrorKind::Misuse(_)), "{misaligned}");
     assert!(matches!(shared.load_u64(12).unwrap_err().kind(), ErrorKind::Misuse(_)));
     assert!(matches!(shared.update_u64(12, |_| 0).unwrap_err().kind(), ErrorKind::Misuse(_)));
-    assert!(matches!(shared.load_u64((1 << 20) - 4).unwrap_err().kind(), ErrorKind::OutOfRange { .. }));
+    assert!(matches!(
+        shared.load_u64((1 << 20) - 4).unwrap_err().kind(),
+        ErrorKind::OutOfRange { .. }
+    ));
     assert_eq!(shared.load_u64(8).unwrap(), 7);
     let client = client.into_async();
     let small = cpd.register(vec![5u8; 100]).unwrap();
@@ -43,7 +47,8 @@ fn every_operation_moves_its_bytes() {
 
 #[test]
 fn orderly_close_is_seen_by_both() {
-    let ((_c, client), (_s, server)) = connected(&ConnectionConfig::default().options(ConnConfig::default()));
+    let ((_c, client), (_s, server)) =
+        connected(&ConnectionConfig::default().options(ConnConfig::default()));
     let thread = std::thread::spawn(move || server.ended());
     assert!(client.disconnect().unwrap().orderly);
     assert!(thread.join().unwrap().orderly);

@@ -120,7 +120,8 @@ fn client(device: &Device, to: std::net::SocketAddr, mut dice: SeededDice, round
 fn stress(rounds: &AtomicU64) {
     let (device, other) = (Device::open().unwrap(), Device::open().unwrap());
     let listener =
-        Listener::bind(&other.alloc_pd().unwrap(), loopback(), &ConnectionConfig::default()).unwrap();
+        Listener::bind(&other.alloc_pd().unwrap(), loopback(), &ConnectionConfig::default())
+            .unwrap();
     let to = listener.local_addr();
     let stop = AtomicBool::new(false);
     let (stop, listener, other) = (&stop, &listener, &other);
@@ -129,7 +130,8 @@ fn stress(rounds: &AtomicU64) {
             let pd = other.alloc_pd().unwrap();
             let mut served = 1;
             while !stop.load(Ordering::SeqCst) {
-                let Some(incoming) = listener.incoming_timeout(Duration::from_millis(100)).unwrap() else {
+                let Some(incoming) = listener.incoming_timeout(Duration::from_millis(100)).unwrap()
+                else {
                     continue;
                 };
                 served += 1;
@@ -141,7 +143,11 @@ fn stress(rounds: &AtomicU64) {
                     // Each connection of a client has its own block.
                     let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
                     let memory = pd.share(2 * BLOCK, access).unwrap();
-                    other.block_on(serve(connection.as_async(), &memory, SeededDice(served * 104_729)));
+                    other.block_on(serve(
+                        connection.as_async(),
+                        &memory,
+                        SeededDice(served * 104_729),
+                    ));
                 });
             }
         });

@@ -52,7 +52,8 @@ fn fin_without_close_notify_rejected() {
     let listener = Listener::bind(&domain(&key), loopback(), &settings).unwrap();
     let (address, sockets) = proxy(listener.local_addr());
     let client = thread::spawn(move || {
-        let connection = Connection::connect(&domain(&key), address, &ConnectionConfig::default()).unwrap();
+        let connection =
+            Connection::connect(&domain(&key), address, &ConnectionConfig::default()).unwrap();
         connection.send_copy(b"before the cut").unwrap();
         connection
     });
@@ -61,5 +62,8 @@ fn fin_without_close_notify_rejected() {
     let _client = client.join().unwrap();
     sockets.recv().unwrap().shutdown(Shutdown::Write).unwrap();
     let error = server.recv_timeout(TIMEOUT).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Ended { reason, .. } if !reason.orderly), "{error:?}");
+    assert!(
+        matches!(error.kind(), ErrorKind::Ended { reason, .. } if !reason.orderly),
+        "{error:?}"
+    );
 }

@@ -153,7 +153,11 @@ impl ChannelSet {
         Self { tokens: tokens.0.clone(), watched: Mutex::default() }
     }
 
-    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "the interface of the kernel's")]
+    #[expect(
+        clippy::unnecessary_wraps,
+        clippy::unused_self,
+        reason = "the interface of the kernel's"
+    )]
     pub(super) fn add(&self, _: &StackFd) -> Result<()> {
         Ok(())
     }

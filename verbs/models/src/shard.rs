@@ -107,7 +107,11 @@ impl Queue {
         wakes.append(&mut inner.wakers);
         let channel = Arc::clone(&self.channel);
         let fires = std::mem::take(&mut inner.armed);
-        tokens.push(if fires { TokenAction::Due(channel) } else { TokenAction::Completed(channel) });
+        tokens.push(if fires {
+            TokenAction::Due(channel)
+        } else {
+            TokenAction::Completed(channel)
+        });
     }
 
     /// Takes all completions and returns their number.

@@ -53,7 +53,8 @@ fn waiter_sees_completions_of_pollers() {
     check_at_most(2, || {
         set_tick(LONG_TICK);
         Shard::with_background(|shard| {
-            let pollers = [Post::Send, Post::Send].map(|post| shard.spawn(move |shard| shard.post(post)));
+            let pollers =
+                [Post::Send, Post::Send].map(|post| shard.spawn(move |shard| shard.post(post)));
             shard.wait(2);
             for poller in pollers {
                 poller.join();

@@ -79,8 +79,9 @@ pub fn accept_open(
         let sink = shared.table.reserve()?;
         let id = ConnId(shared.next_stream().0);
         let inserted = core.insert(|stack, services, token| {
-            let socket =
-                stack.open_socket(socket, None, &options.stream, token).map_err(Error::io("accepting"))?;
+            let socket = stack
+                .open_socket(socket, None, &options.stream, token)
+                .map_err(Error::io("accepting"))?;
             let stream = RdmapStream::listen(options.stream_config(), sink, services.now);
             let cm = CmSide::new(id, channel);
             let mut conn = Conn::new(token, socket, stream, Arc::clone(&options), cm, services);

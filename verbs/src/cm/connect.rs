@@ -1,6 +1,8 @@
 //! Connects a queue pair.
 
-use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnHandle, ConnId, check_options, connect_error};
+use crate::cm::{
+    CmChannel, CmEvent, CmEventKind, CmSide, ConnHandle, ConnId, check_options, connect_error,
+};
 use crate::conn::Conn;
 use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
@@ -97,7 +99,8 @@ fn connect_to(
     channel: &Arc<CmChannel>,
     awaits_establish: bool,
 ) -> Result<ConnHandle> {
-    let how = ConnectParameters { asked_local: local, peer, connected_note: None, awaits_establish };
+    let how =
+        ConnectParameters { asked_local: local, peer, connected_note: None, awaits_establish };
     connect_by(qp, how, options, private_data, channel, move |stack, options, token| {
         stack.connect(local, peer, &options.stream, token)
     })
@@ -171,7 +174,8 @@ fn connect_by(
     let (stream_options, private_data) = (Arc::clone(options), private_data.to_vec());
     begin(inner, options, channel, move |stack, token, sink, now| {
         let options = stream_options;
-        let socket = connect(stack, &options, token).map_err(|source| connect_error(peer, source))?;
+        let socket =
+            connect(stack, &options, token).map_err(|source| connect_error(peer, source))?;
         let nonce = getrandom::u64().unwrap_or(token.0);
         let config = uiw_stream::RdmapConfig { awaits_establish, ..options.stream_config() };
         let stream = RdmapStream::connect(config, &private_data, sink, nonce, now)?;
@@ -225,7 +229,9 @@ fn begin(
     inner: &Arc<QpInner>,
     options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
-    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<NewConnection> + Send + 'static,
+    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<NewConnection>
+    + Send
+    + 'static,
 ) -> Result<ConnHandle> {
     let driver = Arc::clone(&inner.driver);
     let shard = driver.shard_at(inner.recv_cq.shard());
@@ -233,7 +239,8 @@ fn begin(
     let (qp, options, channel) = (Arc::clone(inner), Arc::clone(options), Arc::clone(channel));
     // The queue pair is not used after this: another thread may have taken the events of the
     // connection and dropped the queue pair.
-    let (token, id, location) = shard.call(move |core| begin_on(core, &qp, &options, &channel, open))?;
+    let (token, id, location) =
+        shard.call(move |core| begin_on(core, &qp, &options, &channel, open))?;
     driver.note_use(token);
     Ok(ConnHandle::new(driver, Some(location), id))
 }

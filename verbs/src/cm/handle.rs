@@ -22,7 +22,11 @@ pub struct ConnHandle {
 }
 
 impl ConnHandle {
-    pub(super) fn new(driver: Arc<Driver>, location: Option<Arc<ConnLocation>>, id: ConnId) -> Self {
+    pub(super) fn new(
+        driver: Arc<Driver>,
+        location: Option<Arc<ConnLocation>>,
+        id: ConnId,
+    ) -> Self {
         Self { driver, location, id }
     }
 
@@ -32,7 +36,8 @@ impl ConnHandle {
     /// [`Error::NotConnected`] if there is none.
     pub fn of(qp: &Qp) -> Result<Self> {
         let driver = Arc::clone(&qp.0.driver);
-        let found = driver.with_conn_at(&qp.0.conn, |conn, _| (conn.cm.id, Arc::clone(&conn.location)));
+        let found =
+            driver.with_conn_at(&qp.0.conn, |conn, _| (conn.cm.id, Arc::clone(&conn.location)));
         let (id, location) = found.ok_or(Error::NotConnected)?;
         Ok(Self { driver, location: Some(location), id })
     }

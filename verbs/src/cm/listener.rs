@@ -75,7 +75,8 @@ impl Listener {
             let mut bound = local;
             let token = core.insert(|stack, _, token| {
                 let listen = ListenConfig { backlog, stream: options.stream.clone() };
-                let listener = stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
+                let listener =
+                    stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
                 bound = listener.local_addr();
                 Ok::<_, Error>(Slot::Listener(ListenerSlot {
                     listener,
@@ -110,7 +111,8 @@ impl Listener {
     /// (`rdma_migrate_id`).
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let (id, token, channel) = (self.id(), self.token, Arc::clone(channel));
-        let before = self.driver.shard(token).call(move |core| Self::migrate_on(core, token, id, &channel));
+        let before =
+            self.driver.shard(token).call(move |core| Self::migrate_on(core, token, id, &channel));
         // Dropped without a lock, because their wakers are code of the application.
         drop(before);
     }
@@ -183,7 +185,8 @@ pub(crate) fn accept_waiting(core: &mut Core, token: Token) {
         let half_open = HalfOpenGuard::new(&slot.half_open, token);
         // The oldest connection without a Request is evicted for a new one, so that idle
         // connections lock out no peer.
-        let oldest = if half_open.count() > limit { oldest_without_request(core, token) } else { None };
+        let oldest =
+            if half_open.count() > limit { oldest_without_request(core, token) } else { None };
         if half_open.count() > limit && oldest.is_none() {
             let Some(peer) = drop_one(core, token) else { return };
             core.services.counters.refused(Refusal::SetUpLimit);
@@ -316,7 +319,8 @@ fn accept_one(
         None => return Err(io::ErrorKind::WouldBlock.into()),
     };
     let stream = RdmapStream::listen(options.stream_config(), sink, core.services.now);
-    let mut conn = Conn::new(token, socket, stream, options, CmSide::new(id, channel), &core.services);
+    let mut conn =
+        Conn::new(token, socket, stream, options, CmSide::new(id, channel), &core.services);
     conn.register_addresses(&core.services.shared);
     core.services.counters.accepted();
     conn.half_open = Some(half_open);

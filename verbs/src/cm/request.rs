@@ -149,7 +149,8 @@ impl ConnRequest {
     /// Moves the connection to the shard of its queue pair: first out of the shard of the listener,
     /// then into the other one, so that no thread holds both locks.
     pub(super) fn move_to(&mut self, index: usize) -> Result<()> {
-        let (token, from, to) = (self.token, self.driver.shard(self.token), self.driver.shard_at(index));
+        let (token, from, to) =
+            (self.token, self.driver.shard(self.token), self.driver.shard_at(index));
         if from.index() == to.index() {
             return Ok(());
         }
@@ -239,6 +240,9 @@ impl Drop for ConnRequest {
 
 impl std::fmt::Debug for ConnRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ConnRequest").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("ConnRequest")
+            .field("id", &self.id)
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
     }
 }

@@ -176,8 +176,9 @@ impl CompChannel {
     pub(crate) fn watch(&self, driver: &Arc<Driver>, shard: usize) -> Option<Arc<Watch>> {
         let mut armed = self.armed.lock();
         let driver_at = Arc::as_ptr(driver);
-        let is_same =
-            |known: &&ShardWatch| known.shard == shard && std::ptr::eq(known.driver.as_ptr(), driver_at);
+        let is_same = |known: &&ShardWatch| {
+            known.shard == shard && std::ptr::eq(known.driver.as_ptr(), driver_at)
+        };
         if let Some(known) = armed.watches.iter().find(is_same) {
             return known.watch.clone();
         }
@@ -208,7 +209,11 @@ impl CompChannel {
             last.clone_from(queue);
         }
         for (driver, shard, watch) in watches.iter().filter_map(ShardWatch::get) {
-            if !queues.iter().filter_map(Weak::upgrade).any(|queue| queue.is_driven_by(&driver, shard)) {
+            if !queues
+                .iter()
+                .filter_map(Weak::upgrade)
+                .any(|queue| queue.is_driven_by(&driver, shard))
+            {
                 driver.disarm(shard, &watch);
             }
         }
@@ -232,12 +237,15 @@ impl CompChannel {
         if event.is_some() || readable.is_empty() {
             return event;
         }
-        readable.iter().for_each(|(driver, shard, watch)| driver.note_spurious_wake_up(*shard, watch));
+        readable
+            .iter()
+            .for_each(|(driver, shard, watch)| driver.note_spurious_wake_up(*shard, watch));
         let (queues, last) = {
             let armed = self.armed.lock();
             (armed.queues.clone(), armed.last.clone())
         };
-        let armed = queues.into_iter().find(|queue| queue.upgrade().is_some_and(|queue| queue.disarm()));
+        let armed =
+            queues.into_iter().find(|queue| queue.upgrade().is_some_and(|queue| queue.disarm()));
         armed.or_else(|| (last.strong_count() > 0).then_some(last))
     }
 }
@@ -250,7 +258,9 @@ impl ShardWatch {
 
 impl Drop for CompChannel {
     fn drop(&mut self) {
-        for (driver, shard, watch) in self.armed.get_mut().watches.iter().filter_map(ShardWatch::get) {
+        for (driver, shard, watch) in
+            self.armed.get_mut().watches.iter().filter_map(ShardWatch::get)
+        {
             driver.disarm(shard, &watch);
         }
     }

@@ -99,7 +99,8 @@ impl WithheldToken {
             return;
         }
         self.by_post.store(false, Ordering::Relaxed);
-        let (polled, needed) = (self.polled.load(Ordering::Relaxed), self.needed.load(Ordering::Relaxed));
+        let (polled, needed) =
+            (self.polled.load(Ordering::Relaxed), self.needed.load(Ordering::Relaxed));
         if is_empty() {
             self.polled.store(polled.saturating_add(1), Ordering::Relaxed);
             return;

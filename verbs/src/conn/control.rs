@@ -26,7 +26,10 @@ impl Conn {
         let connected = match self.span.in_scope(|| self.socket.connect_result()) {
             // A TCP self-connection (simultaneous open): no listener has the peer's port, and the
             // kernel chose the same port as the local one. It counts as refused.
-            Ok(true) if !self.stream.is_loopback() && self.socket.local_addr() == self.socket.peer_addr() => {
+            Ok(true)
+                if !self.stream.is_loopback()
+                    && self.socket.local_addr() == self.socket.peer_addr() =>
+            {
                 Err(io::ErrorKind::ConnectionRefused.into())
             }
             result => result,
@@ -47,7 +50,8 @@ impl Conn {
                 }
             }
             Err(error)
-                if error.kind() == io::ErrorKind::ConnectionRefused && self.schedule_retry(services) => {}
+                if error.kind() == io::ErrorKind::ConnectionRefused
+                    && self.schedule_retry(services) => {}
             Err(error) => {
                 let peer = self.socket.peer_addr();
                 self.fail_startup(connect_error(peer, error), services);
@@ -141,8 +145,10 @@ impl Conn {
             return Err(Error::NotConnected);
         }
         if !self.partial.is_empty() {
-            let extra =
-                io::Error::new(io::ErrorKind::InvalidData, "the peer has sent bytes behind its Request");
+            let extra = io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the peer has sent bytes behind its Request",
+            );
             return Err(Error::io(CALL)(extra));
         }
         let socket = self.socket.take_socket().map_err(Error::io(CALL))?;
@@ -164,7 +170,9 @@ impl Conn {
     pub(super) fn startup_lost_error(&self, error: &io::Error) -> Error {
         // A copy, because the caller keeps the error.
         #[cfg(feature = "tls")]
-        if let Some(error) = error.get_ref().and_then(|cause| cause.downcast_ref::<uiw_tls::TlsError>()) {
+        if let Some(error) =
+            error.get_ref().and_then(|cause| cause.downcast_ref::<uiw_tls::TlsError>())
+        {
             return Error::Lost { peer: self.socket.peer_addr(), source: error.clone().into() };
         }
         let source = match error.raw_os_error() {
@@ -276,8 +284,10 @@ impl Conn {
     /// Changes options of the transport; makes no system call if nothing differs. `congestion` of
     /// `None` keeps the algorithm.
     fn configure(&mut self, congestion: Option<&str>, dead_after: Option<Duration>) -> Result<()> {
-        let change =
-            StreamChange { congestion, dead_after: (dead_after != self.dead_after).then_some(dead_after) };
+        let change = StreamChange {
+            congestion,
+            dead_after: (dead_after != self.dead_after).then_some(dead_after),
+        };
         if change != StreamChange::default() {
             let peer = self.socket.peer_addr();
             let changed = self.span.in_scope(|| self.socket.configure(&change));

@@ -17,8 +17,8 @@ use uiw_counters::ConnDetails;
 use uiw_mpa::startup::Negotiated;
 use uiw_rdmap::{Fault, MpaFault, TerminateEncoding, TerminateReason};
 use uiw_stream::{
-    AffectedRequest, Capabilities, ConnError, EstablishedStream, Event, LocalError, PeerKind, StartupFailure,
-    StreamEnd,
+    AffectedRequest, Capabilities, ConnError, EstablishedStream, Event, LocalError, PeerKind,
+    StartupFailure, StreamEnd,
 };
 
 impl Conn {
@@ -191,7 +191,10 @@ impl Conn {
         if ended.idle && self.may_leave(&ended.error) {
             if matches!(ended.error, ConnError::NoFirstFpdu) {
                 let after = self.options.startup_timeout;
-                self.cm.failed(Error::TimedOut { peer, awaits_reply: false, after }, &mut services.wakes);
+                self.cm.failed(
+                    Error::TimedOut { peer, awaits_reply: false, after },
+                    &mut services.wakes,
+                );
             }
             return self.leave(services);
         }
@@ -204,7 +207,10 @@ impl Conn {
             }
             ConnError::NoFirstFpdu => {
                 let after = self.options.startup_timeout;
-                self.cm.failed(Error::TimedOut { peer, awaits_reply: false, after }, &mut services.wakes);
+                self.cm.failed(
+                    Error::TimedOut { peer, awaits_reply: false, after },
+                    &mut services.wakes,
+                );
             }
             // The initiator has accepted the Reply, and then closed the connection before its first
             // FPDU.
@@ -223,7 +229,8 @@ impl Conn {
         let is_lost = matches!(ended.error, ConnError::Lost);
         let silent_for = self.silent_for.filter(|_| is_lost);
         let cut = is_lost && matches!(self.tls_error, Some((io::ErrorKind::UnexpectedEof, _)));
-        self.cm.ended(CloseReason { reason, orderly, silent_for, cut, suspect }, &mut services.wakes);
+        self.cm
+            .ended(CloseReason { reason, orderly, silent_for, cut, suspect }, &mut services.wakes);
     }
 
     /// Logs why the stream ends, and the request or receive that caused it.
@@ -262,7 +269,9 @@ impl Conn {
             ConnError::Local { .. } => {
                 tracing::warn!(%peer, qp, error, "a local error; the stream ends");
             }
-            ConnError::Closed | ConnError::Aborted => tracing::debug!(%peer, qp, error, "the stream ends"),
+            ConnError::Closed | ConnError::Aborted => {
+                tracing::debug!(%peer, qp, error, "the stream ends");
+            }
         }
     }
 
@@ -291,7 +300,9 @@ impl Conn {
                 let text = qp.explain_elements(&services.table, elements, writes);
                 Some(LocalDetail::of_request(wqe, LocalCause::Protection, text))
             }
-            ConnError::Local { .. } => Some(LocalDetail::of_request(wqe, LocalCause::Other, "failed")),
+            ConnError::Local { .. } => {
+                Some(LocalDetail::of_request(wqe, LocalCause::Other, "failed"))
+            }
             _ if remote && ended.named != AffectedRequest::Oldest => {
                 let text = format_args!("{} bytes{}", wqe.len, RemotePlace(&wqe.op));
                 Some(LocalDetail::of_request(wqe, LocalCause::Remote, text))
@@ -307,8 +318,10 @@ impl Conn {
         match &ended.error {
             ConnError::Terminated(terminate, _) if ended.first => {
                 let codes = (terminate.layer, terminate.etype, terminate.code);
-                let (negotiated, initiator) = (self.stream.negotiated()?, self.stream.is_initiator());
-                let suspect = Suspect::of_first_terminate(&self.options, negotiated, initiator, codes)?;
+                let (negotiated, initiator) =
+                    (self.stream.negotiated()?, self.stream.is_initiator());
+                let suspect =
+                    Suspect::of_first_terminate(&self.options, negotiated, initiator, codes)?;
                 // A Terminate that quotes another segment refers to that one.
                 let is_other = match ended.named {
                     AffectedRequest::Write { stag, .. } => !Capabilities::is_request(stag),
@@ -332,8 +345,10 @@ impl Conn {
     /// this end and before its own first FPDU.
     fn may_leave(&self, error: &ConnError) -> bool {
         let closed = matches!(error, ConnError::Closed) || is_local_error_of_peer(error);
-        let gone =
-            matches!(error, ConnError::Lost | ConnError::NoFirstFpdu | ConnError::FinInsideFpdu { .. });
+        let gone = matches!(
+            error,
+            ConnError::Lost | ConnError::NoFirstFpdu | ConnError::FinInsideFpdu { .. }
+        );
         let undecided = self.cm.is_undecided();
         self.options.outlives_peer
             && (closed || gone && undecided)
@@ -347,7 +362,8 @@ impl Conn {
     /// it is then affected only by errors of this end, and not by its peer or the loss of the
     /// connection.
     fn may_lose(&self, error: &ConnError) -> bool {
-        let own = matches!(error, ConnError::Local { .. } | ConnError::Aborted | ConnError::SourceGone);
+        let own =
+            matches!(error, ConnError::Local { .. } | ConnError::Aborted | ConnError::SourceGone);
         !own && self.options.outlives_peer
             && !self.cm.is_undecided()
             && self.qp.as_ref().is_some_and(|qp| qp.unreliable && qp.state() == QpState::Rts)
@@ -375,13 +391,24 @@ impl Conn {
         qp.set_conn(None);
         qp.forget_connection();
         self.cm.ended(
-            CloseReason { reason: None, orderly: true, silent_for: None, cut: false, suspect: None },
+            CloseReason {
+                reason: None,
+                orderly: true,
+                silent_for: None,
+                cut: false,
+                suspect: None,
+            },
             &mut services.wakes,
         );
     }
 
     /// Completes the failed request and flushes all others, in order.
-    fn complete_all(&mut self, ended: &StreamEnd, reason: Option<WireReason>, services: &mut Services) {
+    fn complete_all(
+        &mut self,
+        ended: &StreamEnd,
+        reason: Option<WireReason>,
+        services: &mut Services,
+    ) {
         self.state.forget_reads();
         let Some(qp) = &self.qp else { return };
         let wakes = &mut services.wakes;
@@ -421,7 +448,9 @@ impl Conn {
         let Some(qp) = &self.qp else { return };
         let qp_num = qp.num;
         let event = match error {
-            ConnError::Fault(fault) if is_access(&fault.0) => AsyncEvent::QpAccessError { qp_num, reason },
+            ConnError::Fault(fault) if is_access(&fault.0) => {
+                AsyncEvent::QpAccessError { qp_num, reason }
+            }
             ConnError::Fault(_) => AsyncEvent::QpRequestError { qp_num, reason },
             ConnError::Closed | ConnError::Aborted => return,
             _ => AsyncEvent::QpFatal { qp_num, reason },
@@ -448,13 +477,16 @@ impl QpInner {
 
 /// Counts a Terminate of either end, or a wrong CRC.
 fn count(ended: &StreamEnd, services: &Services) {
-    let codes = |terminate: &uiw_rdmap::Terminate| (terminate.layer, terminate.etype, terminate.code);
+    let codes =
+        |terminate: &uiw_rdmap::Terminate| (terminate.layer, terminate.etype, terminate.code);
     if let Some(terminate) = &ended.terminate {
         services.counters.terminate(codes(terminate), true);
     }
     match &ended.error {
         ConnError::Terminated(terminate, _) => services.counters.terminate(codes(terminate), false),
-        ConnError::Fault(fault) if fault.0 == Fault::Mpa(MpaFault::Crc) => services.counters.crc_error(),
+        ConnError::Fault(fault) if fault.0 == Fault::Mpa(MpaFault::Crc) => {
+            services.counters.crc_error();
+        }
         _ => {}
     }
 }

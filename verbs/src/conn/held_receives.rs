@@ -74,7 +74,12 @@ impl Conn {
 /// Adds the first `count` completions to the receive completion queue. Returns false if it
 /// overflows. Not inlined, because most connections do not need it.
 #[inline(never)]
-pub(super) fn push(held: &mut VecDeque<Cqe>, count: usize, qp: &QpInner, wakes: &mut Wakes) -> bool {
+pub(super) fn push(
+    held: &mut VecDeque<Cqe>,
+    count: usize,
+    qp: &QpInner,
+    wakes: &mut Wakes,
+) -> bool {
     let count = count.min(held.len());
     qp.recv_cq.push_all(held.drain(..count), wakes) == count
 }

@@ -9,8 +9,8 @@ use crate::cq::Cqe;
 use crate::driver::Services;
 use crate::notify::Wakes;
 use crate::qp::{
-    CrcAppender, Gathered, LocalCause, LocalDetail, LongMessages, QpInner, RecvQueue, RecvSource, SendQueue,
-    SqMode, Wqe,
+    CrcAppender, Gathered, LocalCause, LocalDetail, LongMessages, QpInner, RecvQueue, RecvSource,
+    SendQueue, SqMode, Wqe,
 };
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{Remote, SendFlags, SendOp, Sge};
@@ -21,8 +21,8 @@ use uiw_mem::{Access, PinnedSpan, RemoteError, Right, Span, Table, UpdateError};
 use uiw_mpa::{Crc32c, Verified};
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
-    AccessError, AtomicError, LocalError, Op, Payload, ReceiveError, ReceivedKind, ReceivedMessage, Request,
-    ResponsePart, SourceGone,
+    AccessError, AtomicError, LocalError, Op, Payload, ReceiveError, ReceivedKind, ReceivedMessage,
+    Request, ResponsePart, SourceGone,
 };
 
 /// Maximum number of bytes that are copied while a queue is locked.
@@ -108,7 +108,12 @@ impl Payload for Source<'_> {
 impl<'a> QpHost<'a> {
     /// Appends the bytes `range` of a request.
     #[inline(always)]
-    fn gather(&mut self, id: u32, range: Range<u32>, out: &mut impl Gathered) -> Result<(), LocalError> {
+    fn gather(
+        &mut self,
+        id: u32,
+        range: Range<u32>,
+        out: &mut impl Gathered,
+    ) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         self.queue();
         let queue = self.queue.as_ref().ok_or(LocalError::Protection)?;
@@ -116,7 +121,11 @@ impl<'a> QpHost<'a> {
         qp.gather(self.table, &mut self.state.cache, wqe, range, out)
     }
 
-    pub(crate) fn new(qp: Option<&'a QpInner>, state: &'a mut HostState, services: &'a mut Services) -> Self {
+    pub(crate) fn new(
+        qp: Option<&'a QpInner>,
+        state: &'a mut HostState,
+        services: &'a mut Services,
+    ) -> Self {
         let Services { table, wakes, received, .. } = services;
         Self {
             qp,
@@ -274,7 +283,12 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     }
 
     #[inline(always)]
-    fn write(&mut self, stag: uiw_ddp::STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError> {
+    fn write(
+        &mut self,
+        stag: uiw_ddp::STag,
+        to: u64,
+        payload: Verified<'_>,
+    ) -> Result<(), AccessError> {
         let qp = self.qp.ok_or(AccessError::InvalidStag)?;
         if !qp.access().contains(Access::REMOTE_WRITE) {
             return Err(AccessError::AccessRights);
@@ -290,7 +304,12 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             .map_err(|_| AccessError::InvalidStag)
     }
 
-    fn read_source(&mut self, stag: uiw_ddp::STag, to: u64, len: u32) -> Result<Source<'_>, AccessError> {
+    fn read_source(
+        &mut self,
+        stag: uiw_ddp::STag,
+        to: u64,
+        len: u32,
+    ) -> Result<Source<'_>, AccessError> {
         let qp = self.qp.ok_or(AccessError::InvalidStag)?;
         if !qp.access().contains(Access::REMOTE_READ) {
             return Err(AccessError::AccessRights);
@@ -407,8 +426,9 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             let detail = match error {
                 ReceiveError::TooLong { message } => {
                     let room = qp.long.as_ref().map_or(receive.len, LongMessages::max_len);
-                    let text =
-                        format_args!("a message of at least {message} bytes, and there is room for {room}");
+                    let text = format_args!(
+                        "a message of at least {message} bytes, and there is room for {room}"
+                    );
                     LocalDetail::of_receive(receive, LocalCause::Length, text)
                 }
                 ReceiveError::Protection => {
@@ -465,7 +485,12 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     }
 
     #[inline(always)]
-    fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError> {
+    fn copy_request(
+        &mut self,
+        id: u32,
+        range: Range<u32>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), LocalError> {
         self.gather(id, range, out)
     }
 
@@ -486,7 +511,12 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         Ok(out.crc)
     }
 
-    fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Source<'_>, LocalError> {
+    fn request_payload(
+        &mut self,
+        id: u32,
+        offset: u32,
+        len: u32,
+    ) -> Result<Source<'_>, LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         let queue = self.queue().ok_or(LocalError::Protection)?;
         let wqe = queue.get(id).ok_or(LocalError::Protection)?;
@@ -531,7 +561,12 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     }
 
     #[inline]
-    fn place_answer(&mut self, _id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError> {
+    fn place_answer(
+        &mut self,
+        _id: u32,
+        offset: u32,
+        payload: ResponsePart<'_>,
+    ) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         if let ResponsePart::Read(bytes) = &payload
             && bytes.len() > MAX_LOCKED_COPY
@@ -543,7 +578,9 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         match payload {
             ResponsePart::Read(bytes) => qp.scatter(self.table, cache, sges, offset, &bytes),
             // In the byte order of this machine, as `ibv_post_send` documents.
-            ResponsePart::Atomic(value) => qp.scatter(self.table, cache, sges, offset, &value.to_ne_bytes()),
+            ResponsePart::Atomic(value) => {
+                qp.scatter(self.table, cache, sges, offset, &value.to_ne_bytes())
+            }
         }
     }
 
@@ -597,7 +634,9 @@ impl uiw_stream::StreamHost for QpHost<'_> {
 fn completion(qp: &QpInner, wr_id: u64, message: &ReceivedMessage) -> Cqe {
     let (opcode, byte_len, imm) = match message.kind {
         ReceivedKind::Send { len, imm } => (WcOpcode::Recv, len, imm),
-        ReceivedKind::Immediate { imm, write_len } => (WcOpcode::RecvWriteImm, write_len, Some(imm)),
+        ReceivedKind::Immediate { imm, write_len } => {
+            (WcOpcode::RecvWriteImm, write_len, Some(imm))
+        }
     };
     let wc = Wc {
         wr_id,

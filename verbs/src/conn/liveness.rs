@@ -54,7 +54,12 @@ impl Liveness {
     }
 
     /// Makes a check, with the `info` that the stack reports at `now`.
-    pub(super) fn on_check(&mut self, info: &StreamInfo, dead_after: Duration, now: Time) -> Verdict {
+    pub(super) fn on_check(
+        &mut self,
+        info: &StreamInfo,
+        dead_after: Duration,
+        now: Time,
+    ) -> Verdict {
         let unacked = info.unacked.unwrap_or(0) > 0;
         let outstanding = unacked || info.not_sent.unwrap_or(0) > 0;
         let Some(last_ack) = info.last_ack.filter(|_| outstanding) else {

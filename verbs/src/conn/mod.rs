@@ -347,7 +347,9 @@ impl Conn {
 
     /// Handles the loss of the transport.
     pub(super) fn on_lost(&mut self, error: &io::Error, services: &mut Services) {
-        if error.kind() == io::ErrorKind::ConnectionReset && self.stream.may_fall_back(self.partial.len()) {
+        if error.kind() == io::ErrorKind::ConnectionReset
+            && self.stream.may_fall_back(self.partial.len())
+        {
             return self.on_eof(self.partial.len(), services);
         }
         if self.stream.is_starting() {
@@ -424,7 +426,11 @@ impl Conn {
 
     /// Handles the result of adding the socket to the event set again. It has the same interest as
     /// when it was removed.
-    pub(crate) fn on_event_set_reentry(&mut self, entered: io::Result<()>, services: &mut Services) {
+    pub(crate) fn on_event_set_reentry(
+        &mut self,
+        entered: io::Result<()>,
+        services: &mut Services,
+    ) {
         match entered {
             Ok(()) => {
                 self.out_of_set = false;
@@ -580,6 +586,7 @@ impl Conn {
         // The entry of an earlier TCP connection is removed first, because its addresses may be the
         // same.
         self.address_entry = None;
-        self.address_entry = AddressEntry::new(shared, self.socket.local_addr(), self.socket.peer_addr());
+        self.address_entry =
+            AddressEntry::new(shared, self.socket.local_addr(), self.socket.peer_addr());
     }
 }

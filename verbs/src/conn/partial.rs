@@ -180,7 +180,10 @@ mod tests {
         let offsets: Vec<_> =
             std::iter::successors(Some(0), |last| Some(next_page_offset(*last))).take(64).collect();
         for (n, offset) in offsets.iter().enumerate() {
-            assert!(offsets[..n].iter().all(|earlier| earlier.abs_diff(*offset) >= 64), "{offsets:?}");
+            assert!(
+                offsets[..n].iter().all(|earlier| earlier.abs_diff(*offset) >= 64),
+                "{offsets:?}"
+            );
         }
     }
 

@@ -115,7 +115,11 @@ impl Conn {
         }
         let before = self.starved.take();
         if !services.shared.budget.has_room_for_whole(WHOLE) {
-            self.starve(UnreadSocket { available: 0, pause: Some(STARVED_PAUSE) }, before, services);
+            self.starve(
+                UnreadSocket { available: 0, pause: Some(STARVED_PAUSE) },
+                before,
+                services,
+            );
             return false;
         }
         let moved = self.receive_into_staging(ReadAmount::Whole, services);
@@ -127,9 +131,15 @@ impl Conn {
 
     /// Stops reading the socket for now. If it had the same number of bytes `before`, events of the
     /// stack are of no use, and the socket is tried again after growing pauses.
-    fn starve(&mut self, mut starved: UnreadSocket, before: Option<UnreadSocket>, services: &Services) {
+    fn starve(
+        &mut self,
+        mut starved: UnreadSocket,
+        before: Option<UnreadSocket>,
+        services: &Services,
+    ) {
         if let Some(before) = before.filter(|before| before.available == starved.available) {
-            starved.pause = Some(before.pause.map_or(STARVED_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE)));
+            starved.pause =
+                Some(before.pause.map_or(STARVED_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE)));
         }
         if let Some(pause) = starved.pause {
             self.retry = services.now.after(pause);
@@ -169,12 +179,17 @@ impl Conn {
         if self.reads_whole {
             self.end_short(services);
         }
-        if self.stream.is_starting() { self.receive_startup(services) } else { self.discard(services) }
+        if self.stream.is_starting() {
+            self.receive_startup(services)
+        } else {
+            self.discard(services)
+        }
     }
 
     /// Tells the stream that receives were posted. Returns whether it continues.
     fn unpark(&mut self, services: &mut Services) -> bool {
-        let goes_on = self.with_stream(services, |stream, host, now| stream.receive_posted(host, now));
+        let goes_on =
+            self.with_stream(services, |stream, host, now| stream.receive_posted(host, now));
         // The bytes of the parked segment, which is placed now, no longer count against the budget.
         self.update_held_bytes(services);
         goes_on && self.stream.is_open()
@@ -216,18 +231,21 @@ impl Conn {
         });
         self.partial.clear();
         // Allows more reads per turn if each reads only one FPDU.
-        let turn = if reads == ReadAmount::Whole { services.turn * WHOLE_READS } else { services.turn };
+        let turn =
+            if reads == ReadAmount::Whole { services.turn * WHOLE_READS } else { services.turn };
         for _ in 0..turn {
             let (mut end, have) = (RX_STAGING, staged.len());
             match self.peek(have, services) {
-                PeekResult::Elsewhere if reads == ReadAmount::Whole => match self.whole_fill_limit(have) {
-                    Ok(Some(until)) => end = until,
-                    Ok(None) => break,
-                    Err(error) => {
-                        self.on_lost(&error, services);
-                        break;
+                PeekResult::Elsewhere if reads == ReadAmount::Whole => {
+                    match self.whole_fill_limit(have) {
+                        Ok(Some(until)) => end = until,
+                        Ok(None) => break,
+                        Err(error) => {
+                            self.on_lost(&error, services);
+                            break;
+                        }
                     }
-                },
+                }
                 PeekResult::Elsewhere => {}
                 PeekResult::Staged { until } => end = until,
                 PeekResult::Used { more } => {

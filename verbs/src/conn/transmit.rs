@@ -73,7 +73,8 @@ impl Conn {
         if self.stream.batch_length() > BatchLength::Usual {
             // Read Responses begin with a short batch, because its bytes wake the requester.
             let is_short = self.socket.emss() < LOCAL_EMSS || self.stream.has_responses();
-            let length = if is_short { BatchLength::Usual } else { longest.min(self.stream.batch_length()) };
+            let length =
+                if is_short { BatchLength::Usual } else { longest.min(self.stream.batch_length()) };
             self.stream.set_batch_length(length);
         }
         while batches_left > 0 {
@@ -109,7 +110,9 @@ impl Conn {
                     }
                 }
                 TransmitStep::Sent { outcome: SendOutcome::SourceGone, .. } => {
-                    self.with_stream(services, |stream, host, now| stream.handle_source_gone(host, now));
+                    self.with_stream(services, |stream, host, now| {
+                        stream.handle_source_gone(host, now);
+                    });
                     batches_left -= 1;
                 }
                 TransmitStep::Sent { outcome: SendOutcome::Lost(error), .. } => {
@@ -270,7 +273,9 @@ fn send_pieces(
 ///
 /// A system call fails with EFAULT on protected pages; [`PinnedSpan::copy_to_vec`] can read them
 /// nevertheless.
-fn copy_protected<'a>(elements: impl Iterator<Item = BatchElement<'a>>) -> Option<Vec<(usize, Vec<u8>)>> {
+fn copy_protected<'a>(
+    elements: impl Iterator<Item = BatchElement<'a>>,
+) -> Option<Vec<(usize, Vec<u8>)>> {
     let mut copies = Vec::new();
     for (at, element) in elements.enumerate() {
         if let BatchElement::Memory(pin, range) = element

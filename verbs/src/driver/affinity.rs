@@ -111,6 +111,10 @@ mod tests {
         affinity.note_use(3);
         assert_eq!(affinity.shard_to_wait_on(), 3);
         assert_eq!((affinity.home(), affinity.shard_to_wait_on()), (0, 3));
-        assert_eq!(Affinity::new(4).shard_to_wait_on(), 0, "connections of another device do not count");
+        assert_eq!(
+            Affinity::new(4).shard_to_wait_on(),
+            0,
+            "connections of another device do not count"
+        );
     }
 }

@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 use uiw_llp::{
-    Event, ListenConfig, StackExtensions, Token, TransportConfig, TransportListener, TransportStack,
-    TransportStream,
+    Event, ListenConfig, StackExtensions, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream,
 };
 
 /// Replaces the stack of a device that was dropped: the addresses are free, although a thread of

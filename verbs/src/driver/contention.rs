@@ -47,7 +47,8 @@ impl PollContention {
     pub(crate) fn note_empty_poll(&self, thread: usize, contended: bool) -> bool {
         if self.thread.load(Ordering::Relaxed) != thread {
             self.thread.store(thread, Ordering::Relaxed);
-            self.changes.store(self.changes.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+            self.changes
+                .store(self.changes.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
             self.reset();
         }
         contended && self.count_contended()
@@ -84,7 +85,8 @@ mod tests {
     use super::*;
 
     fn contended_polls(contention: &PollContention, count: usize) -> usize {
-        let moves = || contention.sample().is_some_and(|thread| contention.note_empty_poll(thread, true));
+        let moves =
+            || contention.sample().is_some_and(|thread| contention.note_empty_poll(thread, true));
         (0..count).filter(|_| moves()).count()
     }
 

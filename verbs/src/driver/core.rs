@@ -221,7 +221,10 @@ impl Core {
     }
 
     /// Returns a datagram port, with the services.
-    pub(crate) fn port_and_services(&mut self, token: Token) -> Option<(&mut PortSlot, &mut Services)> {
+    pub(crate) fn port_and_services(
+        &mut self,
+        token: Token,
+    ) -> Option<(&mut PortSlot, &mut Services)> {
         match self.slot_and_services(token)? {
             (Slot::DatagramPort(port), services) => Some((port, services)),
             _ => None,
@@ -437,7 +440,9 @@ impl Core {
 
     /// Returns whether a connection whose queue pair was destroyed still has something to send.
     pub(crate) fn has_draining(&self) -> bool {
-        self.slots.iter().any(|(_, (_, slot))| matches!(slot, Slot::Conn(conn) if conn.is_draining()))
+        self.slots
+            .iter()
+            .any(|(_, (_, slot))| matches!(slot, Slot::Conn(conn) if conn.is_draining()))
     }
 
     /// Returns whether the round ends, because it has moved [`ROUND_BYTES`] or `enough` returns
@@ -465,7 +470,9 @@ impl Core {
     /// Returns whether anything in a round depends on the time. Shards that serve only datagrams do
     /// without reading the clock.
     fn needs_clock(&self) -> bool {
-        self.timed > 0 || self.services.timers.next() != Time::NEVER || self.stack.deadline().is_some()
+        self.timed > 0
+            || self.services.timers.next() != Time::NEVER
+            || self.stack.deadline().is_some()
     }
 
     /// Makes one round over the connections. Each connection receives before it sends, and has a

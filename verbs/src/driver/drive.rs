@@ -55,7 +55,11 @@ impl Shard {
     ///
     /// `thread` is the id of the calling thread if the poll is observed. Then this returns whether
     /// another thread has polled the shard since the last observed poll of this thread.
-    pub(crate) fn poll_progress(self: &Arc<Self>, thread: Option<usize>, enough: &dyn Fn() -> bool) -> bool {
+    pub(crate) fn poll_progress(
+        self: &Arc<Self>,
+        thread: Option<usize>,
+        enough: &dyn Fn() -> bool,
+    ) -> bool {
         let Some(mut locked) = self.try_lock() else { return thread.is_some() && self.note_held() };
         let contended = thread.is_some_and(|thread| locked.core().record_poller(thread));
         locked.pump_until(enough);

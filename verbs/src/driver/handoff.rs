@@ -122,14 +122,18 @@ impl<C, P> Handoff<C, P> {
     /// Takes the waiting commands, between two connections.
     #[inline]
     pub(super) fn take_commands(&self) -> Option<Vec<Command<C>>> {
-        let waits = self.commanded.load(Ordering::Relaxed) && self.commanded.swap(false, Ordering::SeqCst);
+        let waits =
+            self.commanded.load(Ordering::Relaxed) && self.commanded.swap(false, Ordering::SeqCst);
         waits.then(|| std::mem::take(&mut *self.commands.lock()))
     }
 
     /// Serves the work that other threads have added while the caller held the core, which it has
     /// just unlocked. `serve` unlocks it again.
     #[inline]
-    pub(super) fn serve_rest<'a>(&'a self, mut serve: impl FnMut(TryMutexGuard<'a, C>)) -> PendingWork {
+    pub(super) fn serve_rest<'a>(
+        &'a self,
+        mut serve: impl FnMut(TryMutexGuard<'a, C>),
+    ) -> PendingWork {
         let mut times = 0;
         // Threads wait for the results of commands. Posts can be left to the background thread.
         while times < SERVE_OTHERS || self.commanded.load(Ordering::SeqCst) {

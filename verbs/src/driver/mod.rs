@@ -103,9 +103,13 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn start(stack: Box<dyn TransportStack>, options: DeviceConfig) -> Result<Arc<Self>> {
+    pub(crate) fn start(
+        stack: Box<dyn TransportStack>,
+        options: DeviceConfig,
+    ) -> Result<Arc<Self>> {
         let encrypts = options.encrypts();
-        let DeviceConfig { limits, progress, progress_hooks, shards, counters, faults, .. } = options;
+        let DeviceConfig { limits, progress, progress_hooks, shards, counters, faults, .. } =
+            options;
         let wanted = match shards {
             Some(0) => return Err(Error::Zero { what: "number of shards" }),
             Some(shards) if shards > MAX_SHARDS => {
@@ -116,7 +120,8 @@ impl Driver {
                 });
             }
             Some(shards) => shards,
-            None => std::thread::available_parallelism().map_or(1, |cores| cores.get().min(DEFAULT_SHARDS)),
+            None => std::thread::available_parallelism()
+                .map_or(1, |cores| cores.get().min(DEFAULT_SHARDS)),
         };
         let base = stack.now();
         let mut stacks = vec![stack];
@@ -130,12 +135,15 @@ impl Driver {
         let wait_fds = stacks.iter().filter_map(|stack| stack.wait_fd()).collect();
         let counters = DeviceCounters::new(stacks.len(), counters.as_ref())
             .map_err(Error::io("mapping the memory of the device's counters"))?;
-        let shared = Arc::new(Shared::new(limits, progress_hooks, counters, Faults::new(faults), encrypts));
+        let shared =
+            Arc::new(Shared::new(limits, progress_hooks, counters, Faults::new(faults), encrypts));
         let (mut failed, shard_count) = (None, stacks.len());
         let driver = Arc::new_cyclic(|this| {
             let shards = stacks.into_iter().enumerate().map_while(|(index, stack)| {
                 let core = Core::new(stack, index, base, this.clone(), &shared);
-                Shard::new(core, index, Arc::clone(&shared), progress).map_err(|e| failed = Some(e)).ok()
+                Shard::new(core, index, Arc::clone(&shared), progress)
+                    .map_err(|e| failed = Some(e))
+                    .ok()
             });
             Self {
                 shards: shards.collect(),
@@ -215,7 +223,12 @@ impl Driver {
 
     /// Creates a [`Watch`] of a shard in the set of a channel, whose program is expected to drive
     /// the shard.
-    pub(crate) fn watch(&self, shard: usize, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
+    pub(crate) fn watch(
+        &self,
+        shard: usize,
+        set: &Arc<ChannelSet>,
+        release: Waker,
+    ) -> Option<Watch> {
         self.shard_at(shard).progress.watch(set, release)
     }
 

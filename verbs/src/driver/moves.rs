@@ -82,8 +82,9 @@ impl Core {
     /// Takes an established connection out of this shard, for [`Core::adopt_established`] of
     /// another shard. Returns `None` if it cannot move.
     fn take_established(&mut self, token: Token) -> Option<Box<Conn>> {
-        let leave =
-            |conn: &mut Conn, services: &mut Services| conn.may_move() && conn.leave_shard(services).is_ok();
+        let leave = |conn: &mut Conn, services: &mut Services| {
+            conn.may_move() && conn.leave_shard(services).is_ok()
+        };
         if !self.with_conn(token, leave)? {
             return None;
         }

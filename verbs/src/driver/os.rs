@@ -46,8 +46,10 @@ impl WakeFd {
     pub(super) fn sleep(&self, stack: Option<&StackFd>, timeout: Option<Duration>) -> bool {
         let own: BorrowedFd<'_> = self.0.as_fd();
         let other = stack.map_or(own, AsFd::as_fd);
-        let mut fds =
-            [PollFd::from_borrowed_fd(own, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+        let mut fds = [
+            PollFd::from_borrowed_fd(own, PollFlags::IN),
+            PollFd::from_borrowed_fd(other, PollFlags::IN),
+        ];
         let used = if stack.is_some() { 2 } else { 1 };
         // EINTR counts as a wake-up, because every caller checks its condition again.
         let _ = poll(&mut fds[..used], timeout.map(timespec).as_ref());
@@ -162,7 +164,10 @@ pub(super) fn thread_time(thread: u32) -> Option<Duration> {
     // SAFETY: the structure is a local variable. If the call fails it stays all zeros, which is a
     // valid time.
     let (failed, time) = unsafe {
-        (libc::clock_gettime(!thread << 3 | OF_A_THREAD, time.as_mut_ptr()) != 0, time.assume_init())
+        (
+            libc::clock_gettime(!thread << 3 | OF_A_THREAD, time.as_mut_ptr()) != 0,
+            time.assume_init(),
+        )
     };
     let time = Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);
     (!failed).then_some(time)

@@ -86,7 +86,8 @@ impl Parker {
     /// `stack` is readable.
     pub(super) fn sleep(&self, stack: Option<&StackFd>, deadline: Option<Instant>) -> bool {
         *self.sleeps_in.lock() = SleepsIn::Poll;
-        let readable = self.sleep_unless_notified(|| self.wake_fd.sleep(stack, deadline.map(remaining)));
+        let readable =
+            self.sleep_unless_notified(|| self.wake_fd.sleep(stack, deadline.map(remaining)));
         *self.sleeps_in.lock() = SleepsIn::Nothing;
         readable
     }

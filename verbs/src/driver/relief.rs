@@ -50,7 +50,8 @@ impl Core {
             Slot::Conn(conn) => Some((since(conn)?, token(key, self.index, *generation))),
             _ => None,
         });
-        let mut waiting: Vec<_> = waiting.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
+        let mut waiting: Vec<_> =
+            waiting.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
         waiting.sort_unstable();
         for (_, token) in waiting {
             if is_relieved(&self.services.shared.budget) {

@@ -95,7 +95,9 @@ impl Shard {
     }
 
     fn guarded(&self) -> Option<HookGuard> {
-        self.shared.progress_hooks.map(|hooks| HookGuard { leave: hooks.leave, entered: (hooks.enter)() })
+        self.shared
+            .progress_hooks
+            .map(|hooks| HookGuard { leave: hooks.leave, entered: (hooks.enter)() })
     }
 
     /// Runs `command` on the core and returns its result. If another thread drives, that thread
@@ -111,7 +113,9 @@ impl Shard {
         match results.recv() {
             Ok(result) => result,
             Err(_) => {
-                unreachable!("a thread that takes a command runs it, and the shard outlives this call")
+                unreachable!(
+                    "a thread that takes a command runs it, and the shard outlives this call"
+                )
             }
         }
     }
@@ -257,7 +261,11 @@ thread_local! {
 }
 
 impl<'a> LockedCore<'a> {
-    fn new(shard: &'a Arc<Shard>, core: TryMutexGuard<'a, Core>, guarded: Option<HookGuard>) -> Self {
+    fn new(
+        shard: &'a Arc<Shard>,
+        core: TryMutexGuard<'a, Core>,
+        guarded: Option<HookGuard>,
+    ) -> Self {
         #[cfg(debug_assertions)]
         assert!(!HOLDS.replace(true), "a thread holds the locks of two shards");
         Self { shard, core: Some(core), is_post: false, _guarded: guarded }

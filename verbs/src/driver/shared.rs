@@ -129,8 +129,10 @@ impl MessageCharge {
     pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
         let budget = &self.shared.budget;
         let more = bytes.saturating_sub(self.bytes);
-        let grown = |all: usize| all.checked_add(more).filter(|all| *all <= budget.unfinished_limit);
-        let is_charged = budget.unfinished.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_ok();
+        let grown =
+            |all: usize| all.checked_add(more).filter(|all| *all <= budget.unfinished_limit);
+        let is_charged =
+            budget.unfinished.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_ok();
         if is_charged {
             self.bytes += more;
         }
@@ -199,9 +201,10 @@ impl Budget {
 
     /// Updates the bytes that one connection keeps.
     pub(crate) fn count(&self, before: HeldBytes, after: HeldBytes) {
-        for (total, before, after) in
-            [(&self.held, before.held, after.held), (&self.of_whole, before.of_whole, after.of_whole)]
-        {
+        for (total, before, after) in [
+            (&self.held, before.held, after.held),
+            (&self.of_whole, before.of_whole, after.of_whole),
+        ] {
             if before < after {
                 total.fetch_add(after - before, Ordering::Relaxed);
             } else if before > after {

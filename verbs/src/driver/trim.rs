@@ -63,7 +63,9 @@ impl Trim {
                 is_quiet
             });
             // A bulk disconnect during the last trim restarts the delays as well.
-            if is_over && self.due.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            if is_over
+                && self.due.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+            {
                 return;
             }
         }

@@ -43,7 +43,8 @@ impl Faults {
         if plan.rules.is_empty() {
             return None;
         }
-        let counted = |rule| CountedRule { rule, calls: AtomicU64::new(0), is_over: AtomicBool::new(false) };
+        let counted =
+            |rule| CountedRule { rule, calls: AtomicU64::new(0), is_over: AtomicBool::new(false) };
         Some(Arc::new(Self {
             rules: plan.rules.into_iter().map(counted).collect(),
             opened: Instant::now(),
@@ -110,9 +111,10 @@ impl Faults {
             _ => None,
         });
         match errno {
-            Some(errno) => {
-                Err(Error::Injected { call: call.name(), source: io::Error::from_raw_os_error(errno) })
-            }
+            Some(errno) => Err(Error::Injected {
+                call: call.name(),
+                source: io::Error::from_raw_os_error(errno),
+            }),
             None => Ok(()),
         }
     }
@@ -168,7 +170,9 @@ impl Faults {
             FaultTrigger::Always => true,
             FaultTrigger::Nth(nth) => number == nth,
             FaultTrigger::From(first) => number >= first,
-            FaultTrigger::Chance(of_a_million) => self.random.lock().below(1_000_000) < of_a_million as usize,
+            FaultTrigger::Chance(of_a_million) => {
+                self.random.lock().below(1_000_000) < of_a_million as usize
+            }
             FaultTrigger::After(time) => {
                 self.opened.elapsed() >= time && !counted.is_over.swap(true, Ordering::Relaxed)
             }

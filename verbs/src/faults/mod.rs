@@ -158,9 +158,12 @@ impl CmFault {
     /// Returns the error in the event of a connection to `peer` with this `timeout`.
     pub(crate) fn error(self, peer: SocketAddr, timeout: Duration) -> Error {
         match self {
-            Self::Rejected => {
-                Error::Rejected { peer, private_data: Vec::new(), peer_ird_ord: None, markers_asked: false }
-            }
+            Self::Rejected => Error::Rejected {
+                peer,
+                private_data: Vec::new(),
+                peer_ird_ord: None,
+                markers_asked: false,
+            },
             Self::Refused => Error::Refused { peer },
             Self::Unreachable => Error::TimedOut { peer, awaits_reply: false, after: timeout },
             Self::ConnectError | Self::AddrError | Self::RouteError => {
@@ -188,7 +191,9 @@ impl FaultyOperation {
             Self::Send => matches!(opcode, WcOpcode::Send),
             Self::Write => matches!(opcode, WcOpcode::Write),
             Self::Read => matches!(opcode, WcOpcode::Read),
-            Self::Atomic => matches!(opcode, WcOpcode::CmpSwap | WcOpcode::FetchAdd | WcOpcode::AtomicWrite),
+            Self::Atomic => {
+                matches!(opcode, WcOpcode::CmpSwap | WcOpcode::FetchAdd | WcOpcode::AtomicWrite)
+            }
             Self::Recv => matches!(opcode, WcOpcode::Recv | WcOpcode::RecvWriteImm),
         }
     }

@@ -1,7 +1,9 @@
 //! Text form of a plan.
 
 use super::when::duration;
-use super::{Call, CmCall, CmFault, FaultAction, FaultPlan, FaultRule, FaultTrigger, FaultyOperation};
+use super::{
+    Call, CmCall, CmFault, FaultAction, FaultPlan, FaultRule, FaultTrigger, FaultyOperation,
+};
 use crate::event::AsyncEvent;
 use crate::wc::WcStatus;
 use std::str::FromStr;
@@ -148,7 +150,9 @@ impl FaultPlan {
     /// byte stream.
     #[must_use]
     pub fn is_rule(part: &str) -> bool {
-        ["call:", "wc:", "event:", "cm:", "slow:"].iter().any(|kind| part.trim_start().starts_with(kind))
+        ["call:", "wc:", "event:", "cm:", "slow:"]
+            .iter()
+            .any(|kind| part.trim_start().starts_with(kind))
     }
 
     fn rule(text: &str) -> Result<(FaultAction, FaultTrigger), &'static str> {
@@ -167,7 +171,10 @@ impl FaultPlan {
             if value.is_some() {
                 return Err("an event has no value");
             }
-            return Ok((FaultAction::Event { event: event(name)?, at: duration(at)? }, FaultTrigger::Always));
+            return Ok((
+                FaultAction::Event { event: event(name)?, at: duration(at)? },
+                FaultTrigger::Always,
+            ));
         }
         let when = at.map_or(Ok(FaultTrigger::Always), str::parse)?;
         let value = value.ok_or("expected a value behind =")?;
@@ -228,10 +235,15 @@ mod tests {
         assert_eq!(only("call:reg_mr@3=12"), (refused.clone(), FaultTrigger::Nth(3)));
         assert_eq!(only("call:reg_mr@3+=ENOMEM"), (refused.clone(), FaultTrigger::From(3)));
         assert_eq!(only("call:reg_mr@0.5%=ENOMEM"), (refused.clone(), FaultTrigger::Chance(5_000)));
-        assert_eq!(only("call:reg_mr@2s=ENOMEM"), (refused, FaultTrigger::After(Duration::from_secs(2))));
-        let lost = FaultAction::Completion { of: FaultyOperation::Write, status: WcStatus::RetryExceeded };
+        assert_eq!(
+            only("call:reg_mr@2s=ENOMEM"),
+            (refused, FaultTrigger::After(Duration::from_secs(2)))
+        );
+        let lost =
+            FaultAction::Completion { of: FaultyOperation::Write, status: WcStatus::RetryExceeded };
         assert_eq!(only("wc:write@100=RETRY_EXC_ERR"), (lost, FaultTrigger::Nth(100)));
-        let down = FaultAction::Event { event: AsyncEvent::PortError, at: Duration::from_millis(1500) };
+        let down =
+            FaultAction::Event { event: AsyncEvent::PortError, at: Duration::from_millis(1500) };
         assert_eq!(only("event:PORT_ERR@1500ms"), (down, FaultTrigger::Always));
         let rejected = FaultAction::Cm { call: CmCall::Connect, outcome: CmFault::Rejected };
         assert_eq!(only("cm:connect@1=REJECTED"), (rejected, FaultTrigger::Nth(1)));
@@ -265,7 +277,10 @@ mod tests {
             ("seed=x", "expected a number"),
         ] {
             let error = text.parse::<FaultPlan>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{text}: ")) && error.contains(problem), "{text}: {error}");
+            assert!(
+                error.starts_with(&format!("{text}: ")) && error.contains(problem),
+                "{text}: {error}"
+            );
         }
     }
 }

@@ -22,11 +22,11 @@ impl FromStr for FaultTrigger {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, &'static str> {
-        const RULE: &str =
-            "expected behind @ a number such as 3 or 3+, a chance such as 0.5%, or a time such as 2s";
+        const RULE: &str = "expected behind @ a number such as 3 or 3+, a chance such as 0.5%, or a time such as 2s";
         let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0).ok_or(RULE);
         if let Some(percent) = text.strip_suffix('%') {
-            let percent = percent.parse::<f64>().ok().filter(|p| *p > 0.0 && *p <= 100.0).ok_or(RULE)?;
+            let percent =
+                percent.parse::<f64>().ok().filter(|p| *p > 0.0 && *p <= 100.0).ok_or(RULE)?;
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,

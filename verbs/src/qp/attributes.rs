@@ -23,7 +23,13 @@ pub struct QpCap {
 
 impl Default for QpCap {
     fn default() -> Self {
-        Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 16, max_recv_sge: 16, max_inline: 256 }
+        Self {
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 16,
+            max_recv_sge: 16,
+            max_inline: 256,
+        }
     }
 }
 

@@ -87,7 +87,12 @@ fn wait_for_connection(qp: &QpInner, from: QpState) -> Result<()> {
     Ok(())
 }
 
-fn modify_connected(core: &mut Core, qp: &Arc<QpInner>, token: uiw_llp::Token, to: QpState) -> Result<()> {
+fn modify_connected(
+    core: &mut Core,
+    qp: &Arc<QpInner>,
+    token: uiw_llp::Token,
+    to: QpState,
+) -> Result<()> {
     let from = qp.state();
     if !from.may_become(to) {
         return Err(Error::Transition { from, to });

@@ -7,7 +7,9 @@ use crate::faults::Call;
 use crate::pd::Pd;
 use crate::qp::inner::ConnAttrs;
 use crate::qp::send_queue::{SendQueue, SqLimits};
-use crate::qp::{LogLimit, LongMessages, PathInfo, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
+use crate::qp::{
+    LogLimit, LongMessages, PathInfo, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource,
+};
 use crate::ud::UdState;
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
@@ -37,7 +39,10 @@ pub struct Qp(pub(crate) Arc<QpInner>);
 
 impl std::fmt::Debug for Qp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Qp").field("num", &self.num()).field("state", &self.state()).finish_non_exhaustive()
+        f.debug_struct("Qp")
+            .field("num", &self.num())
+            .field("state", &self.state())
+            .finish_non_exhaustive()
     }
 }
 
@@ -47,7 +52,11 @@ impl Qp {
         let limits = driver.limits();
         let cap = init.cap;
         limits.check("send queue depth", cap.max_send_wr.max(1).into(), limits.max_qp_wr.into())?;
-        limits.check("receive queue depth", cap.max_recv_wr.max(1).into(), limits.max_qp_wr.into())?;
+        limits.check(
+            "receive queue depth",
+            cap.max_recv_wr.max(1).into(),
+            limits.max_qp_wr.into(),
+        )?;
         limits.check("send elements", cap.max_send_sge.max(1).into(), limits.max_sge.into())?;
         limits.check("receive elements", cap.max_recv_sge.max(1).into(), limits.max_sge.into())?;
         limits.check("inline bytes", cap.max_inline.max(1).into(), limits.max_inline.into())?;

@@ -39,7 +39,11 @@ impl Receives<'_> {
     /// Receives of the queue pair's own queue stay there until [`Receives::take`]. An SRQ gives
     /// only one receive: it is removed from the SRQ at once and stored in `shared`, and the caller
     /// must use it.
-    pub(crate) fn next<'s>(&'s mut self, shared: &'s mut RecvWqe, wakes: &mut Wakes) -> &'s [RecvWqe] {
+    pub(crate) fn next<'s>(
+        &'s mut self,
+        shared: &'s mut RecvWqe,
+        wakes: &mut Wakes,
+    ) -> &'s [RecvWqe] {
         match self {
             Self::Own(rq) => rq.peek(),
             Self::Shared(srq) if srq.try_take(shared, wakes) => std::slice::from_ref(shared),
@@ -247,14 +251,24 @@ impl QpInner {
     }
 
     /// Completes every posted send with a flush error.
-    pub(crate) fn flush_sends(&self, sq: &mut SendQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
+    pub(crate) fn flush_sends(
+        &self,
+        sq: &mut SendQueue,
+        reason: Option<WireReason>,
+        wakes: &mut Wakes,
+    ) {
         let mut completions = self.send_cq.appender(wakes);
         sq.flush(reason, |cqe| completions.push(&cqe));
     }
 
     /// Completes every posted receive with a flush error. Receives posted later are flushed as
     /// well, also in a queue pair that was in RESET.
-    pub(crate) fn flush_receives(&self, rq: &mut RecvQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
+    pub(crate) fn flush_receives(
+        &self,
+        rq: &mut RecvQueue,
+        reason: Option<WireReason>,
+        wakes: &mut Wakes,
+    ) {
         (rq.closed, rq.flushing) = (false, true);
         let mut wqe = RecvWqe::default();
         while rq.take(&mut wqe) {
@@ -318,7 +332,12 @@ impl QpInner {
     /// unreleased long messages have reached their limit, returns false and registers `token`, whose
     /// connection is served when a receive is posted.
     #[inline]
-    pub(crate) fn take_own_receive(&self, rq: &mut RecvQueue, into: &mut RecvWqe, token: Token) -> bool {
+    pub(crate) fn take_own_receive(
+        &self,
+        rq: &mut RecvQueue,
+        into: &mut RecvWqe,
+        token: Token,
+    ) -> bool {
         let taken = self.long.as_ref().is_none_or(LongMessages::has_room) && rq.take(into);
         if !taken {
             rq.wait(token);

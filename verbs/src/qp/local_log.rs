@@ -33,14 +33,21 @@ impl QpInner {
     #[cold]
     pub(crate) fn explain_elements(&self, table: &Table, elements: &[Sge], write: bool) -> String {
         for (at, sge) in elements.iter().enumerate() {
-            let Err(error) = table.local(sge.lkey, self.pd.id(), sge.addr, sge.length, write) else {
+            let Err(error) = table.local(sge.lkey, self.pd.id(), sge.addr, sge.length, write)
+            else {
                 continue;
             };
-            let region = table.region(sge.lkey).filter(|_| matches!(error, LocalError::OutOfRange { .. }));
+            let region =
+                table.region(sge.lkey).filter(|_| matches!(error, LocalError::OutOfRange { .. }));
             let limit = region
-                .map(|region| format!(", which has {} bytes from {:#x} on", region.len(), region.base()))
+                .map(|region| {
+                    format!(", which has {} bytes from {:#x} on", region.len(), region.base())
+                })
                 .unwrap_or_default();
-            return format!("element {at} ({} bytes at {:#x}): {error}{limit}", sge.length, sge.addr);
+            return format!(
+                "element {at} ({} bytes at {:#x}): {error}{limit}",
+                sge.length, sge.addr
+            );
         }
         "its memory is not mapped, or was deregistered meanwhile".to_owned()
     }

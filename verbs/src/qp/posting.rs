@@ -127,7 +127,8 @@ impl QpInner {
         let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
         // A chain is coalesced like a single request, so that chains do not cost one system call
         // each.
-        let is_immediate = mode == SqMode::Running && posted > 0 && (at_once || sq.unread_bytes >= BATCH);
+        let is_immediate =
+            mode == SqMode::Running && posted > 0 && (at_once || sq.unread_bytes >= BATCH);
         if is_immediate {
             sq.unread_bytes = 0;
         }
@@ -165,8 +166,9 @@ impl QpInner {
         wrs: impl IntoIterator<Item = RecvWr<'a>>,
     ) -> std::result::Result<(), PostError> {
         let RecvSource::Own(rq) = &self.rq else {
-            let error =
-                Error::Misuse("this queue pair takes its receives from a shared receive queue: post there");
+            let error = Error::Misuse(
+                "this queue pair takes its receives from a shared receive queue: post there",
+            );
             return Err(PostError { index: 0, error });
         };
         if let Some(faults) = &self.faults {

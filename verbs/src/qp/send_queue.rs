@@ -271,8 +271,10 @@ impl SendQueue {
                 return Err(Error::InlineTooLong { given: len, max: self.limits.max_inline });
             }
         }
-        if matches!(wr.op, SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } | SendOp::AtomicWrite { .. })
-            && len != 8
+        if matches!(
+            wr.op,
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } | SendOp::AtomicWrite { .. }
+        ) && len != 8
         {
             return Err(Error::AtomicLength { given: len });
         }
@@ -308,7 +310,9 @@ impl SendQueue {
     /// Stops at the end of the queue: requests posted from now on wait. An orderly close sends
     /// those posted before.
     pub(crate) fn stop_at_end(&mut self) {
-        self.stop.get_or_insert(self.front.wrapping_add(u32::try_from(self.ring.len()).unwrap_or(u32::MAX)));
+        self.stop.get_or_insert(
+            self.front.wrapping_add(u32::try_from(self.ring.len()).unwrap_or(u32::MAX)),
+        );
     }
 
     /// Makes the next request and all later ones wait. If `begun` is true, the next request is
@@ -410,7 +414,9 @@ impl SendQueue {
     /// Finds the oldest open request that writes to address `to` of the peer's `stag`.
     pub(crate) fn find_write(&self, stag: STag, to: u64) -> Option<u32> {
         self.find(|wqe| match wqe.op {
-            SendOp::Write { remote } | SendOp::AtomicWrite { remote } | SendOp::WriteImm { remote, .. } => {
+            SendOp::Write { remote }
+            | SendOp::AtomicWrite { remote }
+            | SendOp::WriteImm { remote, .. } => {
                 remote.rkey == stag && to.wrapping_sub(remote.addr) < u64::from(wqe.len.max(1))
             }
             _ => false,
@@ -439,7 +445,9 @@ impl SendQueue {
     pub(crate) fn inject(&mut self, fault: impl Fn(WcOpcode) -> Option<WcStatus>) -> bool {
         let mut injected = false;
         for at in 0..self.ring.len() {
-            let Some(wqe) = self.ring.get_mut(at).filter(|wqe| wqe.state == WqeState::Done) else { break };
+            let Some(wqe) = self.ring.get_mut(at).filter(|wqe| wqe.state == WqeState::Done) else {
+                break;
+            };
             if injected {
                 wqe.status = WcStatus::Flushed;
             } else if wqe.status == WcStatus::Success
@@ -509,7 +517,11 @@ impl SendQueue {
         self.limits
     }
 
-    fn retire_front(&mut self, reason: Option<WireReason>, complete: &mut impl FnMut(Cqe) -> Option<u64>) {
+    fn retire_front(
+        &mut self,
+        reason: Option<WireReason>,
+        complete: &mut impl FnMut(Cqe) -> Option<u64>,
+    ) {
         let Some(wqe) = self.ring.pop() else { return };
         self.front = self.front.wrapping_add(1);
         self.next = self.next.saturating_sub(1);
@@ -527,7 +539,11 @@ impl SendQueue {
 
     /// Flushes all requests that are not done, and removes all requests. Requests posted later are
     /// flushed as well.
-    pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe) -> Option<u64>) {
+    pub(crate) fn flush(
+        &mut self,
+        reason: Option<WireReason>,
+        mut complete: impl FnMut(Cqe) -> Option<u64>,
+    ) {
         self.mode = SqMode::Flushing;
         let mut failed = false;
         for at in 0..self.ring.len() {
@@ -657,7 +673,9 @@ mod tests {
     fn contiguous_requests_taken_until_stop() {
         let mut queue = queue(8);
         queue.front = u32::MAX - 2;
-        let post = |queue: &mut SendQueue, id| queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
+        let post = |queue: &mut SendQueue, id| {
+            queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
+        };
         let unbuilt = |queue: &mut SendQueue| {
             let (first, wqes) = queue.unbuilt();
             (first, wqes.iter().map(|wqe| wqe.wr_id).collect::<Vec<_>>())
@@ -728,7 +746,8 @@ mod tests {
         let mut queue = queue(4);
         let mut reported = 0;
         let mut post = |flags, idle: Option<u64>| {
-            let at_once = queue.is_served_at_once(u64::MAX, || idle.expect("not at the end of a burst"));
+            let at_once =
+                queue.is_served_at_once(u64::MAX, || idle.expect("not at the end of a burst"));
             queue.post(&send(1, flags), |_, _| ()).unwrap();
             queue.built(0);
             queue.done(queue.front, WcStatus::Success);

@@ -61,7 +61,8 @@ impl Suspect {
         if !negotiated.enhanced && first != Some(Rtr::Read) {
             return Some(Self::ReadRtrRequired);
         }
-        (options.capabilities == uiw_stream::CapabilityExchange::On).then_some(Self::CapabilityExchange)
+        (options.capabilities == uiw_stream::CapabilityExchange::On)
+            .then_some(Self::CapabilityExchange)
     }
 }
 
@@ -81,7 +82,10 @@ mod tests {
         for error in [closed, reset] {
             let of = |options: ConnConfig| Suspect::of_connect(&options, &error);
             assert_eq!(of(ConnConfig::default()), None);
-            assert_eq!(of(ConnConfig::default().peer_to_peer(false)), Some(Suspect::PeerToPeerRequired));
+            assert_eq!(
+                of(ConnConfig::default().peer_to_peer(false)),
+                Some(Suspect::PeerToPeerRequired)
+            );
             let send = RtrKinds { send: true, ..RtrKinds::NONE };
             assert_eq!(of(ConnConfig::default().rtr(send)), Some(Suspect::PeerToPeerRequired));
             assert_eq!(of(ConnConfig::default().fallback(false)), Some(Suspect::RevisionOne));
@@ -116,7 +120,8 @@ mod tests {
             rtr: Some(Rtr::Write),
             rtr_kinds: RtrKinds::ALL,
         };
-        let of = |codes| Suspect::of_first_terminate(&ConnConfig::default(), &negotiated, true, codes);
+        let of =
+            |codes| Suspect::of_first_terminate(&ConnConfig::default(), &negotiated, true, codes);
         assert_eq!(of((1, 1, 0)), Some(Suspect::CapabilityExchange));
         // The Terminate reports damage on the path, so the peer is not suspected.
         assert_eq!((of((2, 0, 2)), of((2, 0, 3))), (None, None));

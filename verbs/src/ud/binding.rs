@@ -17,7 +17,8 @@ pub(super) fn bind(
     addresses: &[SocketAddr],
     counts: &Arc<PortCounters>,
 ) -> Result<(Token, u16)> {
-    let token = core.insert(|_, _, _| Ok::<_, Error>(Slot::DatagramPort(Box::new(PortSlot::new(counts)))))?;
+    let token =
+        core.insert(|_, _, _| Ok::<_, Error>(Slot::DatagramPort(Box::new(PortSlot::new(counts)))))?;
     let mut port = 0;
     for address in addresses {
         let address = if address.port() == 0 { with_port(*address, port) } else { *address };
@@ -88,7 +89,12 @@ pub(super) fn unbind(core: &mut Core, port: Token) {
 }
 
 /// Adds a queue pair.
-pub(super) fn add_endpoint(core: &mut Core, qp: &Arc<QpInner>, port: Token, index: u8) -> Result<Token> {
+pub(super) fn add_endpoint(
+    core: &mut Core,
+    qp: &Arc<QpInner>,
+    port: Token,
+    index: u8,
+) -> Result<Token> {
     let token = core.next_token();
     let Some(slot) = core.datagram_port(port) else { return Err(Error::NotConnected) };
     let Some(local) = slot.sockets.first().map(|socket| socket.local) else {
@@ -178,7 +184,8 @@ fn detach_all(core: &mut Core, port: Token, index: u8) {
 /// Closes the sockets of groups to which no queue pair is attached.
 fn leave_unused(core: &mut Core, port: Token) {
     let Some(slot) = core.datagram_port(port) else { return };
-    let unused = |socket: &&PortSocket| socket.group.as_ref().is_some_and(|group| group.attached.is_empty());
+    let unused =
+        |socket: &&PortSocket| socket.group.as_ref().is_some_and(|group| group.attached.is_empty());
     for token in slot.sockets.iter().filter(unused).map(|socket| socket.token).collect::<Vec<_>>() {
         remove_socket(core, port, token);
     }

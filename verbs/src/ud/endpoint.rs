@@ -88,7 +88,12 @@ impl ReceivedCount {
 }
 
 impl Endpoint {
-    pub(super) fn new(qp: &Arc<QpInner>, port: Token, index: u8, counters: DatagramCounters) -> Self {
+    pub(super) fn new(
+        qp: &Arc<QpInner>,
+        port: Token,
+        index: u8,
+        counters: DatagramCounters,
+    ) -> Self {
         Self {
             qp: Arc::clone(qp),
             port,

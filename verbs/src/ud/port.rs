@@ -116,7 +116,8 @@ impl DatagramPort {
             if core.datagram_port(token).is_some_and(|slot| slot.socket_at(address).is_some()) {
                 return Ok(());
             }
-            binding::add_socket(core, token, local, uiw_llp::DatagramConfig::default(), None).map(drop)
+            binding::add_socket(core, token, local, uiw_llp::DatagramConfig::default(), None)
+                .map(drop)
         })
     }
 }
@@ -157,7 +158,8 @@ impl Pd {
             None => {
                 // Each queue pair gets another index, so that the number of an earlier one is not
                 // reused soon.
-                let first = getrandom::u32().unwrap_or_else(|_| port.driver.shared.next_num()) as u8;
+                let first =
+                    getrandom::u32().unwrap_or_else(|_| port.driver.shared.next_num()) as u8;
                 let all = (0..INDICES).map(|i| Qpn::new(port.number, first.wrapping_add(i as u8)));
                 all.filter(|qpn| *qpn != Qpn::MULTICAST).map(Qpn::raw).collect()
             }
@@ -180,7 +182,8 @@ impl Pd {
 
 fn add_endpoint(qp: &Arc<QpInner>, port: &DatagramPort) -> Result<()> {
     let (of, at, index) = (Arc::clone(qp), port.token, Qpn::from_raw(qp.num).index());
-    let token = port.driver.shard(at).call(move |core| binding::add_endpoint(core, &of, at, index))?;
+    let token =
+        port.driver.shard(at).call(move |core| binding::add_endpoint(core, &of, at, index))?;
     let _control = qp.control();
     if let crate::qp::RecvSource::Own(rq) = &qp.rq {
         rq.lock().closed = true;
@@ -214,7 +217,10 @@ impl Qp {
     }
 
     fn ud(&self) -> Result<&UdState> {
-        self.0.ud.as_ref().ok_or(Error::Unsupported { what: "datagrams on a queue pair that is not UD" })
+        self.0
+            .ud
+            .as_ref()
+            .ok_or(Error::Unsupported { what: "datagrams on a queue pair that is not UD" })
     }
 
     /// Attaches a UD queue pair to a multicast group, on the interface with the address `member`
@@ -242,8 +248,10 @@ impl Qp {
         let port = &self.ud()?.port;
         let (token, index) = (port.token, Qpn::from_raw(self.num()).index());
         let membership = Membership { group, member, interface };
-        let detached =
-            port.driver.shard(token).call(move |core| binding::detach(core, token, index, membership));
+        let detached = port
+            .driver
+            .shard(token)
+            .call(move |core| binding::detach(core, token, index, membership));
         if detached { Ok(()) } else { Err(Error::NotConnected) }
     }
 }

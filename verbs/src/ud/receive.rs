@@ -36,7 +36,9 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
         let source = &mut slot.sockets[at];
         let (local, is_group) = (source.local.ip(), source.group.is_some());
         let takes_many = source.takes_many;
-        let Some((received, is_filled)) = staging.receive(&mut *source.socket, &mut source.takes_many) else {
+        let Some((received, is_filled)) =
+            staging.receive(&mut *source.socket, &mut source.takes_many)
+        else {
             break;
         };
         if is_group {
@@ -116,8 +118,12 @@ impl CheckedDatagram {
     #[inline(always)]
     fn is_valid_next(&mut self, datagram: &[u8]) -> bool {
         let is_like = datagram.len() == self.len
-            && datagram.first_chunk().is_some_and(|header| Header::is_equal_but_msn(header, &self.bytes));
-        let Some((bytes, field)) = datagram.split_last_chunk().filter(|_| is_like) else { return false };
+            && datagram
+                .first_chunk()
+                .is_some_and(|header| Header::is_equal_but_msn(header, &self.bytes));
+        let Some((bytes, field)) = datagram.split_last_chunk().filter(|_| is_like) else {
+            return false;
+        };
         let Some(run_crc) = &self.run_crc else {
             let is_valid = uiw_datagram::crc(bytes) == *field;
             self.run_crc = is_valid.then(|| RunCrc::new(bytes));
@@ -150,7 +156,10 @@ impl ReceiveBatch<'_, '_> {
     /// a receive, or returns false. Returns the number of placed messages, and the receive of the
     /// next message if that one has failed.
     #[inline(always)]
-    fn place(self, mut write: impl FnMut(&RecvWqe, &[u8]) -> bool) -> (usize, Option<(u64, WcStatus)>) {
+    fn place(
+        self,
+        mut write: impl FnMut(&RecvWqe, &[u8]) -> bool,
+    ) -> (usize, Option<(u64, WcStatus)>) {
         let Self { arrived, first, wqes, grh, len, placed } = self;
         let (mut count, mut failed) = (0, None);
         let (mut at, step) = (first * arrived.len(), arrived.len());
@@ -181,7 +190,9 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
     let Some((slot, services)) = core.port_and_services(port) else { return false };
     let Some(arrived) = staging.arrived() else { return false };
     let peer = arrived.peer;
-    let Some(mut last) = CheckedDatagram::new(slot, &services.counters, peer, arrived.first(), false) else {
+    let Some(mut last) =
+        CheckedDatagram::new(slot, &services.counters, peer, arrived.first(), false)
+    else {
         services.moved += arrived.bytes(1);
         staging.advance(1);
         return true;
@@ -189,7 +200,8 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
     let number = slot.number;
     let to = last.header.destination;
     let endpoint = slot.endpoints[usize::from(to.index())].filter(|_| to.port() == number);
-    let Some((endpoint, slot, services)) = endpoint.and_then(|token| core.endpoint_and_port(token)) else {
+    let Some((endpoint, slot, services)) = endpoint.and_then(|token| core.endpoint_and_port(token))
+    else {
         if let Some((slot, services)) = core.port_and_services(port) {
             services.moved += arrived.bytes(1);
             slot.count(Count::NoQueuePair);
@@ -200,7 +212,8 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
     };
     let qp = Arc::clone(&endpoint.qp);
     let mut receives = None;
-    endpoint.received.same_device = endpoint.last_peer.is_own(&services.shared.datagram_sockets, peer);
+    endpoint.received.same_device =
+        endpoint.last_peer.is_own(&services.shared.datagram_sockets, peer);
     endpoint.set_grh(last.payload(), peer, local);
     // Number of following datagrams that are known to be similar to the last one that was checked.
     let mut known = 1;
@@ -208,12 +221,19 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
         && arrived.peer == peer
     {
         // All are checked before the first is placed, so that the processor can overlap the CRCs.
-        let count =
-            arrived.count_similar(std::mem::take(&mut known), |datagram| last.is_valid_next(datagram));
+        let count = arrived
+            .count_similar(std::mem::take(&mut known), |datagram| last.is_valid_next(datagram));
         let is_end = count == arrived.all();
         if count > 0 {
             services.moved += arrived.bytes(count);
-            endpoint.deliver(&qp, &mut receives, &last.header, (&mut arrived, count), slot, services);
+            endpoint.deliver(
+                &qp,
+                &mut receives,
+                &last.header,
+                (&mut arrived, count),
+                slot,
+                services,
+            );
             staging.advance(count);
         }
         if is_end {
@@ -241,7 +261,12 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
 }
 
 /// Passes a copy of each datagram to every queue pair that is attached to the group of socket `at`.
-fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr, staging: &mut Staging) {
+fn receive_for_group(
+    core: &mut Core,
+    (port, at): (Token, usize),
+    group: IpAddr,
+    staging: &mut Staging,
+) {
     while let Some(mut arrived) = staging.arrived() {
         let Some((slot, services)) = core.port_and_services(port) else { return };
         let peer = arrived.peer;
@@ -255,13 +280,21 @@ fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr,
         {
             next += 1;
             let endpoint = slot.endpoints[usize::from(*index)];
-            if let Some((endpoint, slot, services)) = endpoint.and_then(|token| core.endpoint_and_port(token))
+            if let Some((endpoint, slot, services)) =
+                endpoint.and_then(|token| core.endpoint_and_port(token))
             {
                 let qp = Arc::clone(&endpoint.qp);
                 endpoint.set_grh(checked.payload(), peer, group);
                 let own = &services.shared.datagram_sockets;
                 endpoint.received.same_device = endpoint.last_peer.is_own(own, peer);
-                endpoint.deliver(&qp, &mut None, &checked.header, (&mut arrived, 1), slot, services);
+                endpoint.deliver(
+                    &qp,
+                    &mut None,
+                    &checked.header,
+                    (&mut arrived, 1),
+                    slot,
+                    services,
+                );
                 endpoint.cache.unpin();
                 endpoint.finish(slot, services);
             }
@@ -273,7 +306,13 @@ fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr,
 /// Describes, for the log, why a message of `len` bytes, including the route header, does not fit
 /// into a receive.
 #[cold]
-fn describe_failure(qp: &QpInner, wqe: &RecvWqe, status: WcStatus, len: u32, table: &Table) -> LocalDetail {
+fn describe_failure(
+    qp: &QpInner,
+    wqe: &RecvWqe,
+    status: WcStatus,
+    len: u32,
+    table: &Table,
+) -> LocalDetail {
     if status == WcStatus::LocalLength {
         let text = format_args!(
             "it has room for {} bytes, and the message with its route header has {len}",
@@ -281,7 +320,11 @@ fn describe_failure(qp: &QpInner, wqe: &RecvWqe, status: WcStatus, len: u32, tab
         );
         return LocalDetail::of_receive(wqe, LocalCause::Length, text);
     }
-    LocalDetail::of_receive(wqe, LocalCause::Protection, qp.explain_elements(table, &wqe.sges, true))
+    LocalDetail::of_receive(
+        wqe,
+        LocalCause::Protection,
+        qp.explain_elements(table, &wqe.sges, true),
+    )
 }
 
 impl Endpoint {
@@ -390,8 +433,9 @@ impl Endpoint {
             {
                 // Consecutive receives in the same region need one lookup.
                 let lkey = single(&next.sges).map(|element| element.lkey);
-                let is_alike =
-                    |wqe: &&RecvWqe| lkey.is_some() && single(&wqe.sges).map(|element| element.lkey) == lkey;
+                let is_alike = |wqe: &&RecvWqe| {
+                    lkey.is_some() && single(&wqe.sges).map(|element| element.lkey) == lkey
+                };
                 let alike = 1 + some[used + 1..].iter().take_while(is_alike).count();
                 let batch = ReceiveBatch {
                     arrived,
@@ -408,7 +452,9 @@ impl Endpoint {
                         single(&wqe.sges)
                             .is_some_and(|element| pinned.copy_from(element.addr, message).is_ok())
                     }),
-                    _ => batch.place(|wqe, message| qp.scatter(table, cache, &wqe.sges, 0, message).is_ok()),
+                    _ => batch.place(|wqe, message| {
+                        qp.scatter(table, cache, &wqe.sges, 0, message).is_ok()
+                    }),
                 };
                 used += placed.0;
                 failed = placed.1;
@@ -458,7 +504,8 @@ impl Endpoint {
         let all = std::mem::take(&mut self.received.all);
         if all.messages > 0 {
             slot.counts.add(Count::Received, all.messages);
-            let same_device = if self.received.same_device { all } else { uiw_counters::Count::default() };
+            let same_device =
+                if self.received.same_device { all } else { uiw_counters::Count::default() };
             self.counters.received(all, same_device);
         }
     }

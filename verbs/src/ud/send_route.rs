@@ -45,6 +45,9 @@ impl SendRoute {
 
     /// Returns a datagram of `len` bytes on this route.
     pub(super) fn outgoing(&self, len: usize) -> Outgoing {
-        Outgoing { hop_limit: NonZeroU8::new(self.to.ah.hop_limit()), ..Outgoing::new(self.peer, len) }
+        Outgoing {
+            hop_limit: NonZeroU8::new(self.to.ah.hop_limit()),
+            ..Outgoing::new(self.peer, len)
+        }
     }
 }

@@ -118,8 +118,9 @@ impl PortSlot {
 
     /// Returns whether socket `at` has this address and is not that of a group.
     pub(super) fn is_socket_at(&self, at: usize, local: IpAddr) -> bool {
-        let has_address =
-            |socket: &PortSocket| socket.group.is_none() && socket.local.ip().to_canonical() == local;
+        let has_address = |socket: &PortSocket| {
+            socket.group.is_none() && socket.local.ip().to_canonical() == local
+        };
         self.sockets.get(at).is_some_and(has_address)
     }
 

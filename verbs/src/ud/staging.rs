@@ -56,7 +56,11 @@ impl ReceivedRun<'_> {
     /// Returns how many datagrams, from the first one on, have the common length and satisfy
     /// `is_like`. The first `known` ones are not checked again.
     #[inline(always)]
-    pub(super) fn count_similar(&self, known: usize, mut is_like: impl FnMut(&[u8]) -> bool) -> usize {
+    pub(super) fn count_similar(
+        &self,
+        known: usize,
+        mut is_like: impl FnMut(&[u8]) -> bool,
+    ) -> usize {
         let unknown = self.bytes[HEADROOM..].chunks_exact(self.len.max(1)).skip(known);
         known + unknown.take_while(|datagram| is_like(datagram)).count()
     }
@@ -132,7 +136,8 @@ impl Staging {
         self.next.1 = self.incoming.first().map_or(0, |first| first.bytes.start);
         let count = self.incoming.iter().map(|run| run.each().len()).sum();
         // Either all datagrams are consecutive, or each buffer has those of one sender.
-        let is_filled = self.incoming.last().is_some_and(|last| len - last.bytes.end < DATAGRAM_BUFFER);
+        let is_filled =
+            self.incoming.last().is_some_and(|last| len - last.bytes.end < DATAGRAM_BUFFER);
         *takes_many = is_filled && count < buffers * MANY;
         Some((count, is_filled))
     }
@@ -234,6 +239,7 @@ impl Staging {
     #[inline(always)]
     pub(super) fn may_add(&self, len: usize) -> bool {
         // A message that is longer than any datagram is refused later.
-        self.built < self.turn.min(SEND_DATAGRAMS) && (self.built == 0 || self.filled + len <= SEND_BYTES)
+        self.built < self.turn.min(SEND_DATAGRAMS)
+            && (self.built == 0 || self.filled + len <= SEND_BYTES)
     }
 }

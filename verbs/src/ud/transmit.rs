@@ -45,8 +45,9 @@ impl RequestShape {
     /// Returns the shape of a request, or `None` if it has another destination.
     fn of(wqe: &Wqe, to: &Destination) -> Option<Self> {
         let flags = wqe.flags & Self::FLAGS;
-        let lkey =
-            single(&wqe.sges).filter(|_| !flags.contains(SendFlags::INLINE)).map(|element| element.lkey);
+        let lkey = single(&wqe.sges)
+            .filter(|_| !flags.contains(SendFlags::INLINE))
+            .map(|element| element.lkey);
         match &wqe.op {
             SendOp::Datagram { to: other, imm } if other == to => {
                 Some(Self { len: wqe.len, flags, immediate: *imm, lkey })
@@ -124,7 +125,13 @@ pub(crate) fn transmit(core: &mut Core, token: Token) {
     let mut staging = core.services.datagrams.take().unwrap_or_default();
     if let Some((endpoint, port, services)) = core.endpoint_and_port(token) {
         let mut is_first = true;
-        while endpoint.send_batch(token, port, services, &mut staging, std::mem::take(&mut is_first)) {}
+        while endpoint.send_batch(
+            token,
+            port,
+            services,
+            &mut staging,
+            std::mem::take(&mut is_first),
+        ) {}
     }
     core.services.datagrams = Some(staging);
 }
@@ -171,7 +178,8 @@ impl Endpoint {
         self.count(&sent);
         sq.unbuild_many(unsent);
         self.msn = self.msn.wrapping_sub(unsent as u32);
-        let room = qp.retire_sent(&mut sq, (staging.first, done), &staging.reported, &mut services.wakes);
+        let room =
+            qp.retire_sent(&mut sq, (staging.first, done), &staging.reported, &mut services.wakes);
         let failed = failed.filter(|_| unsent == 0);
         let mut detail = None;
         if let Some((id, status)) = failed {
@@ -244,7 +252,9 @@ impl DatagramBuilder<'_> {
         let (signal_all, mut socket) = (sq.limits().signal_all, None);
         while sq.mode == SqMode::Running {
             let (id, wqes) = sq.unbuilt();
-            let Some(next) = wqes.first().filter(|wqe| staging.may_add(wqe.len as usize + OVERHEAD)) else {
+            let Some(next) =
+                wqes.first().filter(|wqe| staging.may_add(wqe.len as usize + OVERHEAD))
+            else {
                 break;
             };
             let SendOp::Datagram { to, imm } = &next.op else {
@@ -255,7 +265,9 @@ impl DatagramBuilder<'_> {
                 let of_request = (next.flags.contains(SendFlags::SOLICITED), *imm);
                 *self.route = self.find_route(to, of_request, port, services, own_qkey);
             }
-            let Some(route) = &*self.route else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
+            let Some(route) = &*self.route else {
+                return (socket, Some((id, WcStatus::LocalQpOperation)));
+            };
             if *socket.get_or_insert(route.socket) != route.socket {
                 break;
             }
@@ -298,7 +310,8 @@ impl DatagramBuilder<'_> {
         let most = requests.min(room.len() / len).min(wqes.len());
         let (mut built, mut failed) = (0, None);
         while failed.is_none()
-            && let Some(kind) = wqes[built..most].first().and_then(|wqe| RequestShape::of(wqe, &route.to))
+            && let Some(kind) =
+                wqes[built..most].first().and_then(|wqe| RequestShape::of(wqe, &route.to))
             && kind.len == payload
         {
             let rest = &mut wqes[built..most];
@@ -320,7 +333,8 @@ impl DatagramBuilder<'_> {
                 }),
                 Some(lkey) => match table.pin_local_region(cache, lkey, qp.pd.id(), false) {
                     Ok(pinned) => batch.build(payload, |wqe, place| {
-                        single(&wqe.sges).is_some_and(|element| pinned.copy_to(element.addr, place).is_ok())
+                        single(&wqe.sges)
+                            .is_some_and(|element| pinned.copy_to(element.addr, place).is_ok())
                     }),
                     Err(_) => (0, Some(WcStatus::LocalProtection)),
                 },
@@ -340,8 +354,8 @@ impl DatagramBuilder<'_> {
         let Some(route) = self.route else { return };
         // Updated in place, because moving it out and back costs as much as building a datagram.
         if route.is_of(self.epoch, own_qkey) && port.is_socket_at(route.socket, route.local) {
-            route.same_device =
-                route.is_group || self.last_peer.is_own(&services.shared.datagram_sockets, route.peer);
+            route.same_device = route.is_group
+                || self.last_peer.is_own(&services.shared.datagram_sockets, route.peer);
         } else {
             *self.route = None;
         }
@@ -370,7 +384,8 @@ impl DatagramBuilder<'_> {
             immediate,
         };
         let is_group = peer.ip().is_multicast();
-        let same_device = is_group || self.last_peer.is_own(&services.shared.datagram_sockets, peer);
+        let same_device =
+            is_group || self.last_peer.is_own(&services.shared.datagram_sockets, peer);
         Some(SendRoute {
             to: *to,
             own_qkey,
@@ -410,7 +425,8 @@ fn why_unsent(
         }
         (_, Some(to)) if port.socket_at(to.ah.local()).is_none() => {
             let address = to.ah.local();
-            let text = format_args!("no socket has the local address {address} of its address handle");
+            let text =
+                format_args!("no socket has the local address {address} of its address handle");
             LocalDetail::of_request(wqe, LocalCause::Unsupported, text)
         }
         _ => LocalDetail::of_request(wqe, LocalCause::Unsupported, status),

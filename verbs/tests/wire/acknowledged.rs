@@ -43,7 +43,8 @@ fn send_completes_once_received() {
 #[test]
 fn bad_write_fails_alone() {
     let (a, b) = ends();
-    let write = |rkey: u32| SendOp::Write { remote: Remote { addr: b.mr.addr(), rkey: STag(rkey) } };
+    let write =
+        |rkey: u32| SendOp::Write { remote: Remote { addr: b.mr.addr(), rkey: STag(rkey) } };
     let good = b.mr.rkey().0;
     for (id, rkey) in [(1, good), (2, good), (3, good ^ 0x5500), (4, good)] {
         // The failure is reported whether or not the request is signaled.
@@ -51,7 +52,8 @@ fn bad_write_fails_alone() {
         a.post(id, write(rkey), &[a.sge(0, 16)], flags).unwrap();
     }
     let statuses: Vec<_> = (0..4).map(|_| a.sent()).map(|wc| (wc.wr_id, wc.status)).collect();
-    let expected = [WcStatus::Success, WcStatus::Success, WcStatus::RemoteAccess, WcStatus::Flushed];
+    let expected =
+        [WcStatus::Success, WcStatus::Success, WcStatus::RemoteAccess, WcStatus::Flushed];
     assert_eq!(statuses, (1..5).zip(expected).collect::<Vec<_>>());
 }
 
@@ -185,7 +187,11 @@ fn segments_during_drain_not_placed() {
     peer.send(b"late");
     peer.write(memory.0.0, memory.1, b"late");
     peer.read(0, 0, 0);
-    assert_eq!(crate::common::peek(&end.mr, 0, 4), [0; 4], "nothing is placed for a queue pair that is gone");
+    assert_eq!(
+        crate::common::peek(&end.mr, 0, 4),
+        [0; 4],
+        "nothing is placed for a queue pair that is gone"
+    );
     peer.fpdu(&tagged(Opcode::ReadResponse, drain.sink_stag.0, drain.sink_to, true, b""));
     peer.expect_close();
 }

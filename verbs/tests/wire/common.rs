@@ -11,8 +11,9 @@ use std::time::Duration;
 use uiw_mpa::wire::startup::Frame;
 use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use uiw_verbs::{
-    Access, AsyncEvent, CapabilityExchange, ConnConfig, Cq, CqConfig, Device, Error, Limits, Memory, Pd,
-    PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus,
+    Access, AsyncEvent, CapabilityExchange, ConnConfig, Cq, CqConfig, Device, Error, Limits,
+    Memory, Pd, PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq,
+    Wc, WcStatus,
 };
 
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
@@ -31,7 +32,8 @@ pub(crate) fn loopback() -> SocketAddr {
 pub(crate) fn closed_addr() -> SocketAddr {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     // The host part is from the upper half of 127.0.0.0/8 and depends on the process and the call.
-    let host = 1 << 23 | (std::process::id() & 0xF_FFFF) << 3 | CALLS.fetch_add(1, Ordering::Relaxed) & 7;
+    let host =
+        1 << 23 | (std::process::id() & 0xF_FFFF) << 3 | CALLS.fetch_add(1, Ordering::Relaxed) & 7;
     let ip = Ipv4Addr::from_bits(Ipv4Addr::new(127, 0, 0, 0).to_bits() | host);
     std::net::TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap()
 }
@@ -224,7 +226,8 @@ impl End {
     }
 
     pub(crate) fn async_event(&self) -> AsyncEvent {
-        wait(&self.device, |cx| self.device.async_events().poll_pop(cx)).expect("an asynchronous event")
+        wait(&self.device, |cx| self.device.async_events().poll_pop(cx))
+            .expect("an asynchronous event")
     }
 
     pub(crate) fn event(&self) -> CmEventKind {
@@ -262,12 +265,14 @@ impl End {
         options: &ConnConfig,
         private_data: &[u8],
     ) -> Result<(), Error> {
-        cm::connect(&self.qp, None, to, &Arc::new(options.clone()), private_data, &self.channel).map(drop)
+        cm::connect(&self.qp, None, to, &Arc::new(options.clone()), private_data, &self.channel)
+            .map(drop)
     }
 
     pub(crate) fn listen(&self, options: &ConnConfig) -> cm::Listener {
         let address = any_port(&self.device);
-        cm::Listener::bind(&self.device, address, 64, &Arc::new(options.clone()), &self.channel).unwrap()
+        cm::Listener::bind(&self.device, address, 64, &Arc::new(options.clone()), &self.channel)
+            .unwrap()
     }
 
     pub(crate) fn request(&self) -> ConnRequest {
@@ -290,7 +295,11 @@ impl End {
         self.rcq.poll(&mut out, 16);
         assert!(out.is_empty(), "{out:?}");
         assert!(self.channel.is_empty(), "{:?}", self.channel.try_pop());
-        assert!(self.device.async_events().is_empty(), "{:?}", self.device.async_events().try_pop());
+        assert!(
+            self.device.async_events().is_empty(),
+            "{:?}",
+            self.device.async_events().try_pop()
+        );
     }
 }
 

@@ -11,7 +11,8 @@ fn mirrored(traffic: Operations) -> Operations {
     let Operations { send, write, read, atomic } = traffic;
     let [send, write, read, atomic] = [send, write, read, atomic].map(mirror);
     let mut operations = Operations::default();
-    (operations.send, operations.write, operations.read, operations.atomic) = (send, write, read, atomic);
+    (operations.send, operations.write, operations.read, operations.atomic) =
+        (send, write, read, atomic);
     operations
 }
 

@@ -2,7 +2,8 @@
 //! what is reported to the peer and to the application.
 
 use crate::common::{
-    ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt, responder_with,
+    ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt,
+    responder_with,
 };
 use crate::peer::{
     Peer, Segment, enhanced, read_request, request, tagged, terminate, terminate_of, untagged, with,
@@ -13,8 +14,8 @@ use uiw_cases::{Action, Atom, Case, CaseCondition, Field, FrameKind, Test};
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use uiw_verbs::{
-    Access, AsyncEvent, CapabilityExchange, ConnConfig, QpState, RecvWr, Remote, SendOp, SrqAttr, WcOpcode,
-    WcStatus,
+    Access, AsyncEvent, CapabilityExchange, ConnConfig, QpState, RecvWr, Remote, SendOp, SrqAttr,
+    WcOpcode, WcStatus,
 };
 
 fn read(remote: Remote) -> SendOp {
@@ -47,15 +48,18 @@ fn vectors() -> Vec<NegativeVector> {
 impl NegativeVector {
     fn of(case: &Case) -> Self {
         let actions = || case.steps.iter().map(|step| &step.action);
-        let is_bytes =
-            |action: &&Action| matches!(action, Action::Send(sent) if sent.kind == FrameKind::Bytes);
+        let is_bytes = |action: &&Action| matches!(action, Action::Send(sent) if sent.kind == FrameKind::Bytes);
         let Some(Action::Send(sent)) = actions().rfind(is_bytes) else { panic!("{}", case.name) };
         let Test::OneOf(values) = &sent.fields[0].test else { panic!("{}", case.name) };
         let [(_, Atom::Bytes(bytes))] = values.as_slice() else { panic!("{}", case.name) };
-        let Some(Action::Expect { one_of, .. }) = actions().next_back() else { panic!("{}", case.name) };
+        let Some(Action::Expect { one_of, .. }) = actions().next_back() else {
+            panic!("{}", case.name)
+        };
         let due = one_of.iter().flat_map(|frame| match frame.fields.as_slice() {
             [] => vec![None],
-            [Field { test: Test::OneOf(values), .. }] => values.iter().map(|(_, code)| codes(code)).collect(),
+            [Field { test: Test::OneOf(values), .. }] => {
+                values.iter().map(|(_, code)| codes(code)).collect()
+            }
             other => panic!("{}: {other:?}", case.name),
         });
         Self {
@@ -77,7 +81,8 @@ fn codes(atom: &Atom) -> Option<(u8, u8, u8)> {
 /// replaced by that of the end's region.
 fn adapted(vector: &NegativeVector, end: &End, peer: &mut Peer) -> Vec<u8> {
     let (name, bytes) = (vector.name.as_str(), vector.bytes.clone());
-    if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"].contains(&name)
+    if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"]
+        .contains(&name)
     {
         return bytes;
     }
@@ -104,10 +109,16 @@ fn vector_end() -> End {
 fn check_quoted(name: &str, terminate: &uiw_rdmap::Terminate, bytes: &[u8]) {
     let len = u16::from_be_bytes([bytes[0], bytes[1]]);
     let ulpdu = &bytes[2..2 + usize::from(len)];
-    let quoted = uiw_rdmap::HeaderCopy::new(ulpdu).filter(|_| terminate.layer < 2 && terminate.etype > 0);
-    assert_eq!((terminate.ddp_header, terminate.segment_len), (quoted, quoted.map(|_| len)), "{name}");
+    let quoted =
+        uiw_rdmap::HeaderCopy::new(ulpdu).filter(|_| terminate.layer < 2 && terminate.etype > 0);
+    assert_eq!(
+        (terminate.ddp_header, terminate.segment_len),
+        (quoted, quoted.map(|_| len)),
+        "{name}"
+    );
     let is_read = ulpdu.len() == 46 && ulpdu[1] & 15 == Opcode::ReadRequest.raw();
-    let request = ulpdu.get(18..).filter(|_| is_read && (terminate.layer, terminate.etype) == (0, 1));
+    let request =
+        ulpdu.get(18..).filter(|_| is_read && (terminate.layer, terminate.etype) == (0, 1));
     assert_eq!(
         terminate.read_request,
         request.and_then(|bytes| uiw_rdmap::ReadRequest::parse(bytes).ok()),
@@ -180,7 +191,8 @@ fn negative_vectors_as_first_fpdu_closed() {
         let options = assumed().markers(vector.markers);
         let (mut peer, _) = responder_with(&end, &options, &with(request(2), enhanced(4, 4)));
         end.established();
-        let bytes = if vector.markers { vector.bytes.clone() } else { adapted(vector, &end, &mut peer) };
+        let bytes =
+            if vector.markers { vector.bytes.clone() } else { adapted(vector, &end, &mut peer) };
         peer.raw(&bytes);
         if matches!(name, "read-bounds" | "read-to-wrap" | "atomic-unaligned") {
             // The request itself is a valid FPDU; its content is refused when the request is
@@ -244,7 +256,10 @@ fn access_that_is_not_given() {
         peer.write(stag, to, &vec![0xAA; len as usize]);
         let terminate = peer.expect_terminate(for_write.0, for_write.1, for_write.2);
         let quoted = terminate.ddp_header.unwrap().header().unwrap();
-        assert!(matches!(quoted, uiw_ddp::Header::Tagged(t) if t.stag.0 == stag && t.to == to), "{name}");
+        assert!(
+            matches!(quoted, uiw_ddp::Header::Tagged(t) if t.stag.0 == stag && t.to == to),
+            "{name}"
+        );
         assert!(matches!(end.async_event(), AsyncEvent::QpAccessError { .. }));
         assert!(peek(&end.mr, 0, end.mr.len()) == before, "{name}: memory was touched");
         let end = End::new();
@@ -285,7 +300,10 @@ fn rights_and_protection_domains_are_checked() {
     let mut peer = responder(&end);
     peer.write(other.rkey().0, other.addr(), b"x");
     let terminate = terminate_of(&peer.expect_fpdu());
-    assert!(matches!((terminate.layer, terminate.etype, terminate.code), (1, 1, 0 | 2)), "{terminate:?}");
+    assert!(
+        matches!((terminate.layer, terminate.etype, terminate.code), (1, 1, 0 | 2)),
+        "{terminate:?}"
+    );
     assert_eq!(peek(&other, 0, 1), [0]);
     let end = End::new();
     end.qp.set_access(Access::empty());
@@ -369,7 +387,10 @@ fn read_beyond_ird_refused() {
         }
         if count == 5 {
             let reason = end.ended().reason.unwrap();
-            assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (false, 1, 2, 2));
+            assert_eq!(
+                (reason.from_peer, reason.layer, reason.etype, reason.code),
+                (false, 1, 2, 2)
+            );
         } else {
             end.nothing_more();
             assert_eq!(end.qp.state(), QpState::Rts);
@@ -451,7 +472,13 @@ fn ord_delays_reads_until_answers() {
     peer.expect_silence(50);
     for id in 0..6usize {
         let request = asked[id];
-        peer.fpdu(&tagged(Opcode::ReadResponse, request.sink_stag.0, request.sink_to, true, b"data"));
+        peer.fpdu(&tagged(
+            Opcode::ReadResponse,
+            request.sink_stag.0,
+            request.sink_to,
+            true,
+            b"data",
+        ));
         end.sent_ok(id as u64);
         if id < 2 {
             asked.push(peer.expect_fpdu().read_request());
@@ -740,7 +767,8 @@ fn terminate_after_message_keeps_framing() {
         fill(&end.mr, 0, &data);
         let mut asked = with(request(2), enhanced(4, 4));
         (asked.markers, asked.crc) = (markers, crc);
-        let fpdu = if fixed == 0 { uiw_verbs::FpduSize::Large } else { uiw_verbs::FpduSize::Fixed(fixed) };
+        let fpdu =
+            if fixed == 0 { uiw_verbs::FpduSize::Large } else { uiw_verbs::FpduSize::Fixed(fixed) };
         let options = plain().crc(crc).fpdu(fpdu);
         let (mut peer, _) = responder_with(&end, &options, &asked);
         end.established();
@@ -803,10 +831,17 @@ fn terminated_read_named_others_flushed() {
         bytes.extend_from_slice(&asked[1].ulpdu);
         peer.fpdu(&untagged(Opcode::Terminate, 2, 1, 0, true, 0, &bytes));
         let got: Vec<_> = (0..3).map(|_| end.sent()).map(|wc| (wc.wr_id, wc.status)).collect();
-        assert_eq!(got, [(1, WcStatus::Flushed), (2, status), (3, WcStatus::Flushed)], "{siw} {codes:?}");
+        assert_eq!(
+            got,
+            [(1, WcStatus::Flushed), (2, status), (3, WcStatus::Flushed)],
+            "{siw} {codes:?}"
+        );
         assert_eq!([end.received().wr_id, end.received().wr_id], [50, 51]);
         let reason = end.ended().reason.unwrap();
-        assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, layer, etype, code));
+        assert_eq!(
+            (reason.from_peer, reason.layer, reason.etype, reason.code),
+            (true, layer, etype, code)
+        );
         end.async_event();
         peer.expect_close();
         // Data that arrives after a Terminate is discarded.
@@ -940,8 +975,9 @@ fn second_terminate_ignored() {
 
 #[test]
 fn lenient_invalidation_is_a_switch() {
-    let end =
-        End::on(&crate::simulation::device_with(uiw_verbs::DeviceConfig::default().lenient_invalidate(true)));
+    let end = End::on(&crate::simulation::device_with(
+        uiw_verbs::DeviceConfig::default().lenient_invalidate(true),
+    ));
     end.recv(1, 0, 64);
     let mut peer = responder(&end);
     peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey().0, b""));

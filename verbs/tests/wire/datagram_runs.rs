@@ -10,8 +10,8 @@ use uiw_datagram::{Grh, Header, OVERHEAD, Qpn};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing, StackExtensions, Token};
 use uiw_verbs::{
-    Access, AddressHandle, Cq, CqConfig, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag,
-    SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
+    Access, AddressHandle, Cq, CqConfig, Destination, Device, Pd, Qp, QpCap, QpInit, QpState,
+    RecvWr, STag, SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
 };
 
 /// Number of receives of a queue pair, and the length of each in bytes.
@@ -32,7 +32,8 @@ struct RawPeer {
 impl RawPeer {
     fn new(to: SocketAddr) -> Self {
         let mut stack = TcpStack::new().unwrap();
-        let socket = stack.bind_datagrams((LOCALHOST, 0).into(), &Default::default(), Token(1)).unwrap();
+        let socket =
+            stack.bind_datagrams((LOCALHOST, 0).into(), &Default::default(), Token(1)).unwrap();
         Self { socket, to, _stack: stack }
     }
 
@@ -53,7 +54,9 @@ impl RawPeer {
         };
         change(&mut header);
         let mut bytes = header.emit().to_vec();
-        bytes.extend((0..len).map(|at| number.to_le_bytes().get(at).copied().unwrap_or(number as u8)));
+        bytes.extend(
+            (0..len).map(|at| number.to_le_bytes().get(at).copied().unwrap_or(number as u8)),
+        );
         bytes.extend_from_slice(&uiw_datagram::crc(&bytes));
         bytes
     }
@@ -66,7 +69,9 @@ impl RawPeer {
             let mut incoming = Vec::new();
             match self.socket.recv(&mut buffer, &mut incoming) {
                 Ok(_) => {
-                    datagrams.extend(incoming.iter().flat_map(Incoming::each).map(|at| buffer[at].to_vec()));
+                    datagrams.extend(
+                        incoming.iter().flat_map(Incoming::each).map(|at| buffer[at].to_vec()),
+                    );
                 }
                 Err(_) if datagrams.len() < count => std::thread::sleep(Duration::from_millis(1)),
                 Err(_) => break,
@@ -79,8 +84,10 @@ impl RawPeer {
     /// Sends datagrams of equal length, except for the last one, in a single message.
     fn send(&mut self, datagrams: &[Vec<u8>]) {
         let bytes = datagrams.concat();
-        let item = |run: &[Vec<u8>]| Outgoing { count: run.len(), ..Outgoing::new(self.to, run[0].len()) };
-        let items: Vec<_> = datagrams.chunk_by(|one, next| one.len() == next.len()).map(item).collect();
+        let item =
+            |run: &[Vec<u8>]| Outgoing { count: run.len(), ..Outgoing::new(self.to, run[0].len()) };
+        let items: Vec<_> =
+            datagrams.chunk_by(|one, next| one.len() == next.len()).map(item).collect();
         assert_eq!(self.socket.send(&bytes, &items).unwrap(), datagrams.len());
     }
 }
@@ -180,7 +187,10 @@ impl UdReceiver {
         assert_eq!(wc, expected, "datagram {number}");
         let offset = self.at + wr_id % u64::from(RECEIVES) * u64::from(ROOM);
         let payload = peek(&ud.end.mr, offset as usize + 40, len);
-        assert!(payload.iter().skip(8).all(|byte| *byte == number as u8), "datagram {number}: {payload:?}");
+        assert!(
+            payload.iter().skip(8).all(|byte| *byte == number as u8),
+            "datagram {number}: {payload:?}"
+        );
         assert_eq!(payload[..8], number.to_le_bytes(), "datagram {number}");
     }
 }
@@ -196,11 +206,14 @@ fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [ReceiveSource; 2]) {
     let mut receivers = sources(&pd)
         .into_iter()
         .enumerate()
-        .map(|(index, source)| UdReceiver::new(&ud, source, index as u64 * u64::from(RECEIVES * ROOM)))
+        .map(|(index, source)| {
+            UdReceiver::new(&ud, source, index as u64 * u64::from(RECEIVES * ROOM))
+        })
         .collect::<Vec<_>>();
     // Indices of queue pairs are random, so an unused one has to be found.
     let present = [ud.end.qp.num(), receivers[0].qp.num(), receivers[1].qp.num()];
-    let absent = (0..4).map(|index| present[0] & !0xff | index).find(|qpn| !present.contains(qpn)).unwrap();
+    let absent =
+        (0..4).map(|index| present[0] & !0xff | index).find(|qpn| !present.contains(qpn)).unwrap();
     let (mut number, mut dropped) = (0, 0);
     for _ in 0..4 {
         receivers.iter_mut().for_each(|receiver| receiver.fill(&ud));
@@ -238,10 +251,15 @@ fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [ReceiveSource; 2]) {
         pass(&device, Duration::from_millis(5));
         assert_eq!(receiver.cq.poll(&mut Vec::new(), 1), 0);
     }
-    let of = |fate_of: DatagramFate| (0..number).filter(|number| fate(*number) == fate_of).count() as u64;
+    let of = |fate_of: DatagramFate| {
+        (0..number).filter(|number| fate(*number) == fate_of).count() as u64
+    };
     let counts = ud.counts();
     assert_eq!(counts.received, of(DatagramFate::Received(0)) + of(DatagramFate::Received(1)));
-    assert_eq!((counts.bad_crc, counts.bad_qkey), (of(DatagramFate::BadCrc), of(DatagramFate::BadQkey)));
+    assert_eq!(
+        (counts.bad_crc, counts.bad_qkey),
+        (of(DatagramFate::BadCrc), of(DatagramFate::BadQkey))
+    );
     assert_eq!(counts.no_queue_pair, of(DatagramFate::NoQueuePair));
 }
 
@@ -266,7 +284,9 @@ fn datagram_run_outlasts_receives() {
     let mut peer = RawPeer::new(ud.socket_address());
     let to = Qpn::from_raw(ud.end.qp.num());
     let run = |peer: &RawPeer, count: u64| -> Vec<_> {
-        (0..count).map(|number| peer.datagram(number, PAYLOAD, |header| header.destination = to)).collect()
+        (0..count)
+            .map(|number| peer.datagram(number, PAYLOAD, |header| header.destination = to))
+            .collect()
     };
     for wr_id in 0..5 {
         ud.end.recv(wr_id, wr_id * 128, 128);
@@ -318,7 +338,8 @@ fn datagram_chain_uses_own_memory() {
     let other = memory(&ud.end.pd, 4096, Access::LOCAL_WRITE);
     let regions = [&ud.end.mr, &other];
     for (region, first) in regions.iter().zip([0u8, 100]) {
-        let bytes: Vec<u8> = (0..=255).map(|at: u8| at.wrapping_mul(3).wrapping_add(first)).collect();
+        let bytes: Vec<u8> =
+            (0..=255).map(|at: u8| at.wrapping_mul(3).wrapping_add(first)).collect();
         fill(region, 0, &bytes);
     }
     let sge = |region: usize, offset: u64, length| {
@@ -329,11 +350,15 @@ fn datagram_chain_uses_own_memory() {
     let elements = |request| match request {
         ChainRequest::One(region, offset, len) => vec![sge(region, offset, len)],
         ChainRequest::Two => vec![sge(0, 3, 8), sge(1, 1, 8)],
-        ChainRequest::Inline => vec![Sge { addr: inline.as_ptr() as u64, length: 16, lkey: STag(0) }],
+        ChainRequest::Inline => {
+            vec![Sge { addr: inline.as_ptr() as u64, length: 16, lkey: STag(0) }]
+        }
         ChainRequest::Empty => vec![],
     };
     let expected = |request| match request {
-        ChainRequest::One(region, offset, len) => peek(regions[region], offset as usize, len as usize),
+        ChainRequest::One(region, offset, len) => {
+            peek(regions[region], offset as usize, len as usize)
+        }
         ChainRequest::Two => [peek(regions[0], 3, 8), peek(regions[1], 1, 8)].concat(),
         ChainRequest::Inline => inline.to_vec(),
         ChainRequest::Empty => vec![],
@@ -354,8 +379,11 @@ fn datagram_chain_uses_own_memory() {
     let to = Destination { ah, qpn: peer.qpn().raw(), qkey: QKEY };
     let lists: Vec<_> = chain.iter().map(|request| elements(*request)).collect();
     let requests = lists.iter().zip(&chain).zip(0u64..).map(|((sges, request), number)| {
-        let inline =
-            if matches!(request, ChainRequest::Inline) { SendFlags::INLINE } else { SendFlags::empty() };
+        let inline = if matches!(request, ChainRequest::Inline) {
+            SendFlags::INLINE
+        } else {
+            SendFlags::empty()
+        };
         let solicited = if number % 16 == 4 { SendFlags::SOLICITED } else { SendFlags::empty() };
         let op = SendOp::Datagram { to, imm: imm(number) };
         SendWr { wr_id: number, op, sges, flags: SendFlags::SIGNALED | inline | solicited }
@@ -376,14 +404,21 @@ fn datagram_chain_uses_own_memory() {
     let (good, bad) = ([sge(1, 0, 16)], [sge(1, 4090, 16)]);
     let requests = (0..8).map(|wr_id| {
         let op = SendOp::Datagram { to, imm: None };
-        SendWr { wr_id, op, sges: if wr_id == 5 { &bad } else { &good }, flags: SendFlags::SIGNALED }
+        SendWr {
+            wr_id,
+            op,
+            sges: if wr_id == 5 { &bad } else { &good },
+            flags: SendFlags::SIGNALED,
+        }
     });
     // SAFETY: as above.
     unsafe { ud.end.qp.post_send(requests) }.unwrap();
     for number in 0..5 {
         ud.end.sent_ok(number);
     }
-    for (wr_id, status) in [(5, WcStatus::LocalProtection), (6, WcStatus::Flushed), (7, WcStatus::Flushed)] {
+    for (wr_id, status) in
+        [(5, WcStatus::LocalProtection), (6, WcStatus::Flushed), (7, WcStatus::Flushed)]
+    {
         let wc = ud.end.sent();
         assert_eq!((wc.wr_id, wc.status), (wr_id, status));
     }

@@ -9,8 +9,8 @@ use uiw_datagram::{Grh, Header, Qpn};
 use uiw_testkit::sim::DatagramFaults;
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrHandle, SidrListener};
 use uiw_verbs::{
-    AddressHandle, CqConfig, DatagramPort, Destination, Device, Error, Pd, QpCap, QpInit, QpState, SendFlags,
-    SendOp, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
+    AddressHandle, CqConfig, DatagramPort, Destination, Device, Error, Pd, QpCap, QpInit, QpState,
+    SendFlags, SendOp, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
 };
 
 pub(crate) const QKEY: u32 = 0x1111_2222;
@@ -33,11 +33,20 @@ impl Ud {
         let scq = device.create_cq(make.cqe, CqConfig::default()).unwrap();
         let shard = CqConfig { shard: make.shard, ..CqConfig::default() };
         let rcq = device.create_cq(make.cqe, shard).unwrap();
-        let port = DatagramPort::bind(device, &[SocketAddr::new(address, 0)], rcq.shard(), MTU).unwrap();
+        let port =
+            DatagramPort::bind(device, &[SocketAddr::new(address, 0)], rcq.shard(), MTU).unwrap();
         let init = QpInit::new(&scq, &rcq).srq(make.srq).cap(make.cap).signal_all(make.signal_all);
         let qp = pd.create_ud_qp(init, &port).unwrap();
         let mr = memory(pd, make.memory, make.access);
-        let end = End { qp, device: device.clone(), pd: pd.clone(), scq, rcq, channel: Arc::default(), mr };
+        let end = End {
+            qp,
+            device: device.clone(),
+            pd: pd.clone(),
+            scq,
+            rcq,
+            channel: Arc::default(),
+            mr,
+        };
         let ud = Self { end, address };
         ud.start();
         ud
@@ -91,7 +100,11 @@ impl Ud {
 }
 
 fn is_received(wc: &Wc, from: &Ud, len: u32) {
-    assert_eq!((wc.status, wc.opcode, wc.byte_len), (WcStatus::Success, WcOpcode::Recv, len + 40), "{wc:?}");
+    assert_eq!(
+        (wc.status, wc.opcode, wc.byte_len),
+        (WcStatus::Success, WcOpcode::Recv, len + 40),
+        "{wc:?}"
+    );
     assert_eq!(wc.datagram_from, Some(from.end.qp.num()));
 }
 
@@ -144,7 +157,10 @@ fn messages_ordered_on_loopback() {
         for i in 0..BATCH {
             let wc = b.end.received_ok(round * BATCH + i);
             is_received(&wc, &a, if i % 10 < 7 { 512 } else { 100 + i as u32 });
-            assert_eq!(peek(&b.end.mr, i as usize * 2048 + 40, 8), (round * BATCH + i).to_le_bytes());
+            assert_eq!(
+                peek(&b.end.mr, i as usize * 2048 + 40, 8),
+                (round * BATCH + i).to_le_bytes()
+            );
         }
     }
     assert_eq!(b.counts().dropped(), 0);
@@ -165,7 +181,8 @@ fn requests_to_several_queue_pairs_ordered() {
         (state >> 33) % below
     };
     for round in 0..20_u64 {
-        for (id, peer) in (0..BATCH as u64).flat_map(|id| peers.iter().map(move |peer| (id, peer))) {
+        for (id, peer) in (0..BATCH as u64).flat_map(|id| peers.iter().map(move |peer| (id, peer)))
+        {
             peer.end.recv(id, id * 1024, 1024);
         }
         let (mut expected, mut reported) = ([const { Vec::new() }; 2], Vec::new());
@@ -198,7 +215,11 @@ fn requests_to_several_queue_pairs_ordered() {
                 let wc = peer.end.received_ok(id as u64);
                 is_received(&wc, a, bytes.len() as u32);
                 assert_eq!(wc.imm, *imm);
-                assert_eq!(peek(&peer.end.mr, id * 1024 + 40, bytes.len()), bytes[..], "{round} {id}");
+                assert_eq!(
+                    peek(&peer.end.mr, id * 1024 + 40, bytes.len()),
+                    bytes[..],
+                    "{round} {id}"
+                );
             }
             peer.end.nothing_more();
             // The remaining receives would be used in the next round, so they are flushed.
@@ -222,7 +243,8 @@ fn queue_pair_reaches_itself_and_port() {
     let other = a.end.pd.create_ud_qp(init.clone(), a.end.qp.datagram_port().unwrap()).unwrap();
     assert_eq!(other.num() >> 8, a.end.qp.num() >> 8);
     assert_ne!(other.num(), a.end.qp.num());
-    let taken = a.end.pd.create_ud_qp(init.clone().num(other.num()), other.datagram_port().unwrap());
+    let taken =
+        a.end.pd.create_ud_qp(init.clone().num(other.num()), other.datagram_port().unwrap());
     assert!(matches!(taken, Err(Error::QpNumberTaken { .. })));
     let foreign = init.num(other.num() ^ 0x100);
     assert!(matches!(
@@ -493,7 +515,10 @@ fn receives_come_from_a_shared_queue() {
     let (a, b) = (Ud::kernel(), Ud::made(&device, &pd, LOCALHOST, make()));
     // SAFETY: the region lives as long as the queue pair.
     unsafe {
-        srq.post_recv([uiw_verbs::RecvWr { wr_id: 9, sges: &[b.end.sge(0, 30), b.end.sge(100, 400)] }])
+        srq.post_recv([uiw_verbs::RecvWr {
+            wr_id: 9,
+            sges: &[b.end.sge(0, 30), b.end.sge(100, 400)],
+        }])
     }
     .unwrap();
     fill(&a.end.mr, 0, &pattern(64));
@@ -520,7 +545,8 @@ fn members_of_a_group_receive_copies() {
         ud.end.recv(1, 0, 4096);
     }
     fill(&a.end.mr, 0, b"to the group");
-    let to = Destination { ah: AddressHandle::new(LOCALHOST, group, 0), qpn: 0xFF_FFFF, qkey: QKEY };
+    let to =
+        Destination { ah: AddressHandle::new(LOCALHOST, group, 0), qpn: 0xFF_FFFF, qkey: QKEY };
     a.send(2, to, 12);
     a.end.sent_ok(2);
     for ud in [&b, &c] {
@@ -546,7 +572,10 @@ fn simulated() -> (Ud, Ud) {
     let address = crate::simulation::any_port().ip();
     let cap = QpCap { max_send_wr: 512, max_recv_wr: 512, ..QpCap::default() };
     let make = || Make { cap, memory: 1 << 20, ..Make::default() };
-    (Ud::on(&crate::common::device(), address, make()), Ud::on(&crate::common::device(), address, make()))
+    (
+        Ud::on(&crate::common::device(), address, make()),
+        Ud::on(&crate::common::device(), address, make()),
+    )
 }
 
 #[test]
@@ -671,12 +700,17 @@ fn group_number_not_assigned() {
     let device = crate::common::device();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8, CqConfig::default()).unwrap();
-    let port = DatagramPort::bind(&device, &[SocketAddr::new(address, 65535)], cq.shard(), MTU).unwrap();
+    let port =
+        DatagramPort::bind(&device, &[SocketAddr::new(address, 65535)], cq.shard(), MTU).unwrap();
     let named = pd.create_ud_qp(QpInit::new(&cq, &cq).num(0x00FF_FFFF), &port);
     assert!(matches!(named, Err(Error::QpNumber { num: 0x00FF_FFFF })), "{named:?}");
-    let all: Vec<_> = (0..255).map(|_| pd.create_ud_qp(QpInit::new(&cq, &cq), &port).unwrap()).collect();
+    let all: Vec<_> =
+        (0..255).map(|_| pd.create_ud_qp(QpInit::new(&cq, &cq), &port).unwrap()).collect();
     assert!(all.iter().all(|qp| qp.num() != 0x00FF_FFFF));
-    assert!(matches!(pd.create_ud_qp(QpInit::new(&cq, &cq), &port), Err(Error::QpNumberTaken { .. })));
+    assert!(matches!(
+        pd.create_ud_qp(QpInit::new(&cq, &cq), &port),
+        Err(Error::QpNumberTaken { .. })
+    ));
 }
 
 #[test]
@@ -729,7 +763,11 @@ fn sidr_flood_leaves_room_for_others() {
         pass();
     }
     let undecided = take();
-    assert!((64..=128).contains(&undecided.len()), "{} requests of one address wait", undecided.len());
+    assert!(
+        (64..=128).contains(&undecided.len()),
+        "{} requests of one address wait",
+        undecided.len()
+    );
     // Requests from another address are accepted, however long the first ones stay undecided.
     honest.send_to(&sidr_request(1), to).unwrap();
     let request = next("a request of another address");
@@ -767,7 +805,8 @@ fn sidr_resolves_despite_losses() {
     });
     let channel = Arc::<CmChannel>::default();
     let listener =
-        SidrListener::bind(&b.end.device, &[SocketAddr::new(b.address, 0)], &b.end.channel).unwrap();
+        SidrListener::bind(&b.end.device, &[SocketAddr::new(b.address, 0)], &b.end.channel)
+            .unwrap();
     let from = SocketAddr::new(a.address, 0);
     let ask = |data: &[u8]| {
         SidrHandle::request(&a.end.device, from, listener.local_addr(), data, &channel).unwrap()
@@ -775,14 +814,18 @@ fn sidr_resolves_despite_losses() {
     for round in 0..20u8 {
         let handle = ask(&[round; 100]);
         let CmEventKind::SidrRequest(request) = b.end.event() else { panic!("not a request") };
-        assert_eq!((request.listener(), request.private_data()), (listener.id(), &[round; 100][..]));
+        assert_eq!(
+            (request.listener(), request.private_data()),
+            (listener.id(), &[round; 100][..])
+        );
         let rejects = round % 4 == 3;
         if rejects {
             request.reject(b"no").unwrap();
         } else {
             request.accept(b.end.qp.num(), QKEY, b"yes").unwrap();
         }
-        let event = crate::transport::wait(&a.end.device, |cx| channel.poll_pop(cx)).expect("an answer");
+        let event =
+            crate::transport::wait(&a.end.device, |cx| channel.poll_pop(cx)).expect("an answer");
         assert_eq!(event.id, handle.id());
         match event.kind {
             CmEventKind::SidrResolved(info) if !rejects => {
@@ -804,10 +847,18 @@ fn sidr_resolves_despite_losses() {
     let gone = listener.local_addr();
     drop(listener);
     let handle = SidrHandle::request(&a.end.device, from, gone, b"", &channel).unwrap();
-    let event = crate::transport::wait_for(&a.end.device, Duration::from_secs(60), |cx| channel.poll_pop(cx));
+    let event = crate::transport::wait_for(&a.end.device, Duration::from_secs(60), |cx| {
+        channel.poll_pop(cx)
+    });
     let event = event.expect("a failure");
-    assert!(matches!(event.kind, CmEventKind::Failed(Error::TimedOut { .. })) && event.id == handle.id());
-    assert!(SidrHandle::request(&a.end.device, from, gone, &[0; 181], &channel).is_err(), "too much data");
+    assert!(
+        matches!(event.kind, CmEventKind::Failed(Error::TimedOut { .. }))
+            && event.id == handle.id()
+    );
+    assert!(
+        SidrHandle::request(&a.end.device, from, gone, &[0; 181], &channel).is_err(),
+        "too much data"
+    );
 }
 
 #[test]
@@ -852,8 +903,14 @@ fn device_counters_include_datagrams() {
     assert_eq!((count(others.sent), count(others.received)), ((6, 360), (0, 0)));
     assert_eq!(all.unsent, 1);
     let (all, own) = of(&b);
-    assert_eq!((count(all.traffic.received), count(all.with_other_devices().received)), ((3, 300), (3, 300)));
+    assert_eq!(
+        (count(all.traffic.received), count(all.with_other_devices().received)),
+        ((3, 300), (3, 300))
+    );
     assert_eq!((all.bad_qkey, all.no_receive, all.no_queue_pair, all.bad_crc), (1, 1, 1, 0));
-    assert_eq!((own.datagrams.bad_qkey, own.datagrams.no_receive, own.datagrams.no_queue_pair), (1, 1, 0));
+    assert_eq!(
+        (own.datagrams.bad_qkey, own.datagrams.no_receive, own.datagrams.no_queue_pair),
+        (1, 1, 0)
+    );
     assert_eq!(all.dropped().iter().map(|(_, count)| count).sum::<u64>(), b.counts().dropped());
 }

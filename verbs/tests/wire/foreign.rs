@@ -74,7 +74,10 @@ fn deadline_during_forget_respected() {
     drop(peer);
     // No thread polls, so the background thread alone must keep the deadline.
     while channel.is_empty() {
-        assert!(start.elapsed() < Duration::from_secs(4), "the connection attempt does not time out");
+        assert!(
+            start.elapsed() < Duration::from_secs(4),
+            "the connection attempt does not time out"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(matches!(next_event(&device, &channel), CmEventKind::Failed(_)));

@@ -12,8 +12,8 @@ use uiw_llp::{Token, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, ConnConfig, Cq, CqConfig, Device, DeviceConfig, Memory, Pd, Progress, Qp, QpCap, QpInit, RawMr,
-    RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+    Access, ConnConfig, Cq, CqConfig, Device, DeviceConfig, Memory, Pd, Progress, Qp, QpCap,
+    QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 /// Calls and bytes of one thread on the streams of one pair.
@@ -70,7 +70,11 @@ impl StreamHooks for CountedStream {
         moved
     }
 
-    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        bufs: &mut [IoVecMut<'_>],
+    ) -> io::Result<usize> {
         let moved = inner.recv(bufs);
         self.add(&moved);
         moved

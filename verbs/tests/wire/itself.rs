@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::cm;
 use uiw_verbs::{
-    AsyncEvent, ConnConfig, Error, FpduSize, QpState, Remote, SendFlags, SendOp, Sge, WcOpcode, WcStatus,
+    AsyncEvent, ConnConfig, Error, FpduSize, QpState, Remote, SendFlags, SendOp, Sge, WcOpcode,
+    WcStatus,
 };
 
 fn connected(options: &ConnConfig) -> End {
@@ -16,7 +17,8 @@ fn connected(options: &ConnConfig) -> End {
 }
 
 fn connect(end: &End, options: &ConnConfig) {
-    cm::connect_self(&end.qp, simulation::any_port(), &Arc::new(options.clone()), &end.channel).unwrap();
+    cm::connect_self(&end.qp, simulation::any_port(), &Arc::new(options.clone()), &end.channel)
+        .unwrap();
     let info = end.established();
     assert_eq!(info.local, info.peer);
     assert_eq!(end.qp.state(), QpState::Rts);
@@ -82,7 +84,12 @@ fn full_pipe_makes_progress() {
         for id in 0..20 {
             let id = round * 100 + id * 3;
             end.op(id, SendOp::Write { remote: end.remote(0) }, 0, whole);
-            end.op(id + 1, SendOp::Read { remote: end.remote(0), invalidate: None }, half, half as u32);
+            end.op(
+                id + 1,
+                SendOp::Read { remote: end.remote(0), invalidate: None },
+                half,
+                half as u32,
+            );
             end.recv(id + 2, 0, 16);
             end.send(id + 2, 16, 16);
         }
@@ -98,11 +105,16 @@ fn full_pipe_makes_progress() {
 
 #[test]
 fn error_assigned_to_causing_request() {
-    let wrong = |end: &End| Remote { addr: end.mr.addr(), rkey: uiw_verbs::STag(end.mr.rkey().0 ^ 0x5500) };
+    let wrong =
+        |end: &End| Remote { addr: end.mr.addr(), rkey: uiw_verbs::STag(end.mr.rkey().0 ^ 0x5500) };
     let writes: fn(&End) -> SendOp = |end| SendOp::Write { remote: end.remote(0) };
     type Case = (&'static str, Box<dyn Fn(&End) -> SendOp>, WcStatus);
     let cases: [Case; 3] = [
-        ("Write", Box::new(move |end| SendOp::Write { remote: wrong(end) }), WcStatus::RemoteAccess),
+        (
+            "Write",
+            Box::new(move |end| SendOp::Write { remote: wrong(end) }),
+            WcStatus::RemoteAccess,
+        ),
         (
             "Read",
             Box::new(move |end| SendOp::Read { remote: wrong(end), invalidate: None }),

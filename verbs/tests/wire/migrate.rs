@@ -56,7 +56,10 @@ fn connection_takes_its_pending_events_along() {
 
     let handle = ConnHandle::of(&server.qp).unwrap();
     handle.migrate(&new).unwrap();
-    assert!(matches!(old.try_pop().unwrap().kind, CmEventKind::Posted(7)), "it is about no connection");
+    assert!(
+        matches!(old.try_pop().unwrap().kind, CmEventKind::Posted(7)),
+        "it is about no connection"
+    );
     assert!(matches!(new.try_pop().unwrap().kind, CmEventKind::Established(_)));
     client.established();
     client.qp.disconnect().unwrap();

@@ -9,7 +9,9 @@ use uiw_ddp::TaggedError;
 use uiw_mpa::startup::{Rtr, RtrKinds};
 use uiw_mpa::wire::startup::{Enhanced, Frame};
 use uiw_rdmap::{Fault, Opcode, QuotedHeaders, ReadRequest};
-use uiw_verbs::{CapabilityExchange, ConnConfig, Error, QpState, Remote, Revision, STag, SendOp, Suspect};
+use uiw_verbs::{
+    CapabilityExchange, ConnConfig, Error, QpState, Remote, Revision, STag, SendOp, Suspect,
+};
 
 const WRITE: RtrKinds = RtrKinds { write: true, ..RtrKinds::NONE };
 const READ: RtrKinds = RtrKinds { read: true, ..RtrKinds::NONE };
@@ -53,7 +55,8 @@ impl AdapterModel {
         let segment = self.peer.next().expect("an FPDU, not the end");
         let (opcode, payload) = (segment.opcode(), segment.payload().to_vec());
         let read = (opcode == Opcode::ReadRequest).then(|| segment.read_request());
-        let first = self.first.take().is_none_or(|kind| is_rtr(kind, opcode, read.as_ref(), &payload));
+        let first =
+            self.first.take().is_none_or(|kind| is_rtr(kind, opcode, read.as_ref(), &payload));
         let zero = match (&read, opcode) {
             (Some(read), _) => read.source_stag.0 == 0 || read.sink_stag.0 == 0,
             (None, Opcode::Write) => segment.tagged().stag.0 == 0,
@@ -66,7 +69,13 @@ impl AdapterModel {
         }
         if let Some(read) = read {
             assert_eq!(read.len, 0, "these tests read nothing");
-            self.peer.fpdu(&tagged(Opcode::ReadResponse, read.sink_stag.0, read.sink_to, true, b""));
+            self.peer.fpdu(&tagged(
+                Opcode::ReadResponse,
+                read.sink_stag.0,
+                read.sink_to,
+                true,
+                b"",
+            ));
         }
         Some((opcode, payload))
     }
@@ -109,8 +118,13 @@ fn is_rtr(kind: Rtr, opcode: Opcode, read: Option<&ReadRequest>, payload: &[u8])
 
 /// Sends the zero-length Read of an adapter that initiates a connection, and checks our answer.
 fn rtr_read(peer: &mut Peer, stag: u32, to: u64) {
-    let read =
-        ReadRequest { sink_stag: STag(stag), sink_to: to, len: 0, source_stag: STag(stag), source_to: to };
+    let read = ReadRequest {
+        sink_stag: STag(stag),
+        sink_to: to,
+        len: 0,
+        source_stag: STag(stag),
+        source_to: to,
+    };
     peer.msn[1] = 2;
     peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 0, true, 0, &read.emit()));
     let answer = peer.next().expect("an answer");
@@ -216,7 +230,8 @@ fn zero_length_requests_name_stag_1() {
     end.established();
     adapter.first = None;
     let names_1 = |read: &ReadRequest| {
-        (read.source_stag.0, read.source_to, read.sink_stag.0, read.sink_to, read.len) == (1, 1, 1, 1, 0)
+        (read.source_stag.0, read.source_to, read.sink_stag.0, read.sink_to, read.len)
+            == (1, 1, 1, 1, 0)
     };
     let rtr = adapter.peer.next().unwrap().read_request();
     assert!(names_1(&rtr), "{rtr:?}");
@@ -266,7 +281,10 @@ fn cxgb4_revision_1_write_refusal_named() {
         assert!(adapter.take().is_none(), "the Write of the capability exchange");
         let ending = end.ended();
         assert_eq!(ending.suspect, Some(Suspect::ReadRtrRequired));
-        assert_eq!(ending.reason.map(|reason| (reason.layer, reason.etype, reason.code)), Some((0, 0, 0)));
+        assert_eq!(
+            ending.reason.map(|reason| (reason.layer, reason.etype, reason.code)),
+            Some((0, 0, 0))
+        );
     }
 }
 
@@ -297,8 +315,11 @@ fn exchange_suspected_for_own_write_only() {
         let quoted = if quotes_request { peer.expect_fpdu() } else { first };
         let fault = Fault::from(TaggedError::InvalidStag { stag: quoted.tagged().stag });
         let segment_len = quoted.ulpdu.len() as u16;
-        let terminate =
-            fault.terminate(Some(QuotedHeaders { segment_len, header: &quoted.ulpdu, read_request: None }));
+        let terminate = fault.terminate(Some(QuotedHeaders {
+            segment_len,
+            header: &quoted.ulpdu,
+            read_request: None,
+        }));
         peer.fpdu(&untagged(Opcode::Terminate, 2, 1, 0, true, 0, &terminate.emit()));
         assert_eq!(end.ended().suspect, suspect);
     }
@@ -323,7 +344,8 @@ fn cxgb4_begins() {
         for (peer2peer, acknowledged) in [(true, false), (true, true), (false, false)] {
             let nic = Cxgb4 { p2p_type, peer2peer, ..CXGB4 };
             let end = End::new();
-            let (peer, answer) = responder_with(&end, &default().acknowledged(acknowledged), &nic.request());
+            let (peer, answer) =
+                responder_with(&end, &default().acknowledged(acknowledged), &nic.request());
             // We answer with exactly the adapter's kind, because it accepts no other.
             let said = answer.enhanced.unwrap();
             let expected = if peer2peer { nic.kinds() } else { RtrKinds::NONE };
@@ -411,8 +433,10 @@ impl Irdma {
     }
 
     fn request(self) -> Frame {
-        let mut frame =
-            with(request(2), data(true, RtrKinds { send: false, ..RtrKinds::ALL }, self.ird, self.ord));
+        let mut frame = with(
+            request(2),
+            data(true, RtrKinds { send: false, ..RtrKinds::ALL }, self.ird, self.ord),
+        );
         frame.markers = self.markers;
         frame
     }
@@ -473,7 +497,8 @@ fn irdma_accepts_revision_1_after_reset() {
 #[test]
 fn irdma_begins() {
     for markers in [false, true] {
-        for (options, depth) in [(default(), 127), (default().ird(4).ord(4), 4), (default().rtr(WRITE), 127)]
+        for (options, depth) in
+            [(default(), 127), (default().ird(4).ord(4), 4), (default().rtr(WRITE), 127)]
         {
             let nic = Irdma { markers, ..IRDMA };
             let end = End::new();
@@ -518,7 +543,8 @@ impl Qedr {
             let kinds = if common.is_empty() && said.peer_to_peer { self.rtr } else { common };
             // The adapter accepts any of these kinds.
             first = kinds.preferred();
-            answer = with(answer, data(said.peer_to_peer, kinds, said.ord.min(32), said.ird.min(32)));
+            answer =
+                with(answer, data(said.peer_to_peer, kinds, said.ord.min(32), said.ird.min(32)));
         }
         peer.raw(&answer.emit());
         peer.full(true, false, false);

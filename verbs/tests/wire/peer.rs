@@ -219,7 +219,11 @@ impl Peer {
     pub(crate) fn expect_terminate(&mut self, layer: u8, etype: u8, code: u8) -> Terminate {
         let segment = self.expect_fpdu();
         let terminate = terminate_of(&segment);
-        assert_eq!((terminate.layer, terminate.etype, terminate.code), (layer, etype, code), "{terminate:?}");
+        assert_eq!(
+            (terminate.layer, terminate.etype, terminate.code),
+            (layer, etype, code),
+            "{terminate:?}"
+        );
         self.expect_close();
         terminate
     }
@@ -279,8 +283,13 @@ pub(crate) fn untagged(
 }
 
 pub(crate) fn read_request(msn: u32, source: u32, to: u64, len: u32) -> Vec<u8> {
-    let request =
-        ReadRequest { sink_stag: STag(0x51), sink_to: 0x1000, len, source_stag: STag(source), source_to: to };
+    let request = ReadRequest {
+        sink_stag: STag(0x51),
+        sink_to: 0x1000,
+        len,
+        source_stag: STag(source),
+        source_to: to,
+    };
     untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &request.emit())
 }
 
@@ -315,7 +324,9 @@ impl Port {
     pub(crate) fn accept(&self) -> Peer {
         Peer::new(match self {
             Self::Tcp(listener) => PeerStream::tcp(listener.accept().unwrap().0),
-            Self::Simulated(port) => PeerStream::Simulated(port.accept(TIMEOUT).expect("a connection")),
+            Self::Simulated(port) => {
+                PeerStream::Simulated(port.accept(TIMEOUT).expect("a connection"))
+            }
         })
     }
 

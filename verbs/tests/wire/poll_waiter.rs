@@ -8,7 +8,8 @@ use uiw_verbs::{ConnConfig, Device, PollWaiter, WcStatus};
 
 /// Sleeps as a program does, and returns whether the waiter becomes readable within `timeout`.
 fn sleep(waiter: &PollWaiter, timeout: Duration) -> bool {
-    let mut polled = libc::pollfd { fd: waiter.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut polled =
+        libc::pollfd { fd: waiter.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: `polled` is a single descriptor that can be written to.
     let ready = unsafe { libc::poll(&raw mut polled, 1, timeout.as_millis() as i32) };
     ready == 1

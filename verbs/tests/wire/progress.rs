@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use uiw_verbs::{
-    Arm, CapabilityExchange, CompChannel, ConnConfig, CqConfig, Device, QpCap, QpInit, RecvWr, Remote,
-    SendFlags, SendOp, SendWr, Sge,
+    Arm, CapabilityExchange, CompChannel, ConnConfig, CqConfig, Device, QpCap, QpInit, RecvWr,
+    Remote, SendFlags, SendOp, SendWr, Sge,
 };
 
 struct NotifiedQueue {
@@ -52,8 +52,9 @@ fn event_driven_ping_pong(edge: bool, rounds: u64) {
         let mut event = libc::epoll_event { events, u64: 0 };
         let fd = channel.fd().unwrap();
         // SAFETY: as above.
-        let added =
-            unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd.as_fd().as_raw_fd(), &raw mut event) };
+        let added = unsafe {
+            libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd.as_fd().as_raw_fd(), &raw mut event)
+        };
         assert_eq!(added, 0);
         for i in 0..64 {
             end.recv(i, 0, 64);
@@ -108,7 +109,8 @@ fn wake_ups_not_lost_edge_triggered() {
 
 /// Returns whether the channel becomes readable within a time in milliseconds.
 fn is_readable_within(channel: &CompChannel, timeout: i32) -> bool {
-    let mut polled = libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut polled =
+        libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: `polled` is a single descriptor that can be written to.
     unsafe { libc::poll(&raw mut polled, 1, timeout) == 1 }
 }
@@ -173,7 +175,10 @@ fn sleep_lasts_until_solicited_completion() {
         target.recv(1, 0, 64);
         target.rcq.arm(Arm::Solicited);
         sender.send(0, 0, 8);
-        assert!(!is_readable_within(&channel, 20), "event for an unsolicited message in round {round}");
+        assert!(
+            !is_readable_within(&channel, 20),
+            "event for an unsolicited message in round {round}"
+        );
         sender.sent_ok(0);
         let flags = SendFlags::SOLICITED | SendFlags::SIGNALED;
         sender.post(1, SendOp::Send, &[sender.sge(0, 8)], flags).unwrap();
@@ -287,7 +292,11 @@ fn polled_completion_does_not_end_sleep() {
     while most < 150 && begun.elapsed() < Duration::from_secs(20) {
         most = most.max((0..200).filter(|i| round(*i)).count());
     }
-    assert!(most >= 150, "a completion that was polled ended at least {} sleeps of each 200", 200 - most);
+    assert!(
+        most >= 150,
+        "a completion that was polled ended at least {} sleeps of each 200",
+        200 - most
+    );
     target.recv(2000, 0, 64);
     peer.recv(2000, 0, 64);
     while channel.try_pop().is_some() {}
@@ -448,7 +457,9 @@ fn thousand_connections_on_one_driver() {
             .map(|_| {
                 let (send_cq, recv_cq) = (cq.clone(), cq.clone());
                 let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
-                let qp = pd.create_qp(QpInit::new(&send_cq, &recv_cq).cap(cap).signal_all(false)).unwrap();
+                let qp = pd
+                    .create_qp(QpInit::new(&send_cq, &recv_cq).cap(cap).signal_all(false))
+                    .unwrap();
                 let sges = [Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }];
                 // SAFETY: the memory is accessed only through copies, and it outlives the queue
                 // pairs.
@@ -503,7 +514,8 @@ fn thousand_connections_on_one_driver() {
 fn driver_time(threads: &[u32]) -> Duration {
     let mut ticks = 0u64;
     for thread in threads {
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).unwrap_or_default();
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat"))
+            .unwrap_or_default();
         ticks += stat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
     }
     Duration::from_nanos(ticks)

@@ -50,7 +50,13 @@ fn requests_during_accepts_reported_in_order() {
     let connect = |_| TcpStream::connect(listener.local_addr()).unwrap();
     hooks.0.lock().unwrap().connected = (0..5).map(connect).collect();
     let requests: Vec<_> = (0..5).map(|_| next_request(&device, &channel)).collect();
-    let expected: Vec<_> =
-        hooks.0.lock().unwrap().connected.iter().map(|stream| stream.local_addr().unwrap()).collect();
+    let expected: Vec<_> = hooks
+        .0
+        .lock()
+        .unwrap()
+        .connected
+        .iter()
+        .map(|stream| stream.local_addr().unwrap())
+        .collect();
     assert_eq!(requests.iter().map(ConnRequest::peer_addr).collect::<Vec<_>>(), expected);
 }

@@ -1,13 +1,15 @@
 //! Tests sentences of RFC 5040, 5041 and 7306 that only a complete engine can satisfy: order,
 //! delivery and completion.
 
-use crate::common::{End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt};
+use crate::common::{
+    End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt,
+};
 use crate::peer::{Peer, Segment, read_request, tagged, terminate_of, untagged};
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_verbs::{
-    AsyncEvent, CapabilityExchange, ConnConfig, Device, FpduSize, QpState, Remote, SendFlags, SendOp,
-    WcOpcode, WcStatus,
+    AsyncEvent, CapabilityExchange, ConnConfig, Device, FpduSize, QpState, Remote, SendFlags,
+    SendOp, WcOpcode, WcStatus,
 };
 
 fn read(remote: Remote) -> SendOp {
@@ -40,7 +42,11 @@ fn check_tagged(segments: &[Segment], stag: u32, to: u64, bytes: &[u8]) {
     assert_eq!(at, bytes.len());
 }
 
-fn check_untagged(segments: &[Segment], (opcode, qn, msn, word): (Opcode, u32, u32, u32), bytes: &[u8]) {
+fn check_untagged(
+    segments: &[Segment],
+    (opcode, qn, msn, word): (Opcode, u32, u32, u32),
+    bytes: &[u8],
+) {
     let mut at = 0;
     for segment in segments {
         let header = segment.untagged();
@@ -101,7 +107,10 @@ fn each_request_is_one_message() {
         let asked = message(&mut peer);
         let request = asked[0].read_request();
         check_untagged(&asked, (Opcode::ReadRequest, 1, msn, 0), &request.emit());
-        assert_eq!((request.source_stag, request.source_to, request.len), (remote.rkey, remote.addr, len));
+        assert_eq!(
+            (request.source_stag, request.source_to, request.len),
+            (remote.rkey, remote.addr, len)
+        );
         if msn == 1 {
             let asked = message(&mut peer);
             let request = AtomicRequest::parse(asked[0].payload()).unwrap();
@@ -118,7 +127,11 @@ fn each_request_is_one_message() {
     check_untagged(&asked, (Opcode::AtomicRequest, 1, 4, 0), &request.emit());
     assert_eq!((request.compare, request.compare_mask, request.data, request.mask), (2, 3, 4, 5));
     check_tagged(&message(&mut peer), two.rkey.0, two.addr, &data[..20]);
-    check_untagged(&message(&mut peer), (Opcode::ImmediateSe, 0, 5, 0), &[0, 0, 0, 0x11, 0, 0, 0, 0]);
+    check_untagged(
+        &message(&mut peer),
+        (Opcode::ImmediateSe, 0, 5, 0),
+        &[0, 0, 0, 0x11, 0, 0, 0, 0],
+    );
 }
 
 // [test:RFC5040-5.1-03] [test:RFC5040-5.3-03] [test:RFC5040-5.5-05] [test:RFC5040-5.5-12] [test:RFC5041-4.1-08]
@@ -141,7 +154,11 @@ fn messages_delivered_once_in_order() {
     peer.fpdu(&untagged(Opcode::Send, 0, 1, 40, true, 0, &[2; 20]));
     assert_eq!(end.received_ok(0).byte_len, 60);
     assert_eq!(peek(&end.mr, 0, 60), [2; 60]);
-    assert_eq!(peek(&end.mr, 5000, 900), [3; 900], "what came before a Send is placed when it is delivered");
+    assert_eq!(
+        peek(&end.mr, 5000, 900),
+        [3; 900],
+        "what came before a Send is placed when it is delivered"
+    );
     peer.fpdu(&untagged(Opcode::SendSe, 0, 2, 0, true, 0, b"second"));
     peer.fpdu(&untagged(Opcode::Immediate, 0, 3, 0, true, 0, &[0, 0, 0, 7, 0, 0, 0, 0]));
     peer.fpdu(&untagged(Opcode::ImmediateSe, 0, 4, 0, true, 0, &[0, 0, 0, 8, 0, 0, 0, 0]));
@@ -151,7 +168,10 @@ fn messages_delivered_once_in_order() {
     assert_eq!((first.imm, second.imm), (Some(7), Some(8)));
     assert_eq!((first.opcode, second.opcode), (WcOpcode::RecvWriteImm, WcOpcode::RecvWriteImm));
     assert_eq!(end.received_ok(4).byte_len, 4);
-    assert_eq!((peek(&end.mr, 100, 6), peek(&end.mr, 400, 4)), (b"second".to_vec(), b"last".to_vec()));
+    assert_eq!(
+        (peek(&end.mr, 100, 6), peek(&end.mr, 400, 4)),
+        (b"second".to_vec(), b"last".to_vec())
+    );
     end.nothing_more();
 }
 
@@ -168,11 +188,18 @@ fn reads_and_atomics_answered_in_order() {
     fill(&end.mr, 1000, &data);
     // Send as many requests as were agreed on, and one more that has no buffer.
     let mut peer = responder_opt(&end, &with_extensions().fpdu(FpduSize::Fixed(300)));
-    let atomic = |id| AtomicRequest::fetch_add(id, STag(end.mr.rkey().0), end.mr.addr(), 1, 0).emit();
+    let atomic =
+        |id| AtomicRequest::fetch_add(id, STag(end.mr.rkey().0), end.mr.addr(), 1, 0).emit();
     let ask = |stag, to, len, source: u64| {
         let source_to = end.mr.addr() + source;
-        ReadRequest { sink_stag: STag(stag), sink_to: to, len, source_stag: STag(end.mr.rkey().0), source_to }
-            .emit()
+        ReadRequest {
+            sink_stag: STag(stag),
+            sink_to: to,
+            len,
+            source_stag: STag(end.mr.rkey().0),
+            source_to,
+        }
+        .emit()
     };
     let mut bytes = peer.seal(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic(0x51)));
     bytes.extend(peer.seal(&untagged(
@@ -189,7 +216,11 @@ fn reads_and_atomics_answered_in_order() {
     peer.raw(&bytes);
     for (msn, id) in [(1, 0x51), (2, 0x49)] {
         let answer = peer.expect_fpdu();
-        check_untagged(std::slice::from_ref(&answer), (Opcode::AtomicResponse, 3, msn, 0), answer.payload());
+        check_untagged(
+            std::slice::from_ref(&answer),
+            (Opcode::AtomicResponse, 3, msn, 0),
+            answer.payload(),
+        );
         let response = AtomicResponse::parse(answer.payload()).unwrap();
         assert_eq!((response.request_id, response.original), (id, u64::from(msn) - 1));
         let answer = message(&mut peer);
@@ -211,7 +242,15 @@ fn reads_and_atomics_answered_in_order() {
     // same time is refused.
     let mut bytes = Vec::new();
     for msn in 5..30 {
-        bytes.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &ask(1, 1, 8, 0))));
+        bytes.extend(peer.seal(&untagged(
+            Opcode::ReadRequest,
+            1,
+            msn,
+            0,
+            true,
+            0,
+            &ask(1, 1, 8, 0),
+        )));
     }
     peer.raw(&bytes);
     let answers = std::iter::from_fn(|| {
@@ -372,7 +411,9 @@ fn first_error_ends_both_directions() {
     // The first of the two errors is reported, with its DDP header and without an RDMAP header.
     let terminate = peer.expect_terminate(0, 2, 0xFF);
     let quoted = terminate.ddp_header.unwrap().header().unwrap();
-    assert!(matches!(quoted, uiw_ddp::Header::Untagged(header) if (header.qn, header.msn) == (1, 1)));
+    assert!(
+        matches!(quoted, uiw_ddp::Header::Untagged(header) if (header.qn, header.msn) == (1, 1))
+    );
     assert_eq!(terminate.read_request, None);
     let ending = end.ended();
     assert!(!ending.orderly && ending.reason.is_some_and(|reason| !reason.from_peer), "{ending:?}");
@@ -397,7 +438,10 @@ fn unbuildable_request_terminates_without_headers() {
         let sge = [uiw_verbs::Sge { lkey: STag(0x1234), ..end.sge(0, 4) }];
         end.post(1, op, &sge, SendFlags::SIGNALED).unwrap();
         let terminate = peer.expect_terminate(0, 0, 0);
-        assert_eq!((terminate.segment_len, terminate.ddp_header, terminate.read_request), (None, None, None));
+        assert_eq!(
+            (terminate.segment_len, terminate.ddp_header, terminate.read_request),
+            (None, None, None)
+        );
         assert_eq!(end.sent().status, WcStatus::LocalProtection);
         assert!(!end.ended().orderly);
     }

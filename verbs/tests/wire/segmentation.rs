@@ -38,7 +38,15 @@ fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, byt
 fn lengths(mulpdu: usize) -> Vec<usize> {
     let mut lengths = vec![0, 1, 7];
     for room in [mulpdu - uiw_ddp::Tagged::LEN, mulpdu - uiw_ddp::Untagged::LEN] {
-        lengths.extend([room - 1, room, room + 1, 2 * room - 1, 2 * room, 2 * room + 1, 3 * room + 5]);
+        lengths.extend([
+            room - 1,
+            room,
+            room + 1,
+            2 * room - 1,
+            2 * room,
+            2 * room + 1,
+            3 * room + 5,
+        ]);
     }
     lengths
 }
@@ -67,7 +75,11 @@ fn segments_cover_message_in_order() {
             for cut in [&whole[..], &pieces[..]] {
                 let sges: Vec<Sge> = cut
                     .iter()
-                    .map(|(at, len)| Sge { addr: base + *at as u64, length: *len as u32, lkey: mr.lkey() })
+                    .map(|(at, len)| Sge {
+                        addr: base + *at as u64,
+                        length: *len as u32,
+                        lkey: mr.lkey(),
+                    })
                     .collect();
                 let to = 0x1_0000_0003;
                 let write = SendOp::Write { remote: Remote { addr: to, rkey: STag(9) } };

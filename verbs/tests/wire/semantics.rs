@@ -1,7 +1,8 @@
 //! Tests the guarantees of verbs between two of our ends.
 
 use crate::common::{
-    ALL, End, Make, device, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder, tcp_pair,
+    ALL, End, Make, device, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder,
+    tcp_pair,
 };
 use crate::peer::untagged;
 use crate::simulation::{now, until};
@@ -10,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_rdmap::Opcode;
 use uiw_verbs::{
-    Access, Arm, AsyncEvent, Bind, CompChannel, ConnConfig, CqConfig, Device, Error, FastRegister, Pd, QpCap,
-    QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, SrqAttr, StableTx,
-    WcOpcode, WcStatus, WindowType,
+    Access, Arm, AsyncEvent, Bind, CompChannel, ConnConfig, CqConfig, Device, Error, FastRegister,
+    Pd, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge,
+    SrqAttr, StableTx, WcOpcode, WcStatus, WindowType,
 };
 
 fn read(remote: Remote) -> SendOp {
@@ -24,10 +25,14 @@ fn scatter_and_gather_with_empty_elements() {
     let (a, b) = pair();
     let data = pattern(1600);
     fill(&a.mr, 0, &data);
-    let sges: Vec<Sge> = (0..16).map(|i| a.sge(i * 100, if i % 5 == 2 { 0 } else { 100 })).collect();
-    let expected: Vec<u8> =
-        (0..16).filter(|i| i % 5 != 2).flat_map(|i| data[i * 100..(i + 1) * 100].to_vec()).collect();
-    let into: Vec<Sge> = (0..16).map(|i| b.sge(i * 200, if i % 3 == 1 { 0 } else { 130 })).collect();
+    let sges: Vec<Sge> =
+        (0..16).map(|i| a.sge(i * 100, if i % 5 == 2 { 0 } else { 100 })).collect();
+    let expected: Vec<u8> = (0..16)
+        .filter(|i| i % 5 != 2)
+        .flat_map(|i| data[i * 100..(i + 1) * 100].to_vec())
+        .collect();
+    let into: Vec<Sge> =
+        (0..16).map(|i| b.sge(i * 200, if i % 3 == 1 { 0 } else { 130 })).collect();
     b.try_recv(1, &into).unwrap();
     a.post(1, SendOp::Send, &sges, SendFlags::SIGNALED).unwrap();
     assert_eq!(b.received_ok(1).byte_len as usize, expected.len());
@@ -69,16 +74,28 @@ fn scatter_and_gather_with_empty_elements() {
 
 #[test]
 fn refused_posts_name_position() {
-    let cap = QpCap { max_send_wr: 4, max_recv_wr: 2, max_send_sge: 2, max_inline: 16, ..QpCap::default() };
+    let cap = QpCap {
+        max_send_wr: 4,
+        max_recv_wr: 2,
+        max_send_sge: 2,
+        max_inline: 16,
+        ..QpCap::default()
+    };
     let small = || End::made(Make { cap, ..Make::default() });
     let (a, _peer) = (small(), ());
     let mut peer = crate::common::initiator(&a);
     let sge = [a.sge(0, 8)];
     let three = [sge[0]; 3];
-    let wr = |wr_id, sges| SendWr { wr_id, op: read(Remote::default()), sges, flags: SendFlags::SIGNALED };
+    let wr = |wr_id, sges| SendWr {
+        wr_id,
+        op: read(Remote::default()),
+        sges,
+        flags: SendFlags::SIGNALED,
+    };
     // SAFETY: the memory of the elements lives as long as the queue pair.
     let refused =
-        unsafe { a.qp.post_send([wr(1, &sge[..]), wr(2, &sge), wr(3, &three), wr(4, &sge)]) }.unwrap_err();
+        unsafe { a.qp.post_send([wr(1, &sge[..]), wr(2, &sge), wr(3, &three), wr(4, &sge)]) }
+            .unwrap_err();
     assert_eq!(refused.index, 2);
     assert!(matches!(refused.error, Error::TooManySges { given: 3, max: 2 }));
     // SAFETY: as above.
@@ -100,10 +117,16 @@ fn unsignaled_requests_free_queue_silently() {
     let (a, b) = pair_of(End::made(make), End::new(), &ConnConfig::default());
     for round in 0..20 {
         for i in 0..7 {
-            a.post(i, SendOp::Write { remote: b.remote(0) }, &[a.sge(0, 8)], SendFlags::empty()).unwrap();
+            a.post(i, SendOp::Write { remote: b.remote(0) }, &[a.sge(0, 8)], SendFlags::empty())
+                .unwrap();
         }
-        a.post(100 + round, SendOp::Write { remote: b.remote(0) }, &[a.sge(0, 8)], SendFlags::SIGNALED)
-            .unwrap();
+        a.post(
+            100 + round,
+            SendOp::Write { remote: b.remote(0) },
+            &[a.sge(0, 8)],
+            SendFlags::SIGNALED,
+        )
+        .unwrap();
         a.sent_ok(100 + round);
     }
     // An error is reported whether or not the request is signaled.
@@ -126,16 +149,22 @@ fn fence_waits_for_reads() {
     a.post(2, SendOp::Send, &[a.sge(0, 4)], SendFlags::FENCE | SendFlags::SIGNALED).unwrap();
     let asked = peer.expect_fpdu().read_request();
     peer.expect_silence(50);
-    let answer = crate::peer::tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"abcd");
+    let answer =
+        crate::peer::tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"abcd");
     peer.fpdu(&answer);
-    assert_eq!(peer.expect_fpdu().payload(), b"abcd", "the fenced Send carries what the Read brought");
+    assert_eq!(
+        peer.expect_fpdu().payload(),
+        b"abcd",
+        "the fenced Send carries what the Read brought"
+    );
     a.sent_ok(1);
     a.sent_ok(2);
 }
 
 #[test]
 fn completion_queue_overflow_reported() {
-    let (a, b) = pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnConfig::default());
+    let (a, b) =
+        pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnConfig::default());
     for i in 0..3 {
         a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 8);
         a.device.pump();
@@ -148,7 +177,8 @@ fn completion_queue_overflow_reported() {
 
 #[test]
 fn completion_queue_can_be_resized() {
-    let (a, b) = pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnConfig::default());
+    let (a, b) =
+        pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnConfig::default());
     a.scq.resize(16).unwrap();
     for i in 0..10 {
         a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 8);
@@ -412,7 +442,12 @@ fn remote_invalidate_of_other_stream_rejected() {
     }
     // All streams of the protection domain share this window.
     let window = b.pd.alloc_window(WindowType::One).unwrap();
-    bind(&b, &window, new_key(window.stag(), window.stag().key().wrapping_add(1)), Access::REMOTE_READ);
+    bind(
+        &b,
+        &window,
+        new_key(window.stag(), window.stag().key().wrapping_add(1)),
+        Access::REMOTE_READ,
+    );
     for pd in [&b.pd, &other_pd] {
         refuses_to_invalidate((&a, &b), pd, window.stag(), remote(window.stag()));
     }
@@ -434,7 +469,8 @@ fn remote_invalidate_of_other_stream_rejected() {
 /// other object depends on.
 #[test]
 fn lenient_invalidation_spares_shared_stags() {
-    let lenient = crate::simulation::device_with(uiw_verbs::DeviceConfig::default().lenient_invalidate(true));
+    let lenient =
+        crate::simulation::device_with(uiw_verbs::DeviceConfig::default().lenient_invalidate(true));
     let (a, b) = pair_of(End::new(), End::on(&lenient), &ConnConfig::default());
     let other_pd = b.device.alloc_pd().unwrap();
     let region = STag(b.mr.rkey().0);
@@ -459,8 +495,10 @@ fn local_invalidate_of_other_stream_rejected() {
     for what in 0..5 {
         let (a, b) = pair();
         let other = b.device.alloc_pd().unwrap();
-        let (one, two) =
-            (b.pd.alloc_window(WindowType::One).unwrap(), b.pd.alloc_window(WindowType::Two).unwrap());
+        let (one, two) = (
+            b.pd.alloc_window(WindowType::One).unwrap(),
+            b.pd.alloc_window(WindowType::Two).unwrap(),
+        );
         let foreign = other.alloc_window(WindowType::Two).unwrap();
         let (client, server) = {
             let server = End::make(&b.device, &b.pd, Make::default());
@@ -468,7 +506,8 @@ fn local_invalidate_of_other_stream_rejected() {
         };
         bind(&server, &two, new_key(two.stag(), 8), Access::REMOTE_READ);
         let stag =
-            [one.stag(), two.stag(), foreign.stag(), STag(b.mr.rkey().0), new_key(two.stag(), 7)][what];
+            [one.stag(), two.stag(), foreign.stag(), STag(b.mr.rkey().0), new_key(two.stag(), 7)]
+                [what];
         b.post(3, SendOp::LocalInvalidate { stag }, &[], SendFlags::SIGNALED).unwrap();
         let wc = b.sent();
         assert_eq!((wc.wr_id, wc.status), (3, WcStatus::LocalProtection), "{what}");
@@ -742,7 +781,13 @@ fn ipv6_wildcard_and_many_listeners() {
     let server = End::tcp();
     let options = Arc::new(ConnConfig::default());
     let bind = |addr: &str| {
-        uiw_verbs::cm::Listener::bind(&server.device, addr.parse().unwrap(), 8, &options, &server.channel)
+        uiw_verbs::cm::Listener::bind(
+            &server.device,
+            addr.parse().unwrap(),
+            8,
+            &options,
+            &server.channel,
+        )
     };
     let listeners: Vec<_> = (0..100).map(|_| bind("127.0.0.1:0").unwrap()).collect();
     let client = End::tcp();
@@ -829,11 +874,15 @@ fn request_outlives_its_listener() {
 
 #[test]
 fn large_messages_from_private_memory() {
-    for (stable_tx, one_pass) in
-        [(StableTx::Off, true), (StableTx::Off, false), (StableTx::Writes, false), (StableTx::On, false)]
-    {
+    for (stable_tx, one_pass) in [
+        (StableTx::Off, true),
+        (StableTx::Off, false),
+        (StableTx::Writes, false),
+        (StableTx::On, false),
+    ] {
         let options = ConnConfig::default().stable_tx(stable_tx).copy_with_crc(one_pass);
-        let private = || End::made(Make { memory: 3 << 20, access: Access::LOCAL_WRITE, ..Make::default() });
+        let private =
+            || End::made(Make { memory: 3 << 20, access: Access::LOCAL_WRITE, ..Make::default() });
         let (a, b) = pair_of(private(), private(), &options);
         let data = pattern(3 << 20);
         fill(&a.mr, 0, &data);
@@ -848,7 +897,8 @@ fn large_messages_from_private_memory() {
 
 #[test]
 fn queues_of_no_depth() {
-    let cap = QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
+    let cap =
+        QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
     let a = End::made(Make { cap, ..Make::default() });
     assert!(matches!(a.try_recv(1, &[]).unwrap_err().error, Error::QueueFull { depth: 0, .. }));
     let (a, _b) = pair_of(a, End::new(), &ConnConfig::default());
@@ -883,7 +933,8 @@ fn closing_queue_pair_not_drained() {
 
 #[test]
 fn receive_completion_queue_overflow() {
-    let (a, b) = pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnConfig::default());
+    let (a, b) =
+        pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnConfig::default());
     for i in 0..3 {
         b.recv(i, 0, 64);
         a.send(i, 0, 4);
@@ -924,7 +975,8 @@ fn unread_events_dropped_with_object() {
     drop(end);
     none_is_left(&device);
 
-    let (a, b) = pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnConfig::default());
+    let (a, b) =
+        pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnConfig::default());
     let device = b.device.clone();
     for i in 0..3 {
         b.recv(i, 0, 64);

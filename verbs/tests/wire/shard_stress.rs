@@ -41,7 +41,15 @@ impl SharedObjects {
             .collect();
         let srq = pd.create_srq(SrqAttr { max_wr: SRQ_DEPTH, max_sge: 1, limit: 0 }).unwrap();
         let mr = memory(&pd, 64 << 10, ALL);
-        Self { device, pd, cqs, srq, mr, stop: AtomicBool::new(false), completions: AtomicU64::new(0) }
+        Self {
+            device,
+            pd,
+            cqs,
+            srq,
+            mr,
+            stop: AtomicBool::new(false),
+            completions: AtomicU64::new(0),
+        }
     }
 
     fn sge(&self, length: u32) -> Sge {
@@ -196,7 +204,8 @@ fn queue_pairs_created_on_all_shards() {
             let workers: Vec<_> = (0..THREADS)
                 .map(|n| {
                     scope.spawn(move || {
-                        let mut random = XorShift(0x9E37_79B9_7F4A_7C15 ^ (n << 32) ^ shards as u64);
+                        let mut random =
+                            XorShift(0x9E37_79B9_7F4A_7C15 ^ (n << 32) ^ shards as u64);
                         let end = Instant::now() + FOR;
                         let mut rounds = 0u64;
                         while Instant::now() < end {
@@ -207,7 +216,8 @@ fn queue_pairs_created_on_all_shards() {
                     })
                 })
                 .collect();
-            let results: Vec<_> = workers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+            let results: Vec<_> =
+                workers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
             common.stop.store(true, Ordering::SeqCst);
             for result in results {
                 assert!(result.expect("a worker that got all its events") > 0);

@@ -15,7 +15,8 @@ use uiw_mem::{IoVec, IoVecMut};
 use uiw_rdmap::Opcode;
 use uiw_stream::{MAX_BUFFER, USUAL_BUFFER};
 use uiw_verbs::{
-    ConnConfig, CqConfig, Device, DeviceConfig, Limits, Progress, QpState, Remote, SendOp, StableTx, WcStatus,
+    ConnConfig, CqConfig, Device, DeviceConfig, Limits, Progress, QpState, Remote, SendOp,
+    StableTx, WcStatus,
 };
 
 fn device(stack: impl TransportStack + 'static, shards: usize, limits: Limits) -> Device {
@@ -84,7 +85,11 @@ fn queue_pairs_connect_across_shards() {
         a.qp.disconnect().unwrap();
         assert!(a.ended().orderly && b.ended().orderly);
     }
-    assert_eq!(*adopted_by.lock().unwrap(), [0, 0, 1, 1, 2, 2], "one of three was accepted on its shard");
+    assert_eq!(
+        *adopted_by.lock().unwrap(),
+        [0, 0, 1, 1, 2, 2],
+        "one of three was accepted on its shard"
+    );
 }
 
 #[test]
@@ -144,8 +149,14 @@ fn unconnected_queue_pair_does_not_wait() {
         scope.spawn(|| device.pump());
         holds.recv().unwrap();
         let end = End::on(&device);
-        for state in [QpState::Rtr, QpState::Rts, QpState::Reset, QpState::Init, QpState::Err, QpState::Reset]
-        {
+        for state in [
+            QpState::Rtr,
+            QpState::Rts,
+            QpState::Reset,
+            QpState::Init,
+            QpState::Err,
+            QpState::Reset,
+        ] {
             end.qp.modify(state).unwrap();
             assert_eq!(end.qp.query().state, state);
         }
@@ -225,7 +236,8 @@ fn ended(silent: &[(End, Peer)]) -> usize {
 fn long_fpdu_received_in_pieces() {
     for memory in [SHORT_MEMORY, 16 << 20] {
         let reports = ReportHooks::default();
-        let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
+        let stack =
+            WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
         let limits = Limits::default().max_held_bytes(memory);
         let options = DeviceConfig::default().progress(Progress::Manual).shards(1).limits(limits);
         let device = Device::with_stack(Box::new(stack), options).unwrap();
@@ -320,7 +332,8 @@ fn others_not_delayed(memory: usize) {
 /// one after a long one.
 #[test]
 fn fpdus_received_while_memory_short() {
-    let device = device(TcpStack::new().unwrap(), 1, Limits::default().max_held_bytes(SHORT_MEMORY));
+    let device =
+        device(TcpStack::new().unwrap(), 1, Limits::default().max_held_bytes(SHORT_MEMORY));
     let settings = plain().no_receive_timeout(Duration::MAX);
     // Keep as many messages as fit before memory is short; none of them uses the part reserved for
     // complete FPDUs.
@@ -370,11 +383,19 @@ impl StackHooks for ReportHooks {
 }
 
 impl StreamHooks for ReportHooks {
-    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        bufs: &mut [IoVecMut<'_>],
+    ) -> io::Result<usize> {
         inner.recv(bufs).inspect(|bytes| _ = self.received.fetch_add(*bytes, Ordering::SeqCst))
     }
 
-    fn readable(&mut self, inner: &mut dyn TransportStream, wanted: usize) -> io::Result<Option<Readable>> {
+    fn readable(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        wanted: usize,
+    ) -> io::Result<Option<Readable>> {
         self.wanted.lock().unwrap().push(wanted);
         inner.readable(wanted)
     }

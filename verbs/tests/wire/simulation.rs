@@ -8,7 +8,9 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use uiw_llp::{ListenConfig, Token, TransportConfig, TransportListener, TransportStack, TransportStream};
+use uiw_llp::{
+    ListenConfig, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
+};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_testkit::sim::{Link, Network};
 use uiw_verbs::{Device, DeviceConfig, Limits, Progress};
@@ -125,7 +127,11 @@ fn advance(until: Instant) -> bool {
             return false;
         }
         let deadlines = simulation.devices.borrow();
-        let next = deadlines.iter().filter_map(Device::deadline).chain(simulation.network.next_event()).min();
+        let next = deadlines
+            .iter()
+            .filter_map(Device::deadline)
+            .chain(simulation.network.next_event())
+            .min();
         let step = next.unwrap_or(until).min(until).saturating_duration_since(now);
         // A deadline in the past belongs to a device that has not processed it yet.
         simulation.network.advance(step.max(Duration::from_micros(1)));
@@ -147,7 +153,8 @@ impl SimStream {
     pub(crate) fn connect(to: SocketAddr) -> io::Result<Self> {
         let mut stack = SIMULATION.with(|simulation| simulation.network.stack(HOST));
         let mut stream = stack.connect(None, to, &TransportConfig::default(), Token(0))?;
-        let connected = wait(TIMEOUT, || stream.connect_result().map(|done| done.then_some(())).transpose());
+        let connected =
+            wait(TIMEOUT, || stream.connect_result().map(|done| done.then_some(())).transpose());
         connected.ok_or(ErrorKind::TimedOut)??;
         Ok(Self::new(stream))
     }

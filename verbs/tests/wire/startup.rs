@@ -1,6 +1,8 @@
 //! MPA start-up, both roles (RFC 5044 section 7.1, RFC 6581).
 
-use crate::common::{End, Make, closed_addr, initiator_opt, next_request, pair_of, plain, responder_with};
+use crate::common::{
+    End, Make, closed_addr, initiator_opt, next_request, pair_of, plain, responder_with,
+};
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
 use crate::simulation::{any_port, change_link, now, run_until_idle, until};
 use crate::transport::pass;
@@ -40,7 +42,8 @@ fn second_step_establishes_connection() {
     let listener = server.listen(&ConnConfig::default());
     let options = Arc::new(ConnConfig::default());
     let to = listener.local_addr();
-    uiw_verbs::cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel).unwrap();
+    uiw_verbs::cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel)
+        .unwrap();
     server.accept(server.request());
     client.established();
     client.send(1, 0, 16);
@@ -61,7 +64,8 @@ fn missing_second_step_reported() {
     let listener = server.listen(&ConnConfig::default());
     let options = Arc::new(ConnConfig::default());
     let to = listener.local_addr();
-    uiw_verbs::cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel).unwrap();
+    uiw_verbs::cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel)
+        .unwrap();
     server.accept(server.request());
     client.established();
     ConnHandle::of(&client.qp).unwrap().abort().unwrap();
@@ -187,7 +191,13 @@ fn bytes_after_reply_are_full_operation() {
     peer.startup_frame();
     let mut bytes = with(reply(2), enhanced(1, 1)).emit();
     bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
-    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey().0, end.mr.addr() + 100, true, b"write")));
+    bytes.extend(peer.seal(&tagged(
+        Opcode::Write,
+        end.mr.rkey().0,
+        end.mr.addr() + 100,
+        true,
+        b"write",
+    )));
     peer.raw(&bytes);
     end.established();
     assert_eq!(end.received_ok(1).byte_len, 5);
@@ -222,7 +232,10 @@ fn rejection_carries_private_data_both_ways() {
         assert_eq!(request.private_data(), b"please");
         request.reject(b"no").unwrap();
         let reply = peer.startup_frame();
-        assert_eq!((reply.reject, &*reply.private_data, reply.revision), (true, &b"no"[..], revision));
+        assert_eq!(
+            (reply.reject, &*reply.private_data, reply.revision),
+            (true, &b"no"[..], revision)
+        );
         assert!(peer.rest().is_empty());
     }
     // Dropping a request rejects it as well.
@@ -497,10 +510,14 @@ fn rtr_of_every_kind_as_responder() {
             }
             let end = End::new();
             end.recv(1, 0, 64);
-            let (mut peer, reply) = responder_with(&end, &p2p(RtrKinds::ALL), &with(request(2), asks(kinds)));
+            let (mut peer, reply) =
+                responder_with(&end, &p2p(RtrKinds::ALL), &with(request(2), asks(kinds)));
             let got = reply.enhanced.unwrap();
             assert!(got.peer_to_peer);
-            assert_eq!((got.rtr_write, got.rtr_read, got.rtr_send), (kinds.write, kinds.read, kinds.send));
+            assert_eq!(
+                (got.rtr_write, got.rtr_read, got.rtr_send),
+                (kinds.write, kinds.read, kinds.send)
+            );
             assert!(end.channel.is_empty(), "not before the RTR message");
             match sent {
                 Opcode::Write => peer.empty_write(),
@@ -549,7 +566,8 @@ fn responder_abandons_missing_rtr() {
 /// keeps the posted requests and waits for another peer.
 #[test]
 fn queue_pair_outlives_silent_peer() {
-    let options = p2p(RtrKinds::ALL).startup_timeout(Duration::from_millis(200)).outlives_peer(true);
+    let options =
+        p2p(RtrKinds::ALL).startup_timeout(Duration::from_millis(200)).outlives_peer(true);
     let end = End::new();
     let goes: [fn(Peer); 3] = [
         Peer::reset,
@@ -614,7 +632,10 @@ fn requests_say_what_the_options_say() {
         port.accept().startup_frame()
     };
     let two = case(ConnConfig::default().ird(7).ord(9), b"abc");
-    assert_eq!((two.revision, two.crc, two.markers, two.reject, two.reserved), (2, true, false, false, 0));
+    assert_eq!(
+        (two.revision, two.crc, two.markers, two.reject, two.reserved),
+        (2, true, false, false, 0)
+    );
     let data = two.enhanced.unwrap();
     assert!(data.peer_to_peer && data.rtr_send && data.rtr_write && data.rtr_read);
     assert_eq!((data.ird, data.ord, &*two.private_data), (7, 9, &b"abc"[..]));
@@ -892,13 +913,20 @@ fn rtr_of_every_kind_as_initiator() {
         (RtrKinds { read: true, ..SEND }, Opcode::ReadRequest),
     ] {
         let end = End::new();
-        let (mut peer, _) = initiator_opt(&end, &p2p(RtrKinds::ALL), |_| with(reply(2), asks(offered)));
+        let (mut peer, _) =
+            initiator_opt(&end, &p2p(RtrKinds::ALL), |_| with(reply(2), asks(offered)));
         let first = peer.next().unwrap();
         assert_eq!(first.opcode(), opcode);
         if opcode == Opcode::ReadRequest {
             let request = first.read_request();
             assert_eq!(request.len, 0);
-            peer.fpdu(&tagged(Opcode::ReadResponse, request.sink_stag.0, request.sink_to, true, b""));
+            peer.fpdu(&tagged(
+                Opcode::ReadResponse,
+                request.sink_stag.0,
+                request.sink_to,
+                true,
+                b"",
+            ));
         } else {
             assert!(first.payload().is_empty() && first.header.last());
         }
@@ -911,7 +939,12 @@ fn rtr_of_every_kind_as_initiator() {
         assert_eq!(end.received_ok(2).byte_len, 4);
         // The RTR Read has returned its credit, so all four Reads of ORD are available.
         for id in 10..14 {
-            end.op(id, SendOp::Read { remote: uiw_verbs::Remote::default(), invalidate: None }, 0, 8);
+            end.op(
+                id,
+                SendOp::Read { remote: uiw_verbs::Remote::default(), invalidate: None },
+                0,
+                8,
+            );
         }
         for _ in 0..4 {
             peer.expect_fpdu().read_request();
@@ -938,7 +971,9 @@ fn initiator_without_rtr_sends_after_post() {
 fn crc_shared_markers_per_direction() {
     for ours in [false, true] {
         for theirs in [false, true] {
-            for (markers_in, markers_out) in [(false, false), (true, false), (false, true), (true, true)] {
+            for (markers_in, markers_out) in
+                [(false, false), (true, false), (false, true), (true, true)]
+            {
                 let options = plain().crc(ours).markers(markers_in);
                 let end = End::new();
                 let mut asked = request(1);
@@ -1092,7 +1127,8 @@ fn rtr_read_answer_keeps_peer_unclassified() {
     // The answer of a uiw peer is obtained from a real responder, which gets the capability
     // request.
     let teacher = End::new();
-    let (mut oracle, _) = responder_with(&teacher, &exchanging(), &with(request(2), enhanced(4, 4)));
+    let (mut oracle, _) =
+        responder_with(&teacher, &exchanging(), &with(request(2), enhanced(4, 4)));
     let options = exchanging().peer_to_peer(true).rtr(READ);
     let end = End::new();
     let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), asks(READ)));
@@ -1178,7 +1214,8 @@ fn refused_connection_retried_until_listening() {
         }
         assert!(end.channel.is_empty(), "it is asked again");
         let other = End::tcp();
-        let listener = Listener::bind(&other.device, server, 4, &Arc::new(plain()), &other.channel).unwrap();
+        let listener =
+            Listener::bind(&other.device, server, 4, &Arc::new(plain()), &other.channel).unwrap();
         let request = next_request(&other.device, &other.channel);
         assert!(!port_given || request.peer_addr() == own, "{request:?}");
         request.accept(&other.qp, None, b"", None).unwrap();
@@ -1204,7 +1241,8 @@ fn tcp_self_connection_is_refusal() {
     let closed_port = closed_addr();
     let end = End::tcp();
     let options = Arc::new(plain().refused_retry_time(Duration::ZERO));
-    uiw_verbs::cm::connect(&end.qp, Some(closed_port), closed_port, &options, b"", &end.channel).unwrap();
+    uiw_verbs::cm::connect(&end.qp, Some(closed_port), closed_port, &options, b"", &end.channel)
+        .unwrap();
     let error = end.failed();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
 }
@@ -1226,7 +1264,8 @@ fn acceptor_chooses_congestion_control() {
     let (client, server) = (End::tcp(), End::tcp());
     let listener = server.listen(&ConnConfig::default());
     client.connect(listener.local_addr(), &ConnConfig::default());
-    let error = server.request().accept(&server.qp, Some(&named("nonsuch")), b"", None).unwrap_err();
+    let error =
+        server.request().accept(&server.qp, Some(&named("nonsuch")), b"", None).unwrap_err();
     assert!(error.to_string().contains("`nonsuch` is not available here"), "{error}");
     assert!(matches!(client.failed(), Error::Rejected { .. }));
     assert_eq!(server.qp.state(), QpState::Init);

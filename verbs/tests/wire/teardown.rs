@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
 use uiw_rdmap::Opcode;
 use uiw_verbs::{
-    Access, AsyncEvent, ConnConfig, Device, DeviceConfig, Memory, Progress, RawMr, Remote, SendFlags, SendOp,
-    WcStatus,
+    Access, AsyncEvent, ConnConfig, Device, DeviceConfig, Memory, Progress, RawMr, Remote,
+    SendFlags, SendOp, WcStatus,
 };
 
 /// Bytes that the test owns and registers for peers.
@@ -101,7 +101,10 @@ fn deregistration_during_a_peers_writes() {
             lent.take_back();
             lent.bytes().fill(0x11);
             let reason = end.ended().reason.unwrap();
-            assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (false, 1, 1, 0));
+            assert_eq!(
+                (reason.from_peer, reason.layer, reason.etype, reason.code),
+                (false, 1, 1, 0)
+            );
             assert!(lent.bytes().iter().all(|byte| *byte == 0x11), "placed behind the end");
             stop.store(true, Ordering::Relaxed);
             let (written, mut peer) = writer.join().unwrap();
@@ -109,7 +112,9 @@ fn deregistration_during_a_peers_writes() {
             // TCP may have discarded the Terminate because of a reset, as the peer continued to
             // write.
             if let Some(segment) =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| peer.next())).ok().flatten()
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| peer.next()))
+                    .ok()
+                    .flatten()
             {
                 let terminate = crate::peer::terminate_of(&segment);
                 assert_eq!((terminate.layer, terminate.etype, terminate.code), (1, 1, 0));
@@ -220,7 +225,8 @@ fn concurrent_teardown_in_any_order() {
             });
             until("the stream exists without an owner", || writer.is_finished());
         });
-        let touched = bytes.iter().filter(|byte| byte.load(Ordering::Relaxed) != WatchedMemory::OURS).count();
+        let touched =
+            bytes.iter().filter(|byte| byte.load(Ordering::Relaxed) != WatchedMemory::OURS).count();
         assert_eq!(touched, 0, "bytes of a region that was gone, in order {order}");
     }
 }

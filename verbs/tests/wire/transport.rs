@@ -51,7 +51,9 @@ impl PeerStream {
     /// Ends the connection with a RST.
     pub(crate) fn reset(self) {
         match self {
-            Self::Tcp(tcp) => socket2::SockRef::from(&tcp).set_linger(Some(Duration::ZERO)).unwrap(),
+            Self::Tcp(tcp) => {
+                socket2::SockRef::from(&tcp).set_linger(Some(Duration::ZERO)).unwrap();
+            }
             Self::Simulated(stream) => stream.abort(),
         }
     }

@@ -111,9 +111,12 @@ fn write_with_immediate_needs_receive() {
 #[test]
 fn only_long_writes_and_immediates_announced() {
     let end = unreliable();
-    let options = ConnConfig::default().acknowledged(false).capabilities(CapabilityExchange::Assume);
-    let (mut peer, _) = initiator_opt(&end, &options.peer_to_peer(false), |_| with(reply(2), enhanced(4, 4)));
-    let write = |wr_id, op, len| end.post(wr_id, op, &[end.sge(0, len)], SendFlags::SIGNALED).unwrap();
+    let options =
+        ConnConfig::default().acknowledged(false).capabilities(CapabilityExchange::Assume);
+    let (mut peer, _) =
+        initiator_opt(&end, &options.peer_to_peer(false), |_| with(reply(2), enhanced(4, 4)));
+    let write =
+        |wr_id, op, len| end.post(wr_id, op, &[end.sge(0, len)], SendFlags::SIGNALED).unwrap();
     let remote = end.remote(0);
     write(1, SendOp::Write { remote }, 100);
     write(2, SendOp::Write { remote }, 60_000);
@@ -191,7 +194,9 @@ fn inbound_reads_atomics_and_invalidates_refused() {
             let atomic = AtomicRequest::fetch_add(1, STag(stag), to, 1, 0);
             peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic.emit()));
         },
-        |peer, end| peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey().0, b"x")),
+        |peer, end| {
+            peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey().0, b"x"));
+        },
     ];
     for (request, code) in requests.into_iter().zip([(2, 6), (2, 6), (1, 9)]) {
         let end = unreliable();

@@ -5,7 +5,9 @@ use crate::common::{End, Make, device, pair, pair_of};
 use crate::peer::Port;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_verbs::{AsyncEvent, ConnConfig, CqConfig, Error, QpInit, QpState, SendFlags, SendOp, WcStatus, cm};
+use uiw_verbs::{
+    AsyncEvent, ConnConfig, CqConfig, Error, QpInit, QpState, SendFlags, SendOp, WcStatus, cm,
+};
 
 fn ready(end: &End) {
     end.qp.modify(QpState::Rtr).unwrap();
@@ -119,7 +121,10 @@ fn send_waits_forever_if_configured() {
     a.send(3, 0, 8);
     let reason = a.ended().reason.unwrap();
     assert_eq!((reason.layer, reason.etype, reason.code), (1, 2, 2));
-    assert!(matches!(End::new().qp.set_no_receive_timeout(Duration::ZERO), Err(Error::NotConnected)));
+    assert!(matches!(
+        End::new().qp.set_no_receive_timeout(Duration::ZERO),
+        Err(Error::NotConnected)
+    ));
 }
 
 #[test]

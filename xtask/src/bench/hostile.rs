@@ -47,12 +47,16 @@ const ATTACKS: [(&str, usize, Attack); 7] = [
     ("1,000 that send garbage once connected", 1_000, |_, to, count| {
         connect(count, to, |tcp| establish(tcp, &noise(4096)))
     }),
-    ("1,000 that sent one byte", 1_000, |_, to, count| connect(count, to, |tcp| drop(tcp.write_all(b"M")))),
+    ("1,000 that sent one byte", 1_000, |_, to, count| {
+        connect(count, to, |tcp| drop(tcp.write_all(b"M")))
+    }),
     ("100 that do not read what they asked for", 100, |_, to, count| {
         connect(count, to, |tcp| establish(tcp, &echoes()))
     }),
     ("10 clients that are killed", 10, kill_readers),
-    (PARTIAL_FPDU_ATTACK, 1_000, |_, to, count| connect(count, to, |tcp| establish(tcp, &partial_fpdu()))),
+    (PARTIAL_FPDU_ATTACK, 1_000, |_, to, count| {
+        connect(count, to, |tcp| establish(tcp, &partial_fpdu()))
+    }),
 ];
 
 pub(super) fn rows() -> Vec<TableRow> {
@@ -74,7 +78,12 @@ fn permit_files(count: usize) -> Result<()> {
         .map_err(|_| Error::Missing(format!("{needed} open files (`ulimit -n`)")))
 }
 
-fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Result<Vec<RatioLine>> {
+fn measure(
+    lab: &Lab,
+    memory: Option<&str>,
+    count: usize,
+    attack: Attack,
+) -> Result<Vec<RatioLine>> {
     permit_files(count)?;
     let uiw = &lab.uiw()?;
     let server = ServeProcess::start(uiw, memory)?;
@@ -96,8 +105,13 @@ fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Res
     }
     let (after, waited) = server.held_after(before)?;
     let kept = |what: &str, at: usize| {
-        let note =
-            format!("{} -> {} -> {}, {:.1} s after", before[at], during[at], after[at], waited.as_secs_f64());
+        let note = format!(
+            "{} -> {} -> {}, {:.1} s after",
+            before[at],
+            during[at],
+            after[at],
+            waited.as_secs_f64()
+        );
         RatioLine::new(what, RatioSpread::new([after[at] as f64 / before[at] as f64]), note)
             .bar(RatioBar::AtMost(MAX_GROWTH))
     };
@@ -151,8 +165,11 @@ impl<'a> ServeProcess<'a> {
         let folder = format!("/proc/{}", self.process.id());
         let read = || {
             let status = fs::read_to_string(format!("{folder}/status")).ok()?;
-            let memory =
-                status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().strip_suffix(" kB")?;
+            let memory = status
+                .lines()
+                .find_map(|line| line.strip_prefix("VmRSS:"))?
+                .trim()
+                .strip_suffix(" kB")?;
             Some([memory.parse().ok()?, fs::read_dir(format!("{folder}/fd")).ok()?.count() as u64])
         };
         read().ok_or_else(|| Error::Failed("the server is gone".to_owned()))
@@ -164,7 +181,8 @@ impl<'a> ServeProcess<'a> {
         let begun = Instant::now();
         loop {
             let now = self.held()?;
-            let is_back = now.iter().zip(before).all(|(now, then)| *now as f64 <= then as f64 * MAX_GROWTH);
+            let is_back =
+                now.iter().zip(before).all(|(now, then)| *now as f64 <= then as f64 * MAX_GROWTH);
             if is_back || begun.elapsed() > TIMEOUT {
                 return Ok((now, begun.elapsed()));
             }
@@ -228,8 +246,9 @@ fn partial_fpdu() -> Vec<u8> {
 /// Starts `uiw perf` clients and kills them while they read.
 fn kill_readers(uiw: &Path, to: SocketAddr, count: usize) -> Attackers {
     let address = to.to_string();
-    let client =
-        |_| start(clean_command(uiw).args(["perf", &address, "--op", "read", "--seconds", "60"])).ok();
+    let client = |_| {
+        start(clean_command(uiw).args(["perf", &address, "--op", "read", "--seconds", "60"])).ok()
+    };
     let clients: Vec<_> = (0..count).filter_map(client).collect();
     std::thread::sleep(Duration::from_millis(500));
     drop(clients);

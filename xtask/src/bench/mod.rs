@@ -79,17 +79,32 @@ type Group = (&'static str, u32, fn() -> Vec<TableRow>, &'static str);
 
 const GROUPS: [Group; 14] = [
     ("speed", 31, speed::rows, "`uiw perf` beside raw TCP"),
-    ("stacks", 9, stacks::rows, "over AF_XDP and AF_PACKET, beside bare smoltcp and kernel TCP (root)"),
+    (
+        "stacks",
+        9,
+        stacks::rows,
+        "over AF_XDP and AF_PACKET, beside bare smoltcp and kernel TCP (root)",
+    ),
     ("hostile", 3, hostile::rows, "a server under attack: its speed and memory"),
     ("instructions", 3, instructions::rows, "instructions a round, beside the committed figures"),
     ("scaling", 7, scaling::rows, "second threads, neighbours, sleepers and control calls"),
     ("connects", 31, examples::connects, "connections set up a second, beside TCP"),
-    ("clients", 15, examples::clients, "a hundred tokio tasks and their server, beside tokio's TCP"),
+    (
+        "clients",
+        15,
+        examples::clients,
+        "a hundred tokio tasks and their server, beside tokio's TCP",
+    ),
     ("datagrams", 9, examples::datagrams, "UD queue pairs beside a UDP socket"),
     ("sockets", 12, sockets::rows, "redis, iperf3 and qperf over rsockets, beside TCP"),
     ("tls", 15, examples::tls, "Writes over TLS beside bare rustls"),
     ("wan", 5, wan::rows, "emulated long paths: streams, copied files, cuts (root; five hours)"),
-    ("perftest", 7, perftest::rows, "Debian's perftest on the C libraries, beside `uiw perf` and iperf3"),
+    (
+        "perftest",
+        7,
+        perftest::rows,
+        "Debian's perftest on the C libraries, beside `uiw perf` and iperf3",
+    ),
     ("peers", 7, peers::rows, "UCX and libfabric over TCP, beside `uiw perf`"),
     ("siw", 5, siw::rows, "the siw driver beside `uiw perf`, in a virtual machine"),
 ];
@@ -194,7 +209,8 @@ impl RatioSpread {
         values.sort_unstable_by(f64::total_cmp);
         let at = |part: f64| {
             let place = values.len().saturating_sub(1) as f64 * part;
-            let (low, high) = (values.get(place.floor() as usize), values.get(place.ceil() as usize));
+            let (low, high) =
+                (values.get(place.floor() as usize), values.get(place.ceil() as usize));
             low.zip(high).map_or(f64::NAN, |(low, high)| low + (high - low) * place.fract())
         };
         Self { median: at(0.5), q1: at(0.25), q3: at(0.75) }
@@ -224,9 +240,16 @@ impl RatioLine {
 
     /// Creates a line with the ratios of our figures and theirs, round by round.
     fn ratio(what: impl Into<String>, ours: &[f64], theirs: &[f64], (scale, unit): Unit) -> Self {
-        let note =
-            format!("{} beside {} {unit}", number(median(ours) / scale), number(median(theirs) / scale));
-        Self::new(what, RatioSpread::new(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs)), note)
+        let note = format!(
+            "{} beside {} {unit}",
+            number(median(ours) / scale),
+            number(median(theirs) / scale)
+        );
+        Self::new(
+            what,
+            RatioSpread::new(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs)),
+            note,
+        )
     }
 
     fn bar(self, bar: impl Into<Option<RatioBar>>) -> Self {
@@ -268,7 +291,9 @@ impl RatioLine {
             let noise = noise.map_or(String::new(), |noise| format!("{noise:.3}"));
             let (median, range) = (number(median), format!("{} to {}", number(q1), number(q3)));
             if options.markdown {
-                println!("| {row} | {what} | {bar} | {median} | {range} | {noise} | {verdict} | {note} |");
+                println!(
+                    "| {row} | {what} | {bar} | {median} | {range} | {noise} | {verdict} | {note} |"
+                );
             } else {
                 println!(
                     "{row:<width$} {what:<28} {bar:>8} {median:>8} ({range:<16}) {noise:>5} {verdict:<9} {note}"
@@ -298,7 +323,9 @@ pub(crate) fn run(options: Options) -> ExitCode {
     let (rounds, all) = GROUPS
         .iter()
         .find(|group| group.0 == options.group)
-        .map_or((0, Vec::new()), |(_, rounds, rows, _)| (options.rounds.unwrap_or(*rounds), rows()));
+        .map_or((0, Vec::new()), |(_, rounds, rows, _)| {
+            (options.rounds.unwrap_or(*rounds), rows())
+        });
     let rows = matching_rows(&all, options.only.as_deref());
     if rows.is_empty() {
         let names: Vec<_> = all.iter().map(|row| row.name.as_str()).collect();
@@ -313,9 +340,14 @@ pub(crate) fn run(options: Options) -> ExitCode {
     if options.tsv {
         println!("{}", instructions::HEAD);
     } else if options.markdown {
-        println!("| row | ratio | bar | median | quartiles | noise | | |\n|---|---|---|---|---|---|---|---|");
+        println!(
+            "| row | ratio | bar | median | quartiles | noise | | |\n|---|---|---|---|---|---|---|---|"
+        );
     } else if !options.json {
-        println!("{:<width$} {:<28} {:>8} {:>8}  {:<17} noise", "row", "ratio", "bar", "median", "quartiles");
+        println!(
+            "{:<width$} {:<28} {:>8} {:>8}  {:<17} noise",
+            "row", "ratio", "bar", "median", "quartiles"
+        );
     }
     let lab = match Lab::new(options, rounds) {
         Ok(lab) => lab,
@@ -365,7 +397,9 @@ mod tests {
     #[test]
     fn rows_chosen_by_part_of_name() {
         let rows = ["one", "two"].map(|name| TableRow::new(name, None, |_| Ok(Vec::new())));
-        let names = |only| matching_rows(&rows, only).iter().map(|row| row.name.as_str()).collect::<Vec<_>>();
+        let names = |only| {
+            matching_rows(&rows, only).iter().map(|row| row.name.as_str()).collect::<Vec<_>>()
+        };
         assert_eq!((names(None), names(Some("w"))), (vec!["one", "two"], vec!["two"]));
         assert!(names(Some("three")).is_empty());
     }
@@ -381,8 +415,13 @@ mod tests {
     fn no_less_bar_tolerates_noise() {
         let spread = |values: &[f64]| RatioSpread::new(values.iter().copied());
         let ratios = spread(&[0.8, 0.9, 1.0]);
-        assert!(RatioBar::AtLeast(0.9).is_reached(ratios) && !RatioBar::AtLeast(0.91).is_reached(ratios));
-        assert!(RatioBar::AtMost(0.9).is_reached(ratios) && !RatioBar::AtMost(0.89).is_reached(ratios));
+        assert!(
+            RatioBar::AtLeast(0.9).is_reached(ratios)
+                && !RatioBar::AtLeast(0.91).is_reached(ratios)
+        );
+        assert!(
+            RatioBar::AtMost(0.9).is_reached(ratios) && !RatioBar::AtMost(0.89).is_reached(ratios)
+        );
         assert!(!RatioBar::AtLeast(0.0).is_reached(spread(&[f64::NAN])));
         assert!(RatioBar::NoLess.is_reached(spread(&[0.97, 0.99, 0.99, 1.0, 1.02])));
         assert!(!RatioBar::NoLess.is_reached(spread(&[0.93, 0.95, 0.96, 0.97, 1.02])));

@@ -27,8 +27,8 @@ impl BenchNetwork {
     /// emulator carries the frames.
     pub(super) fn new(lab: &Lab, is_long: bool) -> Result<Self> {
         let network = if is_long { Network::path() } else { Network::veth() };
-        let network =
-            network.ok_or_else(|| Error::Missing("network namespaces: run it as root".to_owned()))?;
+        let network = network
+            .ok_or_else(|| Error::Missing("network namespaces: run it as root".to_owned()))?;
         let bare = lab.example("uiw-llp", "bare", "")?;
         Ok(Self { uiw: lab.uiw()?, bare, network, home: lab.fresh_folder("home")? })
     }
@@ -36,7 +36,8 @@ impl BenchNetwork {
     /// Runs `ip` at the server and at the client. `words` returns the arguments: for the server it
     /// is called with 1, for the client with 2.
     pub(super) fn ip(&self, words: impl Fn(u8) -> String) -> Result<()> {
-        for (place, host) in [(Network::server as fn(&Network, Command) -> Command, 1), (Network::client, 2)]
+        for (place, host) in
+            [(Network::server as fn(&Network, Command) -> Command, 1), (Network::client, 2)]
         {
             let mut ip = Command::new("ip");
             ip.args(words(host).split(' '));
@@ -53,13 +54,17 @@ impl BenchNetwork {
     /// Returns a command of `uiw` or `bare`. The arguments are separated by spaces.
     pub(super) fn command(&self, program: &Path, words: &str) -> Command {
         let mut command = clean_command(program);
-        command.env("XDG_CONFIG_HOME", &self.home).current_dir(&self.home).args(words.split_whitespace());
+        command
+            .env("XDG_CONFIG_HOME", &self.home)
+            .current_dir(&self.home)
+            .args(words.split_whitespace());
         command
     }
 
     /// Starts an emulator, which carries frames until the value is dropped.
     pub(super) fn carry(&self, options: &str) -> Result<Process> {
-        let command = self.command(&self.uiw, &format!("wan server client --json --realtime {options}"));
+        let command =
+            self.command(&self.uiw, &format!("wan server client --json --realtime {options}"));
         start_and_wait(&self.network.middle(command), "carrying")
     }
 
@@ -81,9 +86,18 @@ impl BenchNetwork {
 
     /// Measures the kernel's TCP. `verb` is `connect` (a stream, with writes of `size` bytes) or
     /// `ping`.
-    pub(super) fn tcp(&self, at: &str, congestion: &str, verb: &str, seconds: f64, size: u32) -> Result<f64> {
-        let _server =
-            self.serve(self.command(&self.bare, &format!("tcp {congestion} listen {at}")), "listening")?;
+    pub(super) fn tcp(
+        &self,
+        at: &str,
+        congestion: &str,
+        verb: &str,
+        seconds: f64,
+        size: u32,
+    ) -> Result<f64> {
+        let _server = self.serve(
+            self.command(&self.bare, &format!("tcp {congestion} listen {at}")),
+            "listening",
+        )?;
         let client = format!("tcp {congestion} {verb} {at} {seconds} {size}");
         stream_figure(&json_object(&self.run(self.command(&self.bare, &client))?)?)
     }

@@ -6,7 +6,9 @@
 //! `fi_pingpong` prints means, so it is compared with our mean. In round trips, each end runs on
 //! its own processor.
 
-use super::programs::{Lab, Slice, clean_command, figure, json_object, pair, require_programs, rotate};
+use super::programs::{
+    Lab, Slice, clean_command, figure, json_object, pair, require_programs, rotate,
+};
 use super::{RatioLine, TableRow, Unit};
 use std::path::Path;
 use std::process::Command;
@@ -41,7 +43,10 @@ pub(super) fn case_rows(
         let behind = if case.is_latency() { ", round trip" } else { "" };
         TableRow::new(format!("{} {}{behind}", case.op, case.size), None, move |lab| run(lab, case))
     };
-    streams.chain(round_trips.iter().map(|(op, size)| Case { op, size: *size, depth: 1 })).map(row).collect()
+    streams
+        .chain(round_trips.iter().map(|(op, size)| Case { op, size: *size, depth: 1 }))
+        .map(row)
+        .collect()
 }
 
 pub(super) fn rows() -> Vec<TableRow> {
@@ -61,8 +66,11 @@ impl Case {
     /// Returns the arguments of `uiw perf`.
     pub(super) fn arguments(self) -> String {
         let spin = if self.size < 4096 { " --spin" } else { "" };
-        let how =
-            if self.is_latency() { "--latency".to_owned() } else { format!("--depth {}{spin}", self.depth) };
+        let how = if self.is_latency() {
+            "--latency".to_owned()
+        } else {
+            format!("--depth {}{spin}", self.depth)
+        };
         format!("--compare --slices 1 --json --op {} --size {} {how}", self.op, self.size)
     }
 
@@ -107,7 +115,10 @@ impl Case {
             }
         }
         let ours = |name: &str| of(if name.contains("(mean)") { "mean" } else { "uiw" });
-        names.into_iter().map(|name| RatioLine::ratio(name, &ours(name), &of(name), self.unit())).collect()
+        names
+            .into_iter()
+            .map(|name| RatioLine::ratio(name, &ours(name), &of(name), self.unit()))
+            .collect()
     }
 }
 
@@ -128,9 +139,11 @@ const PEERS: [(&str, PeerProgram); 3] = [
 fn measure(lab: &Lab, case: Case) -> Result<Vec<RatioLine>> {
     require_programs(&[("ucx_perftest", "ucx-utils"), ("fi_pingpong", "libfabric-bin")])?;
     let program = lab.uiw()?;
-    let mut slices: Vec<Box<dyn Fn(u32) -> Result<Figures> + '_>> = vec![Box::new(|_| uiw(&program, case))];
-    let can =
-        |peer: PeerProgram| matches!(peer, PeerProgram::Ucx) || (case.is_latency() && case.op == "send");
+    let mut slices: Vec<Box<dyn Fn(u32) -> Result<Figures> + '_>> =
+        vec![Box::new(|_| uiw(&program, case))];
+    let can = |peer: PeerProgram| {
+        matches!(peer, PeerProgram::Ucx) || (case.is_latency() && case.op == "send")
+    };
     for (name, peer) in PEERS.into_iter().filter(|(_, peer)| can(*peer)) {
         let few = if case.size < 65536 { 1000 } else { 50 };
         let tried = peer.run(case, few)?;
@@ -202,7 +215,8 @@ impl PeerProgram {
                 let mut command = on_own_processor("ucx_perftest", case, end);
                 command.args((end == 0).then_some("127.0.0.1"));
                 command.args(
-                    format!("-t {test} -p {port} -f -v -w 100 -s {size} -n {count} -O {depth}").split(' '),
+                    format!("-t {test} -p {port} -f -v -w 100 -s {size} -n {count} -O {depth}")
+                        .split(' '),
                 );
                 command.envs([
                     ("UCX_TLS", "tcp"),
@@ -213,7 +227,8 @@ impl PeerProgram {
             }
             Self::Fabric(endpoint) => {
                 let mut command = on_own_processor("fi_pingpong", case, end);
-                let to = if end == 0 { format!("-P {port} 127.0.0.1") } else { format!("-B {port}") };
+                let to =
+                    if end == 0 { format!("-P {port} 127.0.0.1") } else { format!("-B {port}") };
                 command.args(format!("-p tcp -e {endpoint} -S {size} -I {count} {to}").split(' '));
                 command
             }
@@ -224,7 +239,11 @@ impl PeerProgram {
 /// Returns the number in a column of a table, from the first line with numbers.
 fn column(printed: &str, separator: char, name: &str) -> Option<f64> {
     let fields = |line: &str| -> Vec<String> {
-        line.split(separator).map(str::trim).filter(|field| !field.is_empty()).map(str::to_owned).collect()
+        line.split(separator)
+            .map(str::trim)
+            .filter(|field| !field.is_empty())
+            .map(str::to_owned)
+            .collect()
     };
     let mut lines =
         printed.lines().map(fields).skip_while(|fields| !fields.iter().any(|field| field == name));

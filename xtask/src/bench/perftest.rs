@@ -62,15 +62,18 @@ fn measure(lab: &Lab, case: PerftestCase) -> Result<Vec<RatioLine>> {
     require_programs(&[("ib_write_bw", "perftest")])?;
     let program = lab.installed()?;
     let count = ((uiw(&program, case)?[0] * RUN) as u64).clamp(1000, 20_000_000);
-    let perftest = |by_cm| perftest(&program, case, count, by_cm).map(|rate| [rate, f64::NAN, f64::NAN]);
-    let rounds = rotate(lab.rounds, &[&|_| perftest(true), &|_| perftest(false), &|_| uiw(&program, case)])?;
+    let perftest =
+        |by_cm| perftest(&program, case, count, by_cm).map(|rate| [rate, f64::NAN, f64::NAN]);
+    let rounds =
+        rotate(lab.rounds, &[&|_| perftest(true), &|_| perftest(false), &|_| uiw(&program, case)])?;
     let of = |slice: usize, figure: usize| -> Vec<f64> {
         rounds[slice].iter().map(|figures| figures[figure]).collect()
     };
     let unit = (1e3, "k/s");
     let noise = median(&of(2, 2));
-    let line =
-        |what: &str, slice, figure| RatioLine::ratio(what, &of(slice, 0), &of(2, figure), unit).noise(noise);
+    let line = |what: &str, slice, figure| {
+        RatioLine::ratio(what, &of(slice, 0), &of(2, figure), unit).noise(noise)
+    };
     Ok(vec![
         line("-R of uiw perf", 0, 0),
         line("out of band of uiw perf", 1, 0).bar(BAR),
@@ -95,7 +98,8 @@ fn uiw(program: &Path, case: PerftestCase) -> Result<[f64; 3]> {
     }
     let value = json_object(&output(&command)?)?;
     let rate = |who: &str| {
-        figure(&value, &format!("/bytes_per_second/{who}/median")).map(|rate| rate / f64::from(size))
+        figure(&value, &format!("/bytes_per_second/{who}/median"))
+            .map(|rate| rate / f64::from(size))
     };
     Ok([rate("uiw")?, rate("raw")?, figure(&value, "/noise/median")?])
 }
@@ -129,9 +133,13 @@ fn beside_iperf(lab: &Lab, persona: &str, op: &str, size: u32) -> Result<Vec<Rat
     let program = lab.installed()?;
     let congestion = lab.options.congestion.as_deref();
     let by_cm = if persona == "iwarp" { " -R" } else { "" };
-    let args = format!("--persona {persona} -- ib_{op}_bw -s {size} -n {}{by_cm}", BYTES / u64::from(size));
+    let args = format!(
+        "--persona {persona} -- ib_{op}_bw -s {size} -n {}{by_cm}",
+        BYTES / u64::from(size)
+    );
     let perftest = || {
-        let rate = run_pair(&program, &args, size, congestion.map(|name| ("UIW_CONGESTION", name)))?;
+        let rate =
+            run_pair(&program, &args, size, congestion.map(|name| ("UIW_CONGESTION", name)))?;
         Ok(rate * f64::from(size))
     };
     let size = size.to_string();
@@ -150,7 +158,13 @@ fn beside_iperf(lab: &Lab, persona: &str, op: &str, size: u32) -> Result<Vec<Rat
 fn run_pair(program: &Path, args: &str, size: u32, env: Option<(&str, &str)>) -> Result<f64> {
     let command = |port: u16| {
         let mut command = clean_command(program);
-        command.arg("run").args(args.split(' ')).args(["-d", "uiw_lo", "-F", "-p", &port.to_string()]);
+        command.arg("run").args(args.split(' ')).args([
+            "-d",
+            "uiw_lo",
+            "-F",
+            "-p",
+            &port.to_string(),
+        ]);
         command.envs(env);
         command
     };
@@ -167,7 +181,8 @@ fn run_pair(program: &Path, args: &str, size: u32, env: Option<(&str, &str)>) ->
 /// average, and millions of messages per second.
 fn rate(printed: &str, size: u32) -> Option<f64> {
     let lines = printed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let fields = lines.into_iter().find(|fields| fields.len() >= 5 && fields[0] == size.to_string())?;
+    let fields =
+        lines.into_iter().find(|fields| fields.len() >= 5 && fields[0] == size.to_string())?;
     fields[4].parse::<f64>().ok().map(|millions| millions * 1e6)
 }
 

@@ -49,7 +49,8 @@ impl Lab {
     pub(super) fn fresh_folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.folder.join(name);
         let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).map_err(|error| Error::Failed(format!("{}: {error}", path.display())))?;
+        fs::create_dir_all(&path)
+            .map_err(|error| Error::Failed(format!("{}: {error}", path.display())))?;
         Ok(path)
     }
 
@@ -84,7 +85,9 @@ impl Lab {
         let program = self.folder.join(name);
         let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/programs"));
         let mut compile = Command::new("cc");
-        compile.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+        compile
+            .args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
+            .arg(&program);
         compile.args([sources.join(format!("{name}.c")), sources.join("ends.c")]);
         output(compile.args(["-lrdmacm", "-libverbs", "-lpthread"]))?;
         Ok(program)
@@ -96,7 +99,11 @@ impl Lab {
 }
 
 /// Builds the two C libraries of a workspace in the folder `target`, and copies them to `to`.
-pub(crate) fn build_libraries(workspace: &Path, target: &Path, to: &Path) -> std::result::Result<(), String> {
+pub(crate) fn build_libraries(
+    workspace: &Path,
+    target: &Path,
+    to: &Path,
+) -> std::result::Result<(), String> {
     cargo_build(workspace, target, &["-p", "uiw-ibverbs", "-p", "uiw-rdmacm"])?;
     fs::create_dir_all(to).map_err(|error| format!("{}: {error}", to.display()))?;
     for name in ["libibverbs.so", "librdmacm.so"] {
@@ -107,7 +114,11 @@ pub(crate) fn build_libraries(workspace: &Path, target: &Path, to: &Path) -> std
 }
 
 /// Runs `cargo build --release` in a workspace, with the arguments `what`.
-pub(crate) fn cargo_build(workspace: &Path, target: &Path, what: &[&str]) -> std::result::Result<(), String> {
+pub(crate) fn cargo_build(
+    workspace: &Path,
+    target: &Path,
+    what: &[&str],
+) -> std::result::Result<(), String> {
     let mut build = Command::new(env!("CARGO"));
     build
         .args(["build", "--quiet", "--release", "--target-dir"])
@@ -121,7 +132,9 @@ pub(crate) fn cargo_build(workspace: &Path, target: &Path, what: &[&str]) -> std
 /// Returns a command that runs without the `UIW_` variables of the environment.
 pub(super) fn clean_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UIW_")) {
+    for (name, _) in
+        std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UIW_"))
+    {
         command.env_remove(name);
     }
     command
@@ -178,7 +191,9 @@ pub(super) fn json_object(printed: &str) -> Result<Value> {
 
 /// Returns the number at a path of a JSON value.
 pub(super) fn figure(of: &Value, path: &str) -> Result<f64> {
-    of.pointer(path).and_then(Value::as_f64).ok_or_else(|| Error::Failed(format!("no {path} in {of}")))
+    of.pointer(path)
+        .and_then(Value::as_f64)
+        .ok_or_else(|| Error::Failed(format!("no {path} in {of}")))
 }
 
 /// Runs a server and then a client, and returns the output of the client. Both commands are created
@@ -198,7 +213,11 @@ pub(crate) fn pair(
     while !listens(running.id(), port + above) {
         if !running.is_running() || Instant::now() > until {
             let said = running.finish(Duration::ZERO);
-            return Err(Error::Failed(format!("{:?} does not listen: {}", server(port), said.last_line())));
+            return Err(Error::Failed(format!(
+                "{:?} does not listen: {}",
+                server(port),
+                said.last_line()
+            )));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -246,7 +265,8 @@ pub(super) fn busy_share() -> Result<f64> {
 fn share(before: &str, after: &str) -> Option<f64> {
     let ticks = |stat: &str| -> Option<[u64; 2]> {
         let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
-        let fields: Vec<u64> = fields.map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
+        let fields: Vec<u64> =
+            fields.map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
         Some([fields.get(3)? + fields.get(4)?, fields.iter().sum()])
     };
     let (before, after) = (ticks(before)?, ticks(after)?);
@@ -279,7 +299,8 @@ mod tests {
 
     #[test]
     fn last_object_read() {
-        let value = json_object("a line\n{\"x\": {\"y\": 1}}\n{\"x\": {\"y\": 2}}\nanother\n").unwrap();
+        let value =
+            json_object("a line\n{\"x\": {\"y\": 1}}\n{\"x\": {\"y\": 2}}\nanother\n").unwrap();
         assert_eq!(figure(&value, "/x/y").unwrap(), 2.0);
         assert!(json_object("a line").is_err() && figure(&value, "/x/z").is_err());
     }

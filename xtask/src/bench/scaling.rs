@@ -5,7 +5,8 @@
 //! on this machine, with the same compiler.
 
 use super::programs::{
-    self, Lab, Slice, TIMEOUT, busy_share, figure, json_object, output, require_programs, rotate, start,
+    self, Lab, Slice, TIMEOUT, busy_share, figure, json_object, output, require_programs, rotate,
+    start,
 };
 use super::{RatioBar, RatioLine, RatioSpread, TableRow, Unit, median};
 use serde_json::{Value, json};
@@ -74,7 +75,9 @@ fn cases() -> Vec<Case> {
     rows.push(one_thread("C, one thread, ping-pong", c_variant("load", "ping-pong SECONDS 1")));
     rows.push(idle());
     rows.push(neighbours());
-    rows.extend([("otherwise idle machine", "", 0.85), ("one core busy", " busy", 0.6)].map(sleepers));
+    rows.extend(
+        [("otherwise idle machine", "", 0.85), ("one core busy", " busy", 0.6)].map(sleepers),
+    );
     rows.push(reads());
     for call in ["modify", "resolve", "connect", "query"] {
         rows.extend([true, false].map(|same| control(call, same)));
@@ -121,7 +124,11 @@ fn rust_threads(pattern: &str, queues: u32) -> Case {
         check("of two devices", "rate", 2, RatioBar::AtLeast(0.95)),
         check("times one thread", "rate", 1, RatioBar::AtLeast(1.9)),
     ];
-    (format!("two threads, {pattern}{}", if queues == 1 { "" } else { ", a queue an end" }), variants, checks)
+    (
+        format!("two threads, {pattern}{}", if queues == 1 { "" } else { ", a queue an end" }),
+        variants,
+        checks,
+    )
 }
 
 fn c_threads(pattern: &str, how: &str) -> Case {
@@ -190,9 +197,12 @@ fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
 /// RDMA Reads of 64 bytes one at a time, from a process that computes and makes no call. Only the
 /// background thread of its device can answer.
 fn reads() -> Case {
-    let reads =
-        |how: &str| ScalingVariant { longer: 2.0, ..c_variant("requests", &format!("uiw SECONDS {how}")) };
-    let variants = vec![reads("reads-computing"), on_baseline(reads("reads-computing")), reads("reads")];
+    let reads = |how: &str| ScalingVariant {
+        longer: 2.0,
+        ..c_variant("requests", &format!("uiw SECONDS {how}"))
+    };
+    let variants =
+        vec![reads("reads-computing"), on_baseline(reads("reads-computing")), reads("reads")];
     let checks = vec![
         check("p50 of the baseline's", "p50_us", 1, RatioBar::AtMost(1.1)),
         check("p99 of the baseline's", "p99_us", 1, RatioBar::AtMost(1.1)),
@@ -226,11 +236,16 @@ fn control(call: &str, same: bool) -> Case {
     (format!("{name} {place}"), vec![control("flooders"), control("arithmetic")], checks)
 }
 
-fn measure(lab: &Lab, variants: &[ScalingVariant], checks: &[VariantCheck]) -> Result<Vec<RatioLine>> {
+fn measure(
+    lab: &Lab,
+    variants: &[ScalingVariant],
+    checks: &[VariantCheck],
+) -> Result<Vec<RatioLine>> {
     let seconds = lab.seconds(0.5);
     let slice = |variant: &ScalingVariant| {
         let command = variant.command(lab, seconds * variant.longer)?;
-        let (processes, is_idle) = (variant.processes, matches!(variant.program, LoadProgram::Idle));
+        let (processes, is_idle) =
+            (variant.processes, matches!(variant.program, LoadProgram::Idle));
         let trace = lab.folder.join("strace.out");
         Ok::<_, Error>(move |_: u32| {
             let busy = busy_share()?;
@@ -249,12 +264,14 @@ fn measure(lab: &Lab, variants: &[ScalingVariant], checks: &[VariantCheck]) -> R
         })
     };
     let slices: Vec<_> = variants.iter().map(slice).collect::<Result<_>>()?;
-    let slices: Vec<Slice<'_, Value>> = slices.iter().map(|slice| slice as Slice<'_, Value>).collect();
+    let slices: Vec<Slice<'_, Value>> =
+        slices.iter().map(|slice| slice as Slice<'_, Value>).collect();
     let rounds = rotate(lab.rounds, &slices)?;
     let of = |variant: usize, name: &str| -> Result<Vec<f64>> {
         rounds[variant].iter().map(|value| figure(value, &format!("/{name}"))).collect()
     };
-    let busy = rounds.iter().flatten().map(|value| figure(value, "/busy")).collect::<Result<Vec<_>>>()?;
+    let busy =
+        rounds.iter().flatten().map(|value| figure(value, "/busy")).collect::<Result<Vec<_>>>()?;
     let line = |check: &VariantCheck| {
         let ours = of(0, check.figure)?;
         let line = match check.over {
@@ -264,7 +281,11 @@ fn measure(lab: &Lab, variants: &[ScalingVariant], checks: &[VariantCheck]) -> R
                     .noise(1.0 + median(&busy))
             }
             // A count must be within its bar in every round.
-            None => RatioLine::new(check.what, RatioSpread::new([ours.into_iter().fold(0.0, f64::max)]), ""),
+            None => RatioLine::new(
+                check.what,
+                RatioSpread::new([ours.into_iter().fold(0.0, f64::max)]),
+                "",
+            ),
         };
         Ok(line.bar(check.bar))
     };
@@ -282,7 +303,8 @@ fn unit(figure: &str) -> Unit {
 impl ScalingVariant {
     fn command(&self, lab: &Lab, seconds: f64) -> Result<Command> {
         let base = if self.is_base { Some(BaselineBuild::build(lab)?) } else { None };
-        let libraries = base.as_ref().map_or_else(|| lab.libraries(), |base| Ok(base.libraries.clone()))?;
+        let libraries =
+            base.as_ref().map_or_else(|| lab.libraries(), |base| Ok(base.libraries.clone()))?;
         let program = match (self.program, &base) {
             (LoadProgram::Rust, Some(base)) => base.threads.clone(),
             (LoadProgram::Rust, None) => lab.example("uiw-verbs", "threads", "")?,
@@ -381,7 +403,8 @@ impl BaselineBuild {
     /// Cargo builds them only once.
     fn build(lab: &Lab) -> Result<Self> {
         let folder = lab.target.join(format!("baseline-{BASE}"));
-        let (tree, target, libraries) = (folder.join("tree"), folder.join("target"), folder.join("lib"));
+        let (tree, target, libraries) =
+            (folder.join("tree"), folder.join("target"), folder.join("lib"));
         let build = || {
             if !tree.is_dir() {
                 crate::history::export(BASE, &tree)?;
@@ -394,9 +417,10 @@ impl BaselineBuild {
             for (now, then) in RENAMED {
                 example = example.replace(now, then);
             }
-            for (path, text) in
-                [(QP, qp.trim_end_matches(CONSTRUCTORS).to_owned() + CONSTRUCTORS), (EXAMPLE, example)]
-            {
+            for (path, text) in [
+                (QP, qp.trim_end_matches(CONSTRUCTORS).to_owned() + CONSTRUCTORS),
+                (EXAMPLE, example),
+            ] {
                 // Writing an unchanged file would make Cargo build again.
                 if read(&tree.join(path)).as_ref() != Ok(&text) {
                     fs::write(tree.join(path), text).map_err(|error| format!("{path}: {error}"))?;

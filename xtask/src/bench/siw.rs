@@ -64,7 +64,8 @@ fn ready(bench: &mut Bench, lab: &Lab) -> Result<()> {
 fn uiw(bench: &Bench, lab: &Lab, case: Case) -> Result<Vec<(&'static str, f64)>> {
     let own = bench.guest_own(Family::V4)?;
     let [client, server] = pins(case);
-    let server = bench.serve_guest(&format!("{server}uiw serve --listen {own}:{SPARE}"), SPARE, TIMEOUT)?;
+    let server =
+        bench.serve_guest(&format!("{server}uiw serve --listen {own}:{SPARE}"), SPARE, TIMEOUT)?;
     let crc = if lab.options.crc { "on" } else { "off" };
     let script = format!("{client}uiw perf --crc {crc} {} {own}:{SPARE} 2>&1", case.arguments());
     let output = bench.guest().run(&script, TIMEOUT)?;
@@ -77,9 +78,11 @@ fn siw(bench: &Bench, case: Case) -> Result<f64> {
     let Case { op, size, depth } = case;
     let own = bench.guest_own(Family::V4)?;
     let [client, server] = pins(case);
-    let server = bench.serve_guest(&format!("{server}siwbench serve {own} {SPARE}"), SPARE, TIMEOUT)?;
+    let server =
+        bench.serve_guest(&format!("{server}siwbench serve {own} {SPARE}"), SPARE, TIMEOUT)?;
     let how = if case.is_latency() { "lat" } else { "bw" };
-    let script = format!("{client}siwbench run {own} {SPARE} {op} {size} {depth} {how} {SECONDS} 2>&1");
+    let script =
+        format!("{client}siwbench run {own} {SPARE} {op} {size} {depth} {how} {SECONDS} 2>&1");
     let output = bench.guest().run(&script, TIMEOUT)?;
     let Some(figure) = printed_figure(&output.out).filter(|_| output.is_ok()) else {
         let server = server.kill();
@@ -115,7 +118,8 @@ mod tests {
 
     #[test]
     fn output_of_siwbench_read() {
-        let rounds = "{\"rounds\": 1234, \"p50_us\": 81.25, \"avg_us\": 90.10, \"p99_us\": 400.00}\n";
+        let rounds =
+            "{\"rounds\": 1234, \"p50_us\": 81.25, \"avg_us\": 90.10, \"p99_us\": 400.00}\n";
         assert_eq!(printed_figure(rounds), Some(81.25));
         assert_eq!(printed_figure("{\"messages\": 500, \"seconds\": 0.250000}\n"), Some(2000.0));
         assert_eq!(printed_figure("error: completion: Work Request Flushed Error\n"), None);

@@ -67,7 +67,8 @@ pub(super) fn rows() -> Vec<TableRow> {
 
 /// Returns the requests per second.
 fn redis_rate(printed: &str) -> Option<f64> {
-    let line = printed.lines().find(|line| line.starts_with("\"GET\"") || line.starts_with("\"SET\""))?;
+    let line =
+        printed.lines().find(|line| line.starts_with("\"GET\"") || line.starts_with("\"SET\""))?;
     line.split(',').nth(1)?.trim_matches('"').parse().ok()
 }
 
@@ -79,7 +80,8 @@ fn iperf_rate(printed: &str) -> Option<f64> {
 
 /// Returns the one-way time in nanoseconds.
 fn qperf_time(printed: &str) -> Option<f64> {
-    let mut words = printed.lines().find(|line| line.trim_start().starts_with("latency"))?.split_whitespace();
+    let mut words =
+        printed.lines().find(|line| line.trim_start().starts_with("latency"))?.split_whitespace();
     let time = words.nth(2)?.replace(',', "").parse().ok()?;
     (words.next() == Some("ns")).then_some(time)
 }
@@ -97,7 +99,12 @@ fn measure(lab: &Lab, programs: ProgramPair) -> Result<Vec<RatioLine>> {
 
 /// Runs the programs once, the client with these additional arguments. `rsockets` is an additional
 /// option of `uiw run` for the client, or empty for none; with `None`, the programs use TCP.
-pub(super) fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>, args: &[&str]) -> Result<f64> {
+pub(super) fn slice(
+    uiw: &Path,
+    programs: ProgramPair,
+    rsockets: Option<&str>,
+    args: &[&str],
+) -> Result<f64> {
     let command = |text: &str, option: Option<&str>| {
         let mut words = text.split(' ');
         let Some(option) = option else {
@@ -119,7 +126,8 @@ pub(super) fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>, a
         command
     };
     let printed = pair(if rsockets.is_some() { OFFSET } else { 0 }, programs.ends, server, client)?;
-    (programs.figure)(&printed).ok_or_else(|| Error::Failed(format!("no figure in: {}", printed.trim())))
+    (programs.figure)(&printed)
+        .ok_or_else(|| Error::Failed(format!("no figure in: {}", printed.trim())))
 }
 
 #[cfg(test)]

@@ -50,10 +50,30 @@ pub(super) fn rows() -> Vec<TableRow> {
             AtLeast(bar(0.80, 0.70)),
         ),
         ("write 1M, Markers", "--op write --size 1M --markers on", Throughput, AtLeast(0.65)),
-        ("write ping-pong, polling", "--op write --size 64 --latency", RoundTrip, AtMost(bar(1.10, 1.12))),
-        ("send ping-pong, polling", "--op send --size 64 --latency", RoundTrip, AtMost(bar(1.10, 1.12))),
-        ("send 4096 ping-pong", "--op send --size 4K --latency", RoundTrip, AtMost(bar(1.25, 1.30))),
-        ("send 64K ping-pong", "--op send --size 64K --latency", RoundTrip, AtMost(bar(1.30, 1.40))),
+        (
+            "write ping-pong, polling",
+            "--op write --size 64 --latency",
+            RoundTrip,
+            AtMost(bar(1.10, 1.12)),
+        ),
+        (
+            "send ping-pong, polling",
+            "--op send --size 64 --latency",
+            RoundTrip,
+            AtMost(bar(1.10, 1.12)),
+        ),
+        (
+            "send 4096 ping-pong",
+            "--op send --size 4K --latency",
+            RoundTrip,
+            AtMost(bar(1.25, 1.30)),
+        ),
+        (
+            "send 64K ping-pong",
+            "--op send --size 64K --latency",
+            RoundTrip,
+            AtMost(bar(1.30, 1.40)),
+        ),
         ("send 1M ping-pong", "--op send --size 1M --latency", RoundTrip, AtMost(1.10)),
         ("send ping-pong, asleep", "--op send --size 64 --latency --wait", RoundTrip, AtMost(1.15)),
         (
@@ -76,7 +96,12 @@ pub(super) fn rows() -> Vec<TableRow> {
             Messages,
             AtLeast(30.0),
         ),
-        ("read 64, 128 outstanding", "--op read --size 64 --depth 128 --spin", Messages, AtLeast(8.0)),
+        (
+            "read 64, 128 outstanding",
+            "--op read --size 64 --depth 128 --spin",
+            Messages,
+            AtLeast(8.0),
+        ),
         ("fetch-add, 128 outstanding", "--op fetch-add --depth 128 --spin", Messages, AtLeast(8.0)),
         (
             "two directions, write 1M",
@@ -87,7 +112,9 @@ pub(super) fn rows() -> Vec<TableRow> {
         ("processor time, write 1M", "--op write --size 1M", Processor, AtMost(bar(1.15, 1.25))),
     ]
     .into_iter()
-    .map(|(name, args, figure, bar)| TableRow::new(name, bar, move |lab| measure(lab, args, figure)))
+    .map(|(name, args, figure, bar)| {
+        TableRow::new(name, bar, move |lab| measure(lab, args, figure))
+    })
     .collect()
 }
 
@@ -103,18 +130,26 @@ fn read(kind: ComparedFigure, value: &Value) -> Result<RatioLine> {
     let of = |path: &str| figure(value, path);
     let (what, ratio, note) = match kind {
         ComparedFigure::Throughput => {
-            let rate = |who: &str| of(&format!("/bytes_per_second/{who}/median")).map(|rate| rate / 1e9);
+            let rate =
+                |who: &str| of(&format!("/bytes_per_second/{who}/median")).map(|rate| rate / 1e9);
             ("of raw TCP", "/ratio", format!("{:.2} beside {:.2} GB/s", rate("uiw")?, rate("raw")?))
         }
         ComparedFigure::RoundTrip => {
             let us = |part: &str, who: &str| of(&format!("/round_trip_us_{part}/{who}/median"));
-            let ends = |part: &str| Ok(format!("{:.1} beside {:.1}", us(part, "uiw")?, us(part, "raw")?));
-            ("of raw TCP", "/ratio", format!("{} us; 99th percentile {}", ends("p50")?, ends("p99")?))
+            let ends =
+                |part: &str| Ok(format!("{:.1} beside {:.1}", us(part, "uiw")?, us(part, "raw")?));
+            (
+                "of raw TCP",
+                "/ratio",
+                format!("{} us; 99th percentile {}", ends("p50")?, ends("p99")?),
+            )
         }
         ComparedFigure::Messages => {
             let raw = of("/one_write_a_message/raw_messages_per_second/median")? / 1e6;
-            let note =
-                format!("raw {raw:.2} million/s; {:.3} of raw TCP in large writes", of("/ratio/median")?);
+            let note = format!(
+                "raw {raw:.2} million/s; {:.3} of raw TCP in large writes",
+                of("/ratio/median")?
+            );
             ("of raw writes", "/one_write_a_message/ratio", note)
         }
         ComparedFigure::Processor => {
@@ -138,13 +173,15 @@ mod tests {
 
     #[test]
     fn comparison_read() {
-        let spread = |median: f64| json!({"median": median, "q1": median - 0.1, "q3": median + 0.1});
+        let spread =
+            |median: f64| json!({"median": median, "q1": median - 0.1, "q3": median + 0.1});
         let value = json!({
             "bytes_per_second": {"uiw": {"median": 6.4e9}, "raw": {"median": 64e9}}, "ratio": spread(0.1), "noise": {"median": 1.01},
             "one_write_a_message": {"raw_messages_per_second": {"median": 25e6}, "ratio": spread(4.0)},
             "cpu_ns_per_byte": {"uiw": {"client": 1.0, "server": 2.0}, "raw": {"client": 0.5, "server": 0.5}},
         });
-        let median = |figure| read(figure, &value).map(|line| (line.spread.median, line.noise)).unwrap();
+        let median =
+            |figure| read(figure, &value).map(|line| (line.spread.median, line.noise)).unwrap();
         assert_eq!(median(ComparedFigure::Throughput), (0.1, Some(1.01)));
         assert_eq!(median(ComparedFigure::Messages), (4.0, Some(1.01)));
         assert_eq!(median(ComparedFigure::Processor), (3.0, Some(1.01)));

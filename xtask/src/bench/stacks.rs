@@ -45,7 +45,8 @@ pub(super) fn rows() -> Vec<TableRow> {
     let row = |name, bar, case: StackCase| TableRow::new(name, bar, move |lab| measure(lab, case));
     let veth = |ours, theirs| StackCase { mtu: 1500, v6: false, is_long: false, ours, theirs };
     let xdp = veth(MeasuredStack::Uiw("xdp", WRITE), MeasuredStack::Smoltcp);
-    let packet = |congestion| veth(MeasuredStack::Uiw("packet", WRITE), MeasuredStack::Tcp(congestion));
+    let packet =
+        |congestion| veth(MeasuredStack::Uiw("packet", WRITE), MeasuredStack::Tcp(congestion));
     let ping = veth(MeasuredStack::Uiw("xdp", PING), MeasuredStack::TcpPing("cubic"));
     let long = |name, kind, args, congestion| {
         let case = StackCase {
@@ -86,9 +87,13 @@ fn measure(lab: &Lab, case: StackCase) -> Result<Vec<RatioLine>> {
     }
     let seconds = lab.seconds(1.0) * if case.is_long { 6.0 } else { 1.0 };
     let theirs = |_| case.slice(&place, case.theirs, seconds);
-    let slices = rotate(lab.rounds, &[&theirs, &|_| case.slice(&place, case.ours, seconds), &theirs])?;
-    let [first, ours, second] = &slices[..] else { return Err(Error::Failed("three slices".to_owned())) };
-    let noise = median(&second.iter().zip(first).map(|(second, first)| second / first).collect::<Vec<_>>());
+    let slices =
+        rotate(lab.rounds, &[&theirs, &|_| case.slice(&place, case.ours, seconds), &theirs])?;
+    let [first, ours, second] = &slices[..] else {
+        return Err(Error::Failed("three slices".to_owned()));
+    };
+    let noise =
+        median(&second.iter().zip(first).map(|(second, first)| second / first).collect::<Vec<_>>());
     let line = match (case.is_long, case.theirs) {
         (true, _) => {
             let share = RatioSpread::new(ours.iter().map(|ours| ours / LINE));
@@ -98,7 +103,9 @@ fn measure(lab: &Lab, case: StackCase) -> Result<Vec<RatioLine>> {
                 format!("bare kernel TCP {:.3} of the line", median(first) / LINE),
             )
         }
-        (false, MeasuredStack::TcpPing(_)) => RatioLine::ratio("of the bare stack", ours, first, (1.0, "us")),
+        (false, MeasuredStack::TcpPing(_)) => {
+            RatioLine::ratio("of the bare stack", ours, first, (1.0, "us"))
+        }
         (false, _) => RatioLine::ratio("of the bare stack", ours, first, (1e9, "GB/s")),
     };
     Ok(vec![line.noise(noise)])
@@ -126,31 +133,42 @@ impl StackCase {
     fn slice(&self, place: &BenchNetwork, stack: MeasuredStack, seconds: f64) -> Result<f64> {
         let port = free_port();
         let at = |host: u8| {
-            if self.v6 { format!("[fd77::{host}]:{port}") } else { format!("10.77.0.{host}:{port}") }
+            if self.v6 {
+                format!("[fd77::{host}]:{port}")
+            } else {
+                format!("10.77.0.{host}:{port}")
+            }
         };
         let own = |kind: &str, host: u8| {
-            let address = if self.v6 { format!("fd77::{host}/64") } else { format!("10.77.0.{host}/24") };
+            let address =
+                if self.v6 { format!("fd77::{host}/64") } else { format!("10.77.0.{host}/24") };
             format!("{kind}:veth0,ip={address},buffer={}", self.buffer())
         };
         match stack {
             MeasuredStack::Tcp(congestion) => {
-                let [a, b] =
-                    [64_000, 262_144].map(|size| place.tcp(&at(1), congestion, "connect", seconds, size));
+                let [a, b] = [64_000, 262_144]
+                    .map(|size| place.tcp(&at(1), congestion, "connect", seconds, size));
                 Ok(a?.max(b?))
             }
-            MeasuredStack::TcpPing(congestion) => place.tcp(&at(1), congestion, "ping", seconds, 64),
+            MeasuredStack::TcpPing(congestion) => {
+                place.tcp(&at(1), congestion, "ping", seconds, 64)
+            }
             MeasuredStack::Smoltcp => {
                 let bare = |words: &str| place.command(&place.bare, words);
-                let _server =
-                    place.serve(bare(&format!("smoltcp {} listen {port}", own("xdp", 11))), "listening")?;
-                let client = bare(&format!("smoltcp {} connect {} {seconds}", own("xdp", 12), at(11)));
+                let _server = place.serve(
+                    bare(&format!("smoltcp {} listen {port}", own("xdp", 11))),
+                    "listening",
+                )?;
+                let client =
+                    bare(&format!("smoltcp {} connect {} {seconds}", own("xdp", 12), at(11)));
                 stream_figure(&json_object(&place.run(client)?)?)
             }
             MeasuredStack::Uiw(kind, args) => {
                 let is_tcp = kind == "tcp";
                 let stack = |host| if is_tcp { "tcp".to_owned() } else { own(kind, host) };
                 let at = at(if is_tcp { 1 } else { 11 });
-                let client = format!("--llp {} perf {at} --json --seconds {seconds} {args}", stack(12));
+                let client =
+                    format!("--llp {} perf {at} --json --seconds {seconds} {args}", stack(12));
                 place.perf(&format!("--llp {} serve --listen {at}", stack(11)), &client)
             }
         }

@@ -57,12 +57,16 @@ impl PathCell {
 
 pub(super) fn rows() -> Vec<TableRow> {
     let mut rows = vec![
-        TableRow::new("file, cubic, beside rclone", RatioBar::AtLeast(1.1), |lab| file(lab, "cubic")),
+        TableRow::new("file, cubic, beside rclone", RatioBar::AtLeast(1.1), |lab| {
+            file(lab, "cubic")
+        }),
         TableRow::new("file, bbr, beside rclone", RatioBar::AtLeast(1.1), |lab| file(lab, "bbr")),
         TableRow::new("file, bbr, of the line", RatioBar::AtLeast(0.85), file_of_line),
         TableRow::new("10,000 files of 4 KiB, beside tar", RatioBar::AtLeast(0.5), files),
         TableRow::new("path cut at half", RatioBar::AtMost(64.0), |lab| interrupted(lab, true)),
-        TableRow::new("server killed at half", RatioBar::AtMost(64.0), |lab| interrupted(lab, false)),
+        TableRow::new("server killed at half", RatioBar::AtMost(64.0), |lab| {
+            interrupted(lab, false)
+        }),
         TableRow::new("write 1M, bbr, with TLS", RatioBar::AtLeast(0.97), tls),
     ];
     for congestion in ["bbr", "cubic"] {
@@ -92,7 +96,10 @@ impl<'a> WanBench<'a> {
         // Otherwise a connection would start with TCP metrics cached from the previous one.
         let no_metrics = || fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
         let network = &place.network;
-        network.inside_server(no_metrics).and_then(|()| network.inside_client(no_metrics)).map_err(failed)?;
+        network
+            .inside_server(no_metrics)
+            .and_then(|()| network.inside_client(no_metrics))
+            .map_err(failed)?;
         Ok(Self { lab, place })
     }
 
@@ -103,7 +110,12 @@ impl<'a> WanBench<'a> {
     }
 
     /// Calls `what` while the emulator carries frames over a path.
-    fn carrying(&self, cell: PathCell, seed: u32, what: impl FnOnce() -> Result<f64>) -> Result<f64> {
+    fn carrying(
+        &self,
+        cell: PathCell,
+        seed: u32,
+        what: impl FnOnce() -> Result<f64>,
+    ) -> Result<f64> {
         let _path = self.place.carry(&cell.options(seed))?;
         what()
     }
@@ -145,15 +157,18 @@ impl<'a> WanBench<'a> {
     /// Starts a server that shares the folder `source`.
     fn share(&self, source: &Path, at: &str, congestion: &str) -> Result<Process> {
         let source = source.display();
-        let words =
-            format!("{} serve --listen {at} --congestion {congestion} --share s={source}", self.tls()?);
+        let words = format!(
+            "{} serve --listen {at} --congestion {congestion} --share s={source}",
+            self.tls()?
+        );
         self.place.serve(self.uiw(&words), "listening on")
     }
 
     /// Returns the command that copies `what` from the shared folder.
     fn copying(&self, at: &str, what: &str, target: &Path, congestion: &str) -> Result<Command> {
         let target = target.display();
-        Ok(self.uiw(&format!("{} cp --congestion {congestion} {at}:s/{what} {target}", self.tls()?)))
+        Ok(self
+            .uiw(&format!("{} cp --congestion {congestion} {at}:s/{what} {target}", self.tls()?)))
     }
 
     /// Measures `uiw cp` in seconds, and compares the target with the source.
@@ -168,8 +183,10 @@ impl<'a> WanBench<'a> {
     fn rclone(&self, source: &Path) -> Result<f64> {
         let (target, at) = (self.lab.fresh_folder("target")?, self.place.address());
         fs::write(self.place.home.join("none"), "").map_err(failed)?;
-        let rclone = |words: &str| self.place.command("rclone".as_ref(), &format!("--config none {words}"));
-        let server = format!("serve webdav --log-file /dev/stdout --addr {at} {}", source.display());
+        let rclone =
+            |words: &str| self.place.command("rclone".as_ref(), &format!("--config none {words}"));
+        let server =
+            format!("serve webdav --log-file /dev/stdout --addr {at} {}", source.display());
         let _server = self.place.serve(rclone(&server), "erver started")?;
         let client = format!(
             "copyto :webdav:big {}/big --webdav-url http://{at} --ignore-checksum --multi-thread-streams 8 --multi-thread-cutoff 1M",
@@ -195,8 +212,11 @@ impl<'a> WanBench<'a> {
             // The temporary `Command` is dropped at the end of the statement and closes its copy of
             // the descriptor, so the connection ends when tar exits.
             let packing = tar(source).args(["-cf", "-", "."]).stdout(OwnedFd::from(from)).spawn();
-            let unpacked =
-                tar(&target).args(["-xf", "-"]).stdin(OwnedFd::from(to)).status().map_err(failed)?;
+            let unpacked = tar(&target)
+                .args(["-xf", "-"])
+                .stdin(OwnedFd::from(to))
+                .status()
+                .map_err(failed)?;
             let packed = packing.and_then(|mut child| child.wait()).map_err(failed)?;
             let is_done = packed.success() && unpacked.success();
             if is_done { Ok(()) } else { Err(Error::Failed(format!("tar: {packed}, {unpacked}"))) }
@@ -250,8 +270,10 @@ impl WanBench<'_> {
         ours: impl Fn() -> Result<f64>,
         theirs: impl Fn() -> Result<f64>,
     ) -> Result<Vec<RatioLine>> {
-        let carried = |round, copy: &dyn Fn() -> Result<f64>| self.carrying(cell, 100 + round, copy);
-        let seconds = rotate(rounds, &[&|round| carried(round, &ours), &|round| carried(round, &theirs)])?;
+        let carried =
+            |round, copy: &dyn Fn() -> Result<f64>| self.carrying(cell, 100 + round, copy);
+        let seconds =
+            rotate(rounds, &[&|round| carried(round, &ours), &|round| carried(round, &theirs)])?;
         Ok(vec![RatioLine::ratio(what, &seconds[1], &seconds[0], (1.0, "s"))])
     }
 }
@@ -275,7 +297,8 @@ fn file_of_line(lab: &Lab) -> Result<Vec<RatioLine>> {
     let source = wan.large_file_folder()?;
     let took = |round| wan.carrying(LONG, 100 + round, || wan.copy(&source, "big", "bbr"));
     let seconds = rotate(file_rounds(lab), &[&took])?;
-    let shares = seconds.iter().flatten().map(|seconds| wan.bytes() as f64 * 8.0 / seconds / LONG_RATE);
+    let shares =
+        seconds.iter().flatten().map(|seconds| wan.bytes() as f64 * 8.0 / seconds / LONG_RATE);
     Ok(vec![RatioLine::new("of the line", RatioSpread::new(shares), "")])
 }
 
@@ -287,8 +310,8 @@ fn files(lab: &Lab) -> Result<Vec<RatioLine>> {
     for number in 0..FILES {
         let folder = source.join(format!("{:02}", number % 100));
         let content = [&number.to_be_bytes()[..], &content[4..]].concat();
-        let made =
-            fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(number.to_string()), content));
+        let made = fs::create_dir_all(&folder)
+            .and_then(|()| fs::write(folder.join(number.to_string()), content));
         made.map_err(failed)?;
     }
     let (ours, theirs) = (|| wan.copy(&source, "", "cubic"), || wan.tar(&source));
@@ -299,7 +322,8 @@ fn files(lab: &Lab) -> Result<Vec<RatioLine>> {
 /// bytes (including headers) that reach the client in addition to those of the file.
 fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     let wan = WanBench::new(lab)?;
-    let (source, target, at) = (wan.large_file_folder()?, lab.fresh_folder("target")?, wan.place.address());
+    let (source, target, at) =
+        (wan.large_file_folder()?, lab.fresh_folder("target")?, wan.place.address());
     let mut server = wan.share(&source, &at, "bbr")?;
     let mut path = wan.place.carry(&LONG.options(100))?;
     let mut client = start(&wan.place.network.client(wan.copying(&at, "big", &target, "bbr")?))?;
@@ -309,7 +333,10 @@ fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     while fs::metadata(&journal).map_or(0, |data| data.len()) < half {
         if !client.is_running() || Instant::now() > until {
             let said = client.finish(Duration::ZERO);
-            return Err(Error::Failed(format!("half of the file has not arrived: {}", said.last_line())));
+            return Err(Error::Failed(format!(
+                "half of the file has not arrived: {}",
+                said.last_line()
+            )));
         }
         thread::sleep(Duration::from_millis(10));
     }
@@ -326,7 +353,11 @@ fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     let begun = Instant::now();
     let ended = client.finish(HALF_TIMEOUT);
     if !ended.is_ok() {
-        return Err(Error::Failed(format!("uiw cp: exit code {}: {}", ended.status, ended.last_line())));
+        return Err(Error::Failed(format!(
+            "uiw cp: exit code {}: {}",
+            ended.status,
+            ended.last_line()
+        )));
     }
     let note = format!("done {:.1} s after that", begun.elapsed().as_secs_f64());
     drop(server);
@@ -344,7 +375,10 @@ fn end_emulator(emulator: Process) -> Result<f64> {
     let ways = value["ways"].as_array().into_iter().flatten();
     let way = ways.into_iter().find(|way| way["to"] == "client").cloned().unwrap_or_default();
     if way["missed"] != 0 {
-        eprintln!("warning: {} frames arrived faster than the emulator could read them", way["missed"]);
+        eprintln!(
+            "warning: {} frames arrived faster than the emulator could read them",
+            way["missed"]
+        );
     }
     figure(&way, "/delivered_bytes")
 }
@@ -377,14 +411,19 @@ fn lossy(lab: &Lab) -> Result<Vec<RatioLine>> {
     let (mean, half) = confidence_interval(&logs);
     let [low, mean, high] = [mean - half, mean, mean + half].map(f64::exp);
     let note = format!("of {} pairs; mean {mean:.3}, up to {high:.3}", logs.len());
-    Ok(vec![RatioLine::new("of bare TCP, lower bound", RatioSpread { median: low, q1: low, q3: high }, note)])
+    Ok(vec![RatioLine::new(
+        "of bare TCP, lower bound",
+        RatioSpread { median: low, q1: low, q3: high },
+        note,
+    )])
 }
 
 /// Returns the mean, and half of the width of its 95 % interval.
 fn confidence_interval(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
+    let variance =
+        values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
     (mean, 1.96 * (variance / count).sqrt())
 }
 

@@ -13,8 +13,14 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
     ("README.md", "the test command of the source tree, which CI runs"),
     ("docs/containers.md", "containers, by interop/tests/stock"),
-    ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
-    ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
+    (
+        "docs/installing.md",
+        "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd",
+    ),
+    (
+        "docs/interop.md",
+        "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine",
+    ),
     ("docs/serving.md", "a running systemd; interop/tests/stock/sandboxes has the unit"),
     ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
     (
@@ -73,7 +79,9 @@ fn collect<'a>(
             }
     }
     wrong.extend(
-        excused.iter().map(|page| format!("NOT_RUN: {} has no command that is not run", page.display())),
+        excused
+            .iter()
+            .map(|page| format!("NOT_RUN: {} has no command that is not run", page.display())),
     );
     match script::sections(script, &pages) {
         Ok(sections) => drop(pages.insert(script::PATH.into(), sections)),
@@ -92,9 +100,10 @@ mod tests {
     const SCRIPT: &str = "set -eu\n\necho '== run.md: A'\ntrue\n";
 
     fn wrong(not_run: &[&str], script: &str) -> Vec<String> {
-        let documents: BTreeMap<_, _> = [("run.md", RUN), ("not.md", NOT), ("indented.md", INDENTED)]
-            .map(|(path, text)| (PathBuf::from(path), Page::new(text.to_owned())))
-            .into();
+        let documents: BTreeMap<_, _> =
+            [("run.md", RUN), ("not.md", NOT), ("indented.md", INDENTED)]
+                .map(|(path, text)| (PathBuf::from(path), Page::new(text.to_owned())))
+                .into();
         let not_run: Vec<_> = not_run.iter().map(|page| (*page, "a reason")).collect();
         let book = documents.keys().map(PathBuf::as_path);
         match collect(&documents, book, script, &not_run) {
@@ -118,6 +127,9 @@ mod tests {
             let wrong = wrong(not_run, SCRIPT);
             assert!(matches!(&wrong[..], [line] if line.contains(page)), "{not_run:?}: {wrong:?}");
         }
-        assert_eq!(wrong(&["not.md", "indented.md"], &SCRIPT.replace("\ntrue", "\nfalse")).len(), 1);
+        assert_eq!(
+            wrong(&["not.md", "indented.md"], &SCRIPT.replace("\ntrue", "\nfalse")).len(),
+            1
+        );
     }
 }

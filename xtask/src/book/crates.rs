@@ -75,11 +75,18 @@ impl Crates {
     /// use that folder instead of crates.io. `place` is the path of `folder` in the root. Cargo
     /// builds all crates in `built` and without debug information, so that each is built only once
     /// in a run.
-    pub(super) fn place(&self, folder: &Path, place: &str, built: &str, config: &Path) -> Result<(), String> {
+    pub(super) fn place(
+        &self,
+        folder: &Path,
+        place: &str,
+        built: &str,
+        config: &Path,
+    ) -> Result<(), String> {
         for member in &self.members {
             let archive = self.archive(member);
             unpack(&archive, folder)?;
-            let bytes = fs::read(&archive).map_err(|error| format!("{}: {error}", archive.display()))?;
+            let bytes =
+                fs::read(&archive).map_err(|error| format!("{}: {error}", archive.display()))?;
             let sums = format!("{{\"files\":{{}},\"package\":\"{}\"}}", sha256(&bytes));
             let unpacked = folder.join(format!("{}-{}", member.name, member.version));
             write(&unpacked.join(".cargo-checksum.json"), &sums)?;
@@ -113,7 +120,8 @@ fn members() -> Result<Vec<WorkspaceMember>, String> {
     let mut members: Vec<WorkspaceMember> = Vec::new();
     for line in text.lines() {
         let mut words = line.split_whitespace();
-        if let (Some(name), Some(version), Some(folder)) = (words.next(), words.next(), words.next())
+        if let (Some(name), Some(version), Some(folder)) =
+            (words.next(), words.next(), words.next())
             && folder.starts_with("(/")
             && !members.iter().any(|member| member.name == name)
         {

@@ -63,7 +63,9 @@ impl Page {
                     has_commands |= matches!(&*language, "sh" | "shell" | "bash");
                 }
                 Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
-                Event::End(TagEnd::Heading(_)) => anchors.extend(heading.take().map(|words| anchor(&words))),
+                Event::End(TagEnd::Heading(_)) => {
+                    anchors.extend(heading.take().map(|words| anchor(&words)));
+                }
                 Event::Text(words) | Event::Code(words) => {
                     if let Some(heading) = &mut heading {
                         heading.push_str(&words);

@@ -99,7 +99,18 @@ impl Root {
         let layers = layers.iter().copied().chain([self.layer.as_path()]);
         let layers: Vec<_> = layers.map(|layer| layer.display().to_string()).collect();
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--", "sh", "-c", ENTER, "sh"]);
+        command.args([
+            "--mount",
+            "--net",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--",
+            "sh",
+            "-c",
+            ENTER,
+            "sh",
+        ]);
         command.arg(layers.join(":")).arg(place).arg(script);
         for (folder, to, mode) in seen {
             command.arg(folder).args([to, mode]);
@@ -117,9 +128,14 @@ fn make(layer: &Path) -> Result<(), String> {
     make.arg(debian::SUITE).arg(&partial).args(debian::sources());
     let made = make.output().map_err(|error| format!("mmdebstrap: {error}")).and_then(|output| {
         if output.status.success() {
-            return fs::rename(&partial, layer).map_err(|error| format!("{}: {error}", layer.display()));
+            return fs::rename(&partial, layer)
+                .map_err(|error| format!("{}: {error}", layer.display()));
         }
-        Err(format!("mmdebstrap: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
+        Err(format!(
+            "mmdebstrap: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        ))
     });
     if made.is_err() {
         let _ = fs::remove_dir_all(&partial);

@@ -30,13 +30,16 @@ const INSTALLS: &str = "docs/installing.md";
 /// Runs the selected pages and the script. The last line on stdout is the number of passed and
 /// failed ones. Returns `false` if one failed.
 pub(super) fn run(commands: &Commands, options: &Options) -> Result<bool, String> {
-    let wanted =
-        |name: &&Path| options.only.as_deref().is_none_or(|only| name.display().to_string().contains(only));
+    let wanted = |name: &&Path| {
+        options.only.as_deref().is_none_or(|only| name.display().to_string().contains(only))
+    };
     let mut names: Vec<&Path> = commands.keys().map(PathBuf::as_path).filter(wanted).collect();
     // The script takes the longest, so it starts first.
     names.sort_by_key(|name| *name != Path::new(script::PATH));
     if names.is_empty() {
-        return Err("--only selects nothing: no page with commands has its text in the name".to_owned());
+        return Err(
+            "--only selects nothing: no page with commands has its text in the name".to_owned()
+        );
     }
     let mut total = Tally::default();
     let set_up = match missing() {
@@ -150,21 +153,29 @@ impl FreshRoot {
         for (number, step) in steps.iter().enumerate() {
             // The commands run in the shell itself, because a command may start a job that a later
             // one ends.
-            script +=
-                &format!("{{ {}}} > /mnt/{number}.said 2>&1; echo $? > /mnt/{number}.code\n", step.script());
+            script += &format!(
+                "{{ {}}} > /mnt/{number}.said 2>&1; echo $? > /mnt/{number}.code\n",
+                step.script()
+            );
         }
         fs::write(said.join("script"), script).map_err(|error| error.to_string())?;
         let is_bare = [INSTALLS, script::PATH].iter().any(|path| name == Path::new(path));
         let end = self.shell("exec bash /mnt/script", &said, is_bare)?;
         for (number, step) in steps.iter().enumerate() {
-            let (printed, code) = (read(&format!("{number}.said")), read(&format!("{number}.code")));
+            let (printed, code) =
+                (read(&format!("{number}.said")), read(&format!("{number}.code")));
             let output_matches =
                 transcript::output_matches(step.printed(), &printed.lines().collect::<Vec<_>>());
             if !output_matches || code.trim() != "0" {
                 let (command, expected) = (step.script(), step.printed().join("\n"));
-                let code =
-                    if code.is_empty() { format!("{end:?}") } else { format!("exit code {}", code.trim()) };
-                return Err(format!("\n$ {command}{code}, expected:\n{expected}\nprinted:\n{printed}"));
+                let code = if code.is_empty() {
+                    format!("{end:?}")
+                } else {
+                    format!("exit code {}", code.trim())
+                };
+                return Err(format!(
+                    "\n$ {command}{code}, expected:\n{expected}\nprinted:\n{printed}"
+                ));
             }
         }
         Ok(())
@@ -178,8 +189,11 @@ impl FreshRoot {
         let layers: &[&Path] = if is_bare { &[&reader] } else { &[&reader, &installed] };
         let built = self.layer("built");
         fs::create_dir_all(&built).map_err(|error| format!("{}: {error}", built.display()))?;
-        let seen =
-            [(said, "mnt", "rw"), (self.toolchain.as_path(), "opt/rust", "ro"), (&built, &BUILT[1..], "rw")];
+        let seen = [
+            (said, "mnt", "rw"),
+            (self.toolchain.as_path(), "opt/rust", "ro"),
+            (&built, &BUILT[1..], "rw"),
+        ];
         let mut command = self.root.command(layers, &place, script, &seen);
         let end = process::run(command.stdout(Stdio::null()), Instant::now() + CAP);
         end.map_err(|error| format!("unshare: {error}"))

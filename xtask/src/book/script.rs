@@ -54,7 +54,9 @@ mod tests {
     fn script_that_differs_from_pages_rejected() {
         let pages = [(PathBuf::from("docs/p.md"), transcript::sections(PAGE).unwrap())].into();
         assert_eq!(sections(SCRIPT, &pages).as_ref(), Ok(&pages[Path::new("docs/p.md")]));
-        for (from, to) in [("one\n", "one -v\n"), ("x\n", ""), ("two\n", "two\nthree\n"), (": C", ": D")] {
+        for (from, to) in
+            [("one\n", "one -v\n"), ("x\n", ""), ("two\n", "two\nthree\n"), (": C", ": D")]
+        {
             let wrong = sections(&SCRIPT.replacen(from, to, 1), &pages);
             assert_eq!(wrong.err().map(|wrong| wrong.len()), Some(1), "{from}");
         }

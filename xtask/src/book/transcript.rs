@@ -94,7 +94,8 @@ pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
             before = line;
         }
     }
-    sections.retain(|section| section.steps.iter().any(|step| matches!(step, Step::Command { .. })));
+    sections
+        .retain(|section| section.steps.iter().any(|step| matches!(step, Step::Command { .. })));
     Ok(sections)
 }
 
@@ -127,9 +128,9 @@ pub(super) fn output_matches(expected: &[String], lines: &[&str]) -> bool {
         Some((line, rest)) if line == "..." => {
             (0..=lines.len()).any(|skipped| output_matches(rest, &lines[skipped..]))
         }
-        Some((line, rest)) => lines
-            .split_first()
-            .is_some_and(|(first, others)| line_matches(line, first) && output_matches(rest, others)),
+        Some((line, rest)) => lines.split_first().is_some_and(|(first, others)| {
+            line_matches(line, first) && output_matches(rest, others)
+        }),
     }
 }
 
@@ -222,7 +223,12 @@ b
             let expected: Vec<_> = expected.iter().map(|line| (*line).to_owned()).collect();
             output_matches(&expected, &printed.lines().collect::<Vec<_>>())
         };
-        assert!(is(&["a[..]c"], "abcc") && is(&["a[..]"], "a") && is(&["[..]c"], "c") && is(&[""], "\n"));
+        assert!(
+            is(&["a[..]c"], "abcc")
+                && is(&["a[..]"], "a")
+                && is(&["[..]c"], "c")
+                && is(&[""], "\n")
+        );
         assert!(is(&["[..] b [..] d"], "a b c d") && is(&["[..]"], "\n") && is(&[], ""));
         assert!(
             !is(&["a[..]c"], "abcd")

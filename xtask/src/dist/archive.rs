@@ -16,7 +16,9 @@ pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
             let entry = entry?;
             match entry.file_type()?.is_dir() {
                 true => folders.push(entry.path()),
-                false => files.push(entry.path().strip_prefix(root).unwrap_or(&folder).to_path_buf()),
+                false => {
+                    files.push(entry.path().strip_prefix(root).unwrap_or(&folder).to_path_buf());
+                }
             }
         }
     }
@@ -30,7 +32,8 @@ pub(super) fn tar(root: &Path, top: &str, seconds: u64, to: &Path) -> Result<(),
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu"]);
     tar.arg(format!("--mtime=@{seconds}")).arg(format!("--transform=flags=r;s,^[.],{top},"));
-    output(tar.arg("--create").arg("--file").arg(to).arg("--directory").arg(root).arg(".")).map(drop)
+    output(tar.arg("--create").arg("--file").arg(to).arg("--directory").arg(root).arg("."))
+        .map(drop)
 }
 
 /// Replaces files by compressed ones, which contain neither name nor time.

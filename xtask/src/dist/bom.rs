@@ -27,12 +27,15 @@ fn of(crates: &Crates, version: &str, timestamp: &str) -> Value {
         .0
         .values()
         .map(|one| {
-            let uses: Vec<String> = one.uses.iter().filter_map(|id| crates.0.get(id)).map(url).collect();
+            let uses: Vec<String> =
+                one.uses.iter().filter_map(|id| crates.0.get(id)).map(url).collect();
             json!({ "ref": url(one), "dependsOn": uses })
         })
         .collect();
-    let programs =
-        crates.0.values().filter(|one| PACKAGES.iter().chain(&PYTHON).any(|name| *name == one.name));
+    let programs = crates
+        .0
+        .values()
+        .filter(|one| PACKAGES.iter().chain(&PYTHON).any(|name| *name == one.name));
     edges.push(json!({ "ref": root, "dependsOn": programs.map(url).collect::<Vec<_>>() }));
     json!({
         "$schema": "http://cyclonedx.org/schema/bom-1.5.schema.json",
@@ -77,7 +80,14 @@ fn serial(components: &[Value]) -> String {
     bytes[6] = bytes[6] & 0x0F | 0x80;
     bytes[8] = bytes[8] & 0x3F | 0x80;
     let hex: String = bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("urn:uuid:{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    format!(
+        "urn:uuid:{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
 }
 
 #[cfg(test)]
@@ -91,10 +101,17 @@ mod tests {
         let bom = of(&crates, "1.2.3", "2026-01-02T03:04:05Z");
         assert_eq!(bom, of(&crates, "1.2.3", "2026-01-02T03:04:05Z"));
         let all = |list: &Value, key: &str| -> Vec<String> {
-            list.as_array().unwrap().iter().map(|one| one[key].as_str().unwrap().to_owned()).collect()
+            list.as_array()
+                .unwrap()
+                .iter()
+                .map(|one| one[key].as_str().unwrap().to_owned())
+                .collect()
         };
         let components = all(&bom["components"], "bom-ref");
-        assert!(components.iter().any(|name| name.starts_with("pkg:cargo/rustls@")), "{components:?}");
+        assert!(
+            components.iter().any(|name| name.starts_with("pkg:cargo/rustls@")),
+            "{components:?}"
+        );
         let edges = bom["dependencies"].as_array().unwrap();
         assert_eq!(edges.len(), components.len() + 1);
         for edge in edges {

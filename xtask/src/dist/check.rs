@@ -51,7 +51,8 @@ pub(super) fn run(dist: &PackageBuild) -> Result<bool, String> {
         }
         println!("== {}", check.name);
         let missing = check.programs.iter().find(|program| !crate::packages::on_path(program));
-        let missing = missing.map(|program| (*program).to_owned()).or_else(|| dist.emulator().err());
+        let missing =
+            missing.map(|program| (*program).to_owned()).or_else(|| dist.emulator().err());
         if let Some(missing) = missing {
             println!("SKIPPED: {}: {missing}", check.name);
             total.skipped += 1;
@@ -93,7 +94,9 @@ fn expect(is_so: bool, otherwise: impl FnOnce() -> String) -> Result<(), String>
 }
 
 fn files(root: &Path) -> Result<BTreeSet<PathBuf>, String> {
-    archive::files(root).map(BTreeSet::from_iter).map_err(|error| format!("{}: {error}", root.display()))
+    archive::files(root)
+        .map(BTreeSet::from_iter)
+        .map_err(|error| format!("{}: {error}", root.display()))
 }
 
 fn same(before: &BTreeSet<PathBuf>, after: &BTreeSet<PathBuf>) -> Result<(), String> {
@@ -102,12 +105,19 @@ fn same(before: &BTreeSet<PathBuf>, after: &BTreeSet<PathBuf>) -> Result<(), Str
 }
 
 fn tarball(dist: &PackageBuild, package: &Path) -> Result<(), String> {
-    output(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&dist.out))?;
+    output(
+        Command::new("sha256sum")
+            .args(["--check", "--strict", "SHA256SUMS"])
+            .current_dir(&dist.out),
+    )?;
     let root = dist.root()?;
     root.put(package, "uiw.tar.gz")?;
     root.run("mkdir uiw; tar --strip-components=1 -xf uiw.tar.gz -C uiw")?;
     let said = root.run("uiw/bin/uiw --version; uiw/bin/uiw run -- ibv_devices")?;
-    expect(said.starts_with(&format!("uiw {}\n", dist.version)) && said.contains("uiw_lo"), || said)?;
+    expect(
+        said.starts_with(&format!("uiw {}\n", dist.version)) && said.contains("uiw_lo"),
+        || said,
+    )?;
     root.run(&format!("PATH=$PWD/uiw/bin:$PATH; {RPING}")).map(drop)
 }
 
@@ -127,11 +137,15 @@ fn deb(dist: &PackageBuild, package: &Path) -> Result<(), String> {
     let stock = "sha256sum $(dpkg -L libibverbs1 librdmacm1 | grep '[.]so[.]1$'); ldconfig -p";
     let (before, libraries) = (own(root.path())?, root.run(stock)?);
     root.run("apt-get install -y ./uiw.deb")?;
-    root.run("test \"$(uiw --version)\" = \"uiw $(dpkg-query -W -f '${Version}' uiw | sed 's/-1$//')\"")?;
+    root.run(
+        "test \"$(uiw --version)\" = \"uiw $(dpkg-query -W -f '${Version}' uiw | sed 's/-1$//')\"",
+    )?;
     let devices = root.run("uiw run -- ibv_devices")?;
     expect(devices.contains("uiw_lo"), || devices)?;
     root.run(RPING)?;
-    root.run("test -s /usr/share/man/man1/uiw-serve.1.gz && test -s /lib/systemd/system/uiw.service")?;
+    root.run(
+        "test -s /usr/share/man/man1/uiw-serve.1.gz && test -s /lib/systemd/system/uiw.service",
+    )?;
     expect(root.run(stock)? == libraries, || "libraries of rdma-core were replaced".to_owned())?;
     root.run("apt-get purge -y uiw")?;
     same(&before, &own(root.path())?)
@@ -190,12 +204,19 @@ impl PodmanStorage {
     fn podman(&self, args: &[&str]) -> Result<String, String> {
         let mut command = if self.as_user {
             let mut command = Command::new("unshare");
-            command.args(["--mount", "sh", "-c", AS_USER, "sh"]).arg(&self.storage).current_dir("/");
+            command
+                .args(["--mount", "sh", "-c", AS_USER, "sh"])
+                .arg(&self.storage)
+                .current_dir("/");
             command
         } else {
             Command::new("podman")
         };
-        command.arg("--root").arg(self.storage.join("root")).arg("--runroot").arg(self.storage.join("run"));
+        command
+            .arg("--root")
+            .arg(self.storage.join("root"))
+            .arg("--runroot")
+            .arg(self.storage.join("run"));
         command.args(["--storage-driver=vfs", "--cgroup-manager=cgroupfs"]);
         // On a system with both versions of cgroups, podman's default runtime fails unless cgroups
         // are disabled, so runc is used if it is installed.
@@ -208,8 +229,13 @@ impl PodmanStorage {
     fn run(&self, image: &str, more: &[&str], args: &[&str]) -> Result<String, String> {
         // In a container, podman cannot raise the limits, and an ordinary user cannot create
         // cgroups.
-        let options =
-            ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
+        let options = [
+            "run",
+            "--rm",
+            "--network=none",
+            "--ulimit=nofile=1024:1024",
+            "--ulimit=nproc=1000:1000",
+        ];
         let cgroups: &[&str] = if self.as_user { &["--cgroups=disabled"] } else { &[] };
         self.podman(&[&options, cgroups, more, &[image], args].concat())
     }
@@ -219,7 +245,8 @@ impl PodmanStorage {
         // The user may not have access to the folder of the package.
         let archive = self.storage.join("image.tar");
         fs::copy(package, &archive).map_err(|error| format!("{}: {error}", archive.display()))?;
-        let loaded = self.podman(&["pull", "--quiet", &format!("oci-archive:{}", archive.display())])?;
+        let loaded =
+            self.podman(&["pull", "--quiet", &format!("oci-archive:{}", archive.display())])?;
         let image = loaded.trim();
         let said = self.run(image, &[], &["--version"])?;
         expect(said == format!("uiw {}\n", dist.version), || said)?;

@@ -54,11 +54,13 @@ impl Crates {
         let metadata: Value =
             serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
         let lock = crate::workspace::root().join("Cargo.lock");
-        let lock = fs::read_to_string(&lock).map_err(|error| format!("{}: {error}", lock.display()))?;
+        let lock =
+            fs::read_to_string(&lock).map_err(|error| format!("{}: {error}", lock.display()))?;
         let mut crates = BTreeMap::new();
         for package in metadata["packages"].as_array().into_iter().flatten() {
             let of = |key: &str| package[key].as_str().map(str::to_owned);
-            let (Some(id), Some(name), Some(version)) = (of("id"), of("name"), of("version")) else {
+            let (Some(id), Some(name), Some(version)) = (of("id"), of("name"), of("version"))
+            else {
                 continue;
             };
             if !linked.contains(&(name.clone(), version.clone())) {
@@ -70,14 +72,18 @@ impl Crates {
             // An older form of this field separates licences by `/`.
             let licence = of("license").map(|text| text.replace('/', " OR "));
             let repository = of("repository");
-            crates.insert(id, Crate { name, version, licence, repository, folder, sum, uses: Vec::new() });
+            crates.insert(
+                id,
+                Crate { name, version, licence, repository, folder, sum, uses: Vec::new() },
+            );
         }
         let ids: Vec<String> = crates.keys().cloned().collect();
         for node in metadata["resolve"]["nodes"].as_array().into_iter().flatten() {
             let Some(one) = node["id"].as_str().and_then(|id| crates.get_mut(id)) else { continue };
             let uses = node["deps"].as_array().into_iter().flatten().filter(|dep| is_linked(dep));
-            let uses =
-                uses.filter_map(|dep| dep["pkg"].as_str()).filter(|id| ids.iter().any(|other| other == id));
+            let uses = uses
+                .filter_map(|dep| dep["pkg"].as_str())
+                .filter(|id| ids.iter().any(|other| other == id));
             one.uses = uses.map(str::to_owned).collect();
             one.uses.sort();
         }
@@ -96,7 +102,9 @@ fn sum(lock: &str, name: &str, version: &str) -> Option<String> {
     let entry = lock
         .split("[[package]]")
         .find(|entry| wanted.iter().all(|line| entry.lines().any(|other| other == line)))?;
-    entry.lines().find_map(|line| Some(line.strip_prefix("checksum = \"")?.strip_suffix('"')?.to_owned()))
+    entry
+        .lines()
+        .find_map(|line| Some(line.strip_prefix("checksum = \"")?.strip_suffix('"')?.to_owned()))
 }
 
 #[cfg(test)]

@@ -51,7 +51,9 @@ fn fill(root: &Path) -> io::Result<Vec<PathBuf>> {
     fs::remove_file(doc.join("LICENSE-MIT"))?;
     // In a control file, the continuation lines of a field begin with a space, and an empty line is
     // written as a dot.
-    let mit = mit.lines().map(|line| if line.is_empty() { " .\n".to_owned() } else { format!(" {line}\n") });
+    let mit = mit
+        .lines()
+        .map(|line| if line.is_empty() { " .\n".to_owned() } else { format!(" {line}\n") });
     fs::write(doc.join("copyright"), COPYRIGHT.replace("@mit@\n", &mit.collect::<String>()))?;
     fs::copy(crate::workspace::root().join("CHANGELOG.md"), doc.join("changelog"))?;
     let pages = archive::files(&man)?.into_iter().map(|page| man.join(page));

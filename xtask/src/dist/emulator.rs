@@ -21,9 +21,9 @@ impl Emulator {
         }
         match output(Command::new("update-binfmts").args(["--enable", &name])) {
             Ok(_) => Ok(Self { enabled: Some(name) }),
-            Err(error) => {
-                Err(format!("{name} (Debian packages qemu-user-static and binfmt-support): {error}"))
-            }
+            Err(error) => Err(format!(
+                "{name} (Debian packages qemu-user-static and binfmt-support): {error}"
+            )),
         }
     }
 }

@@ -55,7 +55,11 @@ impl GlibcNeeds {
 
     /// Returns the libraries that a wheel must not load from the system.
     pub(super) fn foreign(&self) -> Vec<&str> {
-        self.libraries.iter().map(String::as_str).filter(|name| !SYSTEM_LIBRARIES.contains(name)).collect()
+        self.libraries
+            .iter()
+            .map(String::as_str)
+            .filter(|name| !SYSTEM_LIBRARIES.contains(name))
+            .collect()
     }
 }
 
@@ -89,7 +93,10 @@ Version References:
 ";
         let needs = GlibcNeeds::parse(text);
         assert_eq!(needs.minor, 28);
-        assert_eq!(needs.libraries.iter().collect::<Vec<_>>(), ["libgcc_s.so.1", "libibverbs.so.1"]);
+        assert_eq!(
+            needs.libraries.iter().collect::<Vec<_>>(),
+            ["libgcc_s.so.1", "libibverbs.so.1"]
+        );
         assert_eq!(needs.foreign(), ["libibverbs.so.1"]);
     }
 }

@@ -85,14 +85,24 @@ impl std::fmt::Display for Kind {
 
 pub(crate) fn run(options: &Options) -> ExitCode {
     let made = PackageBuild::make(options);
-    crate::process::exit_code(made.and_then(|dist| if options.check { check::run(&dist) } else { Ok(true) }))
+    crate::process::exit_code(
+        made.and_then(|dist| if options.check { check::run(&dist) } else { Ok(true) }),
+    )
 }
 
 /// Creates packages of these kinds in a folder, and returns their paths.
 pub(crate) fn make(out: &Path, only: &[Kind], debug: bool) -> Result<Vec<PathBuf>, String> {
-    let options =
-        Options { out: Some(out.to_path_buf()), only: only.to_vec(), debug, target: None, check: false };
-    Ok(std::mem::take(&mut PackageBuild::make(&options)?.made).into_iter().map(|(_, file)| file).collect())
+    let options = Options {
+        out: Some(out.to_path_buf()),
+        only: only.to_vec(),
+        debug,
+        target: None,
+        check: false,
+    };
+    Ok(std::mem::take(&mut PackageBuild::make(&options)?.made)
+        .into_iter()
+        .map(|(_, file)| file)
+        .collect())
 }
 
 /// Common properties of the packages, and the packages that exist so far.
@@ -128,7 +138,8 @@ impl PackageBuild {
         let arch = options.target.unwrap_or_else(Arch::here);
         let built = Built::portable(options.debug, arch)?;
         let target = crate::workspace::target()?;
-        let folder = if options.target.is_some() { target.join(arch.target()) } else { target.clone() };
+        let folder =
+            if options.target.is_some() { target.join(arch.target()) } else { target.clone() };
         let out = options.out.clone().unwrap_or_else(|| folder.join("dist"));
         let files = ["uiw", "libibverbs.so", "librdmacm.so", "librspreload.so", "lib_uiw.so"]
             .map(|name| built.file(name));
@@ -146,16 +157,24 @@ impl PackageBuild {
             root: OnceLock::new(),
             out,
         };
-        fs::create_dir_all(&dist.out).map_err(|error| format!("{}: {error}", dist.out.display()))?;
-        fs::create_dir_all(&dist.work).map_err(|error| format!("{}: {error}", dist.work.display()))?;
-        eprintln!("xtask: the programs need glibc 2.{} and {}", dist.needs.minor, dist.needs.listed());
+        fs::create_dir_all(&dist.out)
+            .map_err(|error| format!("{}: {error}", dist.out.display()))?;
+        fs::create_dir_all(&dist.work)
+            .map_err(|error| format!("{}: {error}", dist.work.display()))?;
+        eprintln!(
+            "xtask: the programs need glibc 2.{} and {}",
+            dist.needs.minor,
+            dist.needs.listed()
+        );
         if let Some(oldest) = built.glibc().filter(|oldest| dist.needs.minor > *oldest) {
             return Err(format!(
                 "the programs were built for glibc 2.{oldest} and need 2.{}",
                 dist.needs.minor
             ));
         }
-        for kind in Kind::value_variants().iter().copied().filter(|kind| options.only.contains(kind)) {
+        for kind in
+            Kind::value_variants().iter().copied().filter(|kind| options.only.contains(kind))
+        {
             let file = dist.make_one(kind, &built).map_err(|error| format!("{kind}: {error}"))?;
             println!("{}", file.display());
             dist.made.push((kind, file));
@@ -174,7 +193,10 @@ impl PackageBuild {
     /// Returns a root folder with a Debian for the processor.
     fn root(&self) -> Result<&Root, String> {
         self.emulator()?;
-        self.root.get_or_init(|| Root::make(self.work.join("root"), self.arch)).as_ref().map_err(Clone::clone)
+        self.root
+            .get_or_init(|| Root::make(self.work.join("root"), self.arch))
+            .as_ref()
+            .map_err(Clone::clone)
     }
 
     fn make_one(&self, kind: Kind, built: &Built) -> Result<PathBuf, String> {
@@ -208,12 +230,14 @@ impl PackageBuild {
         let layout = Layout::new(Path::new(prefix), None, Some(&root))?;
         install::stage(&layout, built, true)?;
         let notices = layout.place("share/doc/uiw/THIRD-PARTY-LICENSES");
-        fs::write(&notices, &self.notices).map_err(|error| format!("{}: {error}", notices.display()))?;
+        fs::write(&notices, &self.notices)
+            .map_err(|error| format!("{}: {error}", notices.display()))?;
         Ok(root)
     }
 
     fn tarball(&self, built: &Built) -> Result<PathBuf, String> {
-        let name = format!("uiw-{}-{}-linux-glibc2.{}", self.version, self.arch.name(), self.needs.minor);
+        let name =
+            format!("uiw-{}-{}-linux-glibc2.{}", self.version, self.arch.name(), self.needs.minor);
         let root = self.stage(built, "tarball", "/usr/local")?;
         let file = self.out.join(format!("{name}.tar"));
         archive::tar(&root.join("usr/local"), &name, self.seconds(), &file)?;

@@ -20,8 +20,8 @@ pub(super) fn of(crates: &Crates) -> Result<String, String> {
     for one in crates.0.values().filter(|one| one.sum.is_some()) {
         let licence = one.licence.as_deref().unwrap_or("see below");
         let _ = writeln!(all, "{} {}: {licence}", one.name, one.version);
-        for text in
-            licence_texts(&one.folder).map_err(|error| format!("{}: {error}", one.folder.display()))?
+        for text in licence_texts(&one.folder)
+            .map_err(|error| format!("{}: {error}", one.folder.display()))?
         {
             texts.entry(text).or_default().push(format!("{} {}", one.name, one.version));
         }
@@ -73,6 +73,10 @@ mod tests {
         assert!(notices.contains("\nlibc 0.2."), "{notices}");
         let mit = "Permission is hereby granted, free of charge, to any";
         let crates = notices.split(&"-".repeat(78)).next().unwrap().lines().count();
-        assert!((2..crates).contains(&notices.matches(mit).count()), "{}", notices.matches(mit).count());
+        assert!(
+            (2..crates).contains(&notices.matches(mit).count()),
+            "{}",
+            notices.matches(mit).count()
+        );
     }
 }

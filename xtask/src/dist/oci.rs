@@ -22,8 +22,9 @@ const CONFIG: [(&str, &str); 9] = [
 ];
 
 pub(super) fn make(dist: &PackageBuild) -> Result<PathBuf, String> {
-    let package =
-        dist.package(Kind::Deb).ok_or("the image has the Debian package in it: leave `deb` in --only")?;
+    let package = dist
+        .package(Kind::Deb)
+        .ok_or("the image has the Debian package in it: leave `deb` in --only")?;
     let layer = root(dist, package)?;
     let folder = dist.work.join("oci");
     let image = format!("{}:{}", folder.display(), dist.version);
@@ -35,7 +36,16 @@ pub(super) fn make(dist: &PackageBuild) -> Result<PathBuf, String> {
     let layer = layer.display().to_string();
     umoci(&[&["raw", "add-layer", "--image", &image], &history[..], &[&layer]].concat())?;
     let mut config = Command::new("umoci");
-    config.args(["config", "--image", &image, "--no-history", "--created", &created, "--os", "linux"]);
+    config.args([
+        "config",
+        "--image",
+        &image,
+        "--no-history",
+        "--created",
+        &created,
+        "--os",
+        "linux",
+    ]);
     config.args(["--architecture", dist.arch.debian()]);
     config.arg(format!("--config.label=org.opencontainers.image.version={}", dist.version));
     output(config.args(CONFIG.map(|(name, value)| format!("--config.{name}={value}"))))?;

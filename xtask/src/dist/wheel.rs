@@ -33,11 +33,18 @@ pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String
     install::stripped(built, "lib_uiw.so", &module)?;
     let tag = format!("{PYTHON}-manylinux_2_{}_{}", dist.needs.minor, dist.arch.name());
     let file = dist.out.join(format!("uiw-{}-{tag}.whl", dist.version));
-    write(dist, &root, &module, &tag, &file).map_err(|error| format!("{}: {error}", file.display()))?;
+    write(dist, &root, &module, &tag, &file)
+        .map_err(|error| format!("{}: {error}", file.display()))?;
     Ok(file)
 }
 
-fn write(dist: &PackageBuild, root: &Path, module: &Path, tag: &str, file: &Path) -> io::Result<()> {
+fn write(
+    dist: &PackageBuild,
+    root: &Path,
+    module: &Path,
+    tag: &str,
+    file: &Path,
+) -> io::Result<()> {
     let version = &dist.version;
     let (data, info) = (format!("uiw-{version}.data"), format!("uiw-{version}.dist-info"));
     let mut wheel = WheelArchive::new(dist, file)?;
@@ -79,8 +86,9 @@ fn write(dist: &PackageBuild, root: &Path, module: &Path, tag: &str, file: &Path
          Classifier: Topic :: System :: Networking\nDescription-Content-Type: text/markdown\n\n{about}"
     );
     wheel.add(&format!("{info}/METADATA"), metadata.as_bytes(), 0o644)?;
-    let about =
-        format!("Wheel-Version: 1.0\nGenerator: uiw ({version})\nRoot-Is-Purelib: false\nTag: {tag}\n");
+    let about = format!(
+        "Wheel-Version: 1.0\nGenerator: uiw ({version})\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    );
     wheel.add(&format!("{info}/WHEEL"), about.as_bytes(), 0o644)?;
     wheel.finish(&format!("{info}/RECORD"))
 }
@@ -94,10 +102,17 @@ struct WheelArchive {
 
 impl WheelArchive {
     fn new(dist: &PackageBuild, file: &Path) -> io::Result<Self> {
-        let time = zip::DateTime::try_from(time::PrimitiveDateTime::new(dist.time.date(), dist.time.time()));
+        let time = zip::DateTime::try_from(time::PrimitiveDateTime::new(
+            dist.time.date(),
+            dist.time.time(),
+        ));
         // The format cannot represent times before 1980.
         let options = SimpleFileOptions::default().last_modified_time(time.unwrap_or_default());
-        Ok(Self { zip: zip::ZipWriter::new(fs::File::create(file)?), options, record: String::new() })
+        Ok(Self {
+            zip: zip::ZipWriter::new(fs::File::create(file)?),
+            options,
+            record: String::new(),
+        })
     }
 
     fn add(&mut self, name: &str, bytes: &[u8], mode: u32) -> io::Result<()> {

@@ -59,7 +59,9 @@ impl Built {
         match (crate::packages::on_path("cargo-zigbuild"), arch.is_here()) {
             (true, _) => {}
             (false, true) => {
-                eprintln!("xtask: no cargo-zigbuild ({hint}): the packages need the glibc of this system");
+                eprintln!(
+                    "xtask: no cargo-zigbuild ({hint}): the packages need the glibc of this system"
+                );
                 return Self::native(debug, &PYTHON, &PACKAGE_PROFILE);
             }
             (false, false) => {
@@ -90,7 +92,12 @@ impl Built {
 
     /// Describes the built files in `folder`, and generates the others with `program`, which must
     /// run on this machine.
-    fn new(arch: Arch, folder: PathBuf, glibc: Option<u32>, program: &Path) -> Result<Self, String> {
+    fn new(
+        arch: Arch,
+        folder: PathBuf,
+        glibc: Option<u32>,
+        program: &Path,
+    ) -> Result<Self, String> {
         // The folder contains the process id, because several processes may install at the same
         // time.
         let generated = TempPath::new(folder.join(format!("generated-{}", std::process::id())));

@@ -47,7 +47,9 @@ impl InstalledFile {
             FileContent::Link(target) => return symlink(target, new),
             FileContent::Copy(from) => fs::copy(from, new).map(|_| 0o644),
             FileContent::Executable(from) => fs::copy(from, new).map(|_| 0o755),
-            FileContent::Stripped(from, program, option) => strip(program, option, from, new).map(|()| 0o755),
+            FileContent::Stripped(from, program, option) => {
+                strip(program, option, from, new).map(|()| 0o755)
+            }
             FileContent::Text(text) => fs::write(new, text).map(|()| 0o644),
         }?;
         // The permissions must not depend on the umask.

@@ -22,19 +22,28 @@ impl Layout {
     ///
     /// # Errors
     /// Returns an error if the folder of the libraries is not below the prefix.
-    pub(crate) fn new(prefix: &Path, libdir: Option<&Path>, destdir: Option<&Path>) -> Result<Self, String> {
-        let absolute =
-            |path: &Path| std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
+    pub(crate) fn new(
+        prefix: &Path,
+        libdir: Option<&Path>,
+        destdir: Option<&Path>,
+    ) -> Result<Self, String> {
+        let absolute = |path: &Path| {
+            std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
         let prefix = absolute(prefix)?;
         let is_loader_prefix = LOADER_PREFIXES.iter().any(|other| prefix == Path::new(other));
         let libdir = match libdir {
-            Some(given) if given.is_absolute() => given.strip_prefix(&prefix).map(Path::to_path_buf),
+            Some(given) if given.is_absolute() => {
+                given.strip_prefix(&prefix).map(Path::to_path_buf)
+            }
             Some(given) => Ok(given.to_path_buf()),
             None if is_loader_prefix => Ok("lib/uiw".into()),
             None => Ok("lib".into()),
         };
-        let libdir =
-            libdir.ok().filter(|path| is_below(path)).ok_or("--libdir: not a folder below the prefix")?;
+        let libdir = libdir
+            .ok()
+            .filter(|path| is_below(path))
+            .ok_or("--libdir: not a folder below the prefix")?;
         let destdir = destdir.map(absolute).transpose()?;
         Ok(Self { prefix, libdir, destdir })
     }
@@ -60,7 +69,8 @@ impl Layout {
 
 /// Returns whether a path consists only of names, without a root or `..`.
 pub(super) fn is_below(path: &Path) -> bool {
-    path.components().next().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))
+    path.components().next().is_some()
+        && path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
 #[cfg(test)]

@@ -34,7 +34,11 @@ const COMPLETIONS: [(&str, &str); 3] = [
 const LIBRARIES: [&str; 2] = ["ibverbs", "rdmacm"];
 
 /// Returns all files, in the order in which they are installed.
-pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<InstalledFile>, String> {
+pub(super) fn all(
+    layout: &Layout,
+    built: &Built,
+    strip: bool,
+) -> Result<Vec<InstalledFile>, String> {
     let source = crate::workspace::root();
     let read = |path: &str| {
         fs::read_to_string(source.join(path))
@@ -61,7 +65,10 @@ pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<Ins
         let entries = entries(&source.join(folder))?;
         for file in entries.into_iter().filter(|entry| entry.is_file()) {
             let name = file.file_name().unwrap_or_default();
-            add(Path::new("share/doc/uiw").join(folder).join(name), FileContent::Copy(file.clone()));
+            add(
+                Path::new("share/doc/uiw").join(folder).join(name),
+                FileContent::Copy(file.clone()),
+            );
         }
     }
     for (from, to) in COMPLETIONS {

@@ -49,7 +49,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 }
 
 fn build_and_install(options: &Options) -> Result<(), String> {
-    let layout = Layout::new(&options.prefix, options.libdir.as_deref(), options.destdir.as_deref())?;
+    let layout =
+        Layout::new(&options.prefix, options.libdir.as_deref(), options.destdir.as_deref())?;
     let built = Built::make(options.debug)?;
     install(&layout, &built, !options.no_strip, |path| println!("{}", path.display()))
 }
@@ -64,9 +65,15 @@ pub(crate) fn release(prefix: &Path) -> Result<(), String> {
 const INSTALLED_LIST: &str = "share/uiw/installed";
 
 /// Installs all files, and removes files of an earlier installation that this one does not have.
-fn install(layout: &Layout, built: &Built, strip: bool, done: impl Fn(&Path)) -> Result<(), String> {
+fn install(
+    layout: &Layout,
+    built: &Built,
+    strip: bool,
+    done: impl Fn(&Path),
+) -> Result<(), String> {
     let old = fs::read_to_string(layout.place(INSTALLED_LIST)).unwrap_or_default();
-    let old: BTreeSet<_> = old.lines().map(PathBuf::from).filter(|path| layout::is_below(path)).collect();
+    let old: BTreeSet<_> =
+        old.lines().map(PathBuf::from).filter(|path| layout::is_below(path)).collect();
     let files = list::all(layout, built, strip)?;
     let new: BTreeSet<_> =
         files.iter().map(|file| file.path.clone()).chain([INSTALLED_LIST.into()]).collect();
@@ -74,7 +81,10 @@ fn install(layout: &Layout, built: &Built, strip: bool, done: impl Fn(&Path)) ->
         let lines = paths.iter().map(|path| format!("{}\n", path.display()));
         put(
             layout,
-            &InstalledFile { path: INSTALLED_LIST.into(), content: FileContent::Text(lines.collect()) },
+            &InstalledFile {
+                path: INSTALLED_LIST.into(),
+                content: FileContent::Text(lines.collect()),
+            },
         )
     };
     // The list is written first, so that an interrupted installation can be removed.
@@ -101,6 +111,7 @@ pub(crate) fn stage(layout: &Layout, built: &Built, strip: bool) -> Result<(), S
 
 /// Copies a built library without its symbols.
 pub(crate) fn stripped(built: &Built, name: &str, to: &Path) -> Result<(), String> {
-    let file = InstalledFile { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
+    let file =
+        InstalledFile { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
     file.put(to).map_err(|error| format!("{}: {error}", to.display()))
 }

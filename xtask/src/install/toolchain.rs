@@ -22,7 +22,8 @@ pub(super) fn compiler(arch: Arch) -> Result<Option<PathBuf>, String> {
     let mut print = Command::new("rustc");
     print.args(["--print", "target-libdir", "--target", &arch.target()]);
     let output = print.output().map_err(|error| format!("rustc: {error}"))?;
-    if output.status.success() && Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir() {
+    if output.status.success() && Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir()
+    {
         return Ok(None);
     }
     let folder = target()?.join(format!("rust-{}-{}", debian::SUITE, arch.name()));
@@ -50,7 +51,9 @@ fn unpack(folder: &Path, arch: Arch) -> Result<(), String> {
         .and_then(|()| packages(&all, arch))
         .and_then(|()| {
             let kept = partial.join("kept");
-            keep(&all, &kept).and_then(|()| fs::rename(kept, folder)).map_err(|error| error.to_string())
+            keep(&all, &kept)
+                .and_then(|()| fs::rename(kept, folder))
+                .map_err(|error| error.to_string())
         });
     let _ = fs::remove_dir_all(&partial);
     // Another process may have unpacked the same one meanwhile.
@@ -64,11 +67,16 @@ fn packages(folder: &Path, arch: Arch) -> Result<(), String> {
     make.arg(format!("--architectures={},{}", Arch::here().debian(), arch.debian()));
     make.arg(format!("--include=rustc-web,libstd-rust-web-dev:{}", arch.debian()));
     make.arg(debian::SUITE).arg(folder).args(debian::sources());
-    let output = make.output().map_err(|error| format!("mmdebstrap: {error}: install mmdebstrap"))?;
+    let output =
+        make.output().map_err(|error| format!("mmdebstrap: {error}: install mmdebstrap"))?;
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("mmdebstrap: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
+    Err(format!(
+        "mmdebstrap: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    ))
 }
 
 /// Libraries of glibc, which are not moved together with the compiler. The compiler uses those of

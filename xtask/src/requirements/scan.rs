@@ -22,7 +22,8 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
     let mut folders = vec![root.to_owned()];
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
-        let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let entries =
+            fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         for entry in entries.flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             if path.is_dir() {
@@ -43,13 +44,12 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
 pub(super) fn functions(root: &Path) -> Result<std::collections::BTreeSet<String>, String> {
     let mut names = std::collections::BTreeSet::new();
     for file in sources(root)? {
-        let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let text =
+            fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let after_attribute = text.split("#[test]").skip(1);
-        names.extend(
-            after_attribute.filter_map(|rest| {
-                rest.lines().find_map(|line| function(line.trim_start())).map(str::to_owned)
-            }),
-        );
+        names.extend(after_attribute.filter_map(|rest| {
+            rest.lines().find_map(|line| function(line.trim_start())).map(str::to_owned)
+        }));
     }
     Ok(names)
 }
@@ -58,7 +58,8 @@ pub(super) fn functions(root: &Path) -> Result<std::collections::BTreeSet<String
 pub(super) fn scan(root: &Path) -> Result<(Vec<Claim>, Vec<String>), String> {
     let (mut claims, mut wrong) = (Vec::new(), Vec::new());
     for file in sources(root)? {
-        let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let text =
+            fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let short = file.strip_prefix(root).unwrap_or(&file);
         scan_file(&text, &short.display().to_string(), &modules(short), &mut claims, &mut wrong);
     }
@@ -88,10 +89,20 @@ fn modules(file: &Path) -> Vec<String> {
 fn ids(line: &str) -> Vec<String> {
     // The text is split in two, so that this line does not contain a tag itself.
     let open = concat!("[", "test:");
-    line.split(open).skip(1).filter_map(|rest| rest.split_once(']')).map(|(id, _)| id.to_owned()).collect()
+    line.split(open)
+        .skip(1)
+        .filter_map(|rest| rest.split_once(']'))
+        .map(|(id, _)| id.to_owned())
+        .collect()
 }
 
-fn scan_file(text: &str, file: &str, modules: &[String], claims: &mut Vec<Claim>, wrong: &mut Vec<String>) {
+fn scan_file(
+    text: &str,
+    file: &str,
+    modules: &[String],
+    claims: &mut Vec<Claim>,
+    wrong: &mut Vec<String>,
+) {
     // Tags of the comment directly above the current line, and whether a test attribute follows it.
     let mut open: Vec<(String, usize)> = Vec::new();
     let mut is_test = false;

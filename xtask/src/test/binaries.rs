@@ -57,7 +57,11 @@ mod tests {
         for (from, to) in
             [("true", "false"), ("compiler-artifact", "build-finished"), ("executable", "other")]
         {
-            assert_eq!(Binary::of_message(&message.replace(from, to), Path::new("/w")), None, "{to}");
+            assert_eq!(
+                Binary::of_message(&message.replace(from, to), Path::new("/w")),
+                None,
+                "{to}"
+            );
         }
         assert_eq!(Binary::of_message("warning: unused", Path::new("/w")), None);
     }

@@ -90,7 +90,10 @@ mod tests {
         // Each of the two outputs has its own order.
         all.iter_mut().for_each(|job| job.lines.sort());
         let ends: Vec<_> = all.iter().map(|job| (job.name.as_str(), job.lines.join(" "))).collect();
-        assert_eq!(ends, [("one", "a b".to_owned()), ("three", String::new()), ("two", "a b".to_owned())]);
+        assert_eq!(
+            ends,
+            [("one", "a b".to_owned()), ("three", String::new()), ("two", "a b".to_owned())]
+        );
         assert_eq!(all[1].end.as_ref().unwrap(), &ChildEnd::Failure("exit status: 3".to_owned()));
     }
 

@@ -45,18 +45,26 @@ impl Drop for Folder {
 }
 
 pub(crate) fn output(command: &mut Command) -> Output {
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UIW_")) {
+    for (name, _) in
+        std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UIW_"))
+    {
         command.env_remove(name);
     }
-    command.env("UIW_COUNTERS", "off").output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    command
+        .env("UIW_COUNTERS", "off")
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
 /// Returns the output of a command, which must succeed.
 pub(crate) fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S]) -> String {
     let mut command = Command::new(program);
     let output = output(command.args(args));
-    let text =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(output.status.success(), "{command:?}: {text}");
     text
 }

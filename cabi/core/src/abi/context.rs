@@ -12,14 +12,16 @@ pub type unused = *mut c_void;
 pub struct ibv_context_ops {
     pub _compat_1: [unused; 7],
     pub alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw>,
-    pub bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *const ibv_mw_bind) -> c_int>,
+    pub bind_mw:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *const ibv_mw_bind) -> c_int>,
     pub dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
     pub _compat_create_cq: unused,
     pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
     pub _compat_2: [unused; 7],
-    pub post_srq_recv:
-        Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+    pub post_srq_recv: Option<
+        unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    >,
     pub _compat_3: [unused; 4],
     pub post_send:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
@@ -53,8 +55,10 @@ layout!(ibv_values_ex: 24 { comp_mask: 0, raw_clock: 8 });
 /// header return EOPNOTSUPP.
 #[repr(C)]
 pub struct verbs_context {
-    pub query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
-    pub advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_int, u32, *const ibv_sge, u32) -> c_int>,
+    pub query_port:
+        Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
+    pub advise_mr:
+        Option<unsafe extern "C" fn(*mut ibv_pd, c_int, u32, *const ibv_sge, u32) -> c_int>,
     pub alloc_null_mr: unused,
     pub counters: [unused; 4],
     pub reg_dm_mr: unused,
@@ -62,27 +66,37 @@ pub struct verbs_context {
     pub free_dm: unused,
     pub flow_action_esp: [unused; 3],
     pub modify_qp_rate_limit: unused,
-    pub alloc_parent_domain:
-        Option<unsafe extern "C" fn(*mut ibv_context, *const ibv_parent_domain_init_attr) -> *mut ibv_pd>,
+    pub alloc_parent_domain: Option<
+        unsafe extern "C" fn(*mut ibv_context, *const ibv_parent_domain_init_attr) -> *mut ibv_pd,
+    >,
     pub dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
-    pub alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *const ibv_td_init_attr) -> *mut ibv_td>,
+    pub alloc_td:
+        Option<unsafe extern "C" fn(*mut ibv_context, *const ibv_td_init_attr) -> *mut ibv_td>,
     pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     pub post_srq_ops: unused,
     pub rwq_ind_table: [unused; 2],
     pub wq: [unused; 3],
-    pub query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
-    pub create_cq_ex:
-        Option<unsafe extern "C" fn(*mut ibv_context, *const ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
+    pub query_rt_values:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
+    pub create_cq_ex: Option<
+        unsafe extern "C" fn(*mut ibv_context, *const ibv_cq_init_attr_ex) -> *mut ibv_cq_ex,
+    >,
     pub private: *mut c_void,
     pub query_device_ex: Option<
-        unsafe extern "C" fn(*mut ibv_context, *const c_uint, *mut ibv_device_attr_ex, usize) -> c_int,
+        unsafe extern "C" fn(
+            *mut ibv_context,
+            *const c_uint,
+            *mut ibv_device_attr_ex,
+            usize,
+        ) -> c_int,
     >,
     pub ibv_destroy_flow: unused,
     pub abi_placeholder2: unused,
     pub ibv_create_flow: unused,
     pub abi_placeholder1: unused,
     pub open_qp: unused,
-    pub create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
+    pub create_qp_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
     pub get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
     pub create_srq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,

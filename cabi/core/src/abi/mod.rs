@@ -18,8 +18,8 @@ pub mod srq;
 pub mod wr;
 
 pub use cm::{
-    rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param, rdma_event_channel,
-    rdma_event_param, rdma_ud_param,
+    rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param,
+    rdma_event_channel, rdma_event_param, rdma_ud_param,
 };
 pub use context::{ibv_context, ibv_context_ops, ibv_values_ex, verbs_context};
 pub use cq::{
@@ -36,13 +36,13 @@ pub use mr::{
     ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr,
 };
 pub use qp::{
-    ibv_ah_attr, ibv_ece, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_rx_hash_conf,
+    ibv_ah_attr, ibv_ece, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
+    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_rx_hash_conf,
 };
 pub use srq::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_tm_cap};
 pub use wr::{
-    ibv_data_buf, ibv_imm, ibv_recv_wr, ibv_send_bind, ibv_send_tail, ibv_send_target, ibv_send_wr, ibv_sge,
-    ibv_target_atomic, ibv_target_rdma, ibv_target_ud, ibv_wc,
+    ibv_data_buf, ibv_imm, ibv_recv_wr, ibv_send_bind, ibv_send_tail, ibv_send_target, ibv_send_wr,
+    ibv_sge, ibv_target_atomic, ibv_target_rdma, ibv_target_ud, ibv_wc,
 };
 
 /// `pthread_mutex_t` or `pthread_cond_t` in a verbs object. This library uses neither. Zeros are

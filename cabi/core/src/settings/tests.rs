@@ -14,13 +14,22 @@ fn every_variable_is_obeyed() {
     assert_eq!(read("UIW_MPA_REVISION", "1").unwrap().conn.revision, Revision::One);
     assert!(!read("UIW_FALLBACK", "off").unwrap().conn.fallback);
     assert!(!read("UIW_PEER_TO_PEER", "off").unwrap().conn.peer_to_peer);
-    assert_eq!(read("UIW_RTR", "read, write").unwrap().conn.rtr, RtrKinds { send: false, ..RtrKinds::ALL });
-    assert_eq!(read("UIW_CAPABILITIES", "assume").unwrap().conn.capabilities, CapabilityExchange::Assume);
+    assert_eq!(
+        read("UIW_RTR", "read, write").unwrap().conn.rtr,
+        RtrKinds { send: false, ..RtrKinds::ALL }
+    );
+    assert_eq!(
+        read("UIW_CAPABILITIES", "assume").unwrap().conn.capabilities,
+        CapabilityExchange::Assume
+    );
     assert_eq!(read("UIW_FPDU", "1424").unwrap().conn.fpdu, FpduSize::Fixed(1424));
     assert_eq!(read("UIW_STABLE_TX", "1").unwrap().stable_tx, Some(StableTx::On));
     assert_eq!(read("UIW_STABLE_TX", "writes").unwrap().stable_tx, Some(StableTx::Writes));
     assert_eq!(read("UIW_STABLE_TX", "off").unwrap().stable_tx, Some(StableTx::Off));
-    assert_eq!(read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(), Some("bbr"));
+    assert_eq!(
+        read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(),
+        Some("bbr")
+    );
     assert_eq!(read("UIW_MSS", "1300").unwrap().conn.stream.max_segment, Some(1300));
     assert_eq!(read("UIW_DEAD_AFTER", "0").unwrap().dead_after, Some(DeadAfter(None)));
     assert_eq!(read("UIW_ORD", "1024").unwrap().ord, Some(1024));
@@ -32,16 +41,20 @@ fn every_variable_is_obeyed() {
     assert_eq!(read("UIW_PRIVATE_DATA", "exact").unwrap().exact_private_data, Some(true));
     assert!(!read("UIW_PRIVATE_DATA", "padded").unwrap().exact_private_data());
     assert!(read("UIW_PRIVATE_DATA", "255").is_err());
-    assert!(read("UIW_LOOPBACK", "own").unwrap().own_loopback && read("UIW_LOOPBACK", "eth0").is_err());
+    assert!(
+        read("UIW_LOOPBACK", "own").unwrap().own_loopback && read("UIW_LOOPBACK", "eth0").is_err()
+    );
     assert_eq!(read("UIW_QP_PORTS", "7000-7010").unwrap().qp_ports, Some(7000..=7010));
     assert_eq!(read("UIW_LID_MAP", "/m").unwrap().lid_map, Some("/m".into()));
     assert_eq!(read("UIW_PORT_OFFSET", "-12").unwrap().port_offset, -12);
-    let (seed, faults) = read("UIW_FAULT", "seed=4,flip-sent=99:1,cut-received=7").unwrap().faults.unwrap();
+    let (seed, faults) =
+        read("UIW_FAULT", "seed=4,flip-sent=99:1,cut-received=7").unwrap().faults.unwrap();
     assert_eq!((seed, faults.cut_received), (4, Some(7)));
     assert_eq!(faults.flip_sent, [Flip { byte: 99, mask: 1 }]);
     let (_, faults) = read("UIW_FAULT", "flip-sent=99:0x8f").unwrap().faults.unwrap();
     assert_eq!(faults.flip_sent, [Flip { byte: 99, mask: 0x8F }]);
-    let both = read("UIW_FAULT", "wc:write@3=RETRY_EXC_ERR,seed=4,would-block=9,call:reg_mr=EIO").unwrap();
+    let both =
+        read("UIW_FAULT", "wc:write@3=RETRY_EXC_ERR,seed=4,would-block=9,call:reg_mr=EIO").unwrap();
     assert_eq!(both.plan, "seed=4,wc:write@3=RETRY_EXC_ERR,call:reg_mr=EIO".parse().unwrap());
     assert_eq!(both.faults.unwrap().1.would_block_every, Some(9));
     assert_eq!(read("UIW_FAULT", "seed=4,call:reg_mr@5%=EIO").unwrap().faults, None);
@@ -81,7 +94,10 @@ fn dead_time_from_attributes_or_variable() {
     assert_eq!(unset.dead_after(None), Some(seconds(60)));
     assert_eq!(unset.dead_after(Some(seconds(8))), Some(seconds(20)));
     assert_eq!(unset.dead_after(Some(seconds(400))), Some(seconds(400)));
-    assert_eq!(read("UIW_DEAD_AFTER", "5m").unwrap().dead_after(Some(seconds(8))), Some(seconds(300)));
+    assert_eq!(
+        read("UIW_DEAD_AFTER", "5m").unwrap().dead_after(Some(seconds(8))),
+        Some(seconds(300))
+    );
     assert_eq!(read("UIW_DEAD_AFTER", "0").unwrap().dead_after(Some(seconds(8))), None);
 }
 
@@ -125,6 +141,9 @@ fn bad_values_named_with_rule() {
         ("UIW_FAULT", "wc:write=SUCCESS"),
     ] {
         let line = read(name, value).unwrap_err();
-        assert!(line.starts_with(&format!("uiw: {name}={value}: ")) && line.lines().count() == 1, "{line}");
+        assert!(
+            line.starts_with(&format!("uiw: {name}={value}: ")) && line.lines().count() == 1,
+            "{line}"
+        );
     }
 }

@@ -3,7 +3,9 @@
 use super::Settings;
 use std::ops::RangeInclusive;
 use uiw_impair::fault::{Faults, Flip, Split};
-use uiw_verbs::{CapabilityExchange, FaultPlan, FaultPlanError, FpduSize, PeerProfile, RtrKinds, StableTx};
+use uiw_verbs::{
+    CapabilityExchange, FaultPlan, FaultPlanError, FpduSize, PeerProfile, RtrKinds, StableTx,
+};
 
 pub(super) fn depth(text: &str) -> Result<u16, &'static str> {
     match text.parse::<u16>() {
@@ -82,7 +84,8 @@ pub(super) fn peer_profile(text: &str) -> Result<PeerProfile, &'static str> {
 
 /// Parses the size of a TCP segment in bytes, in the range that Linux accepts.
 pub(super) fn segment(text: &str) -> Result<u16, &'static str> {
-    let (digits, unit) = text.strip_suffix(['k', 'K']).map_or((text, 1), |digits| (digits, 1 << 10));
+    let (digits, unit) =
+        text.strip_suffix(['k', 'K']).map_or((text, 1), |digits| (digits, 1 << 10));
     let bytes = digits.parse::<u16>().ok().and_then(|number| number.checked_mul(unit));
     bytes.filter(|bytes| (88..=32_767).contains(bytes)).ok_or("expected bytes from 88 to 32767")
 }
@@ -97,7 +100,8 @@ pub(super) fn ports(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
 }
 
 pub(super) fn faults(settings: &mut Settings, text: &str) -> Result<(), &'static str> {
-    let (rules, streams): (Vec<_>, Vec<_>) = text.split(',').partition(|part| FaultPlan::is_rule(part));
+    let (rules, streams): (Vec<_>, Vec<_>) =
+        text.split(',').partition(|part| FaultPlan::is_rule(part));
     let of_streams = stream_faults(&streams)?;
     if !rules.is_empty() {
         let seed = of_streams.as_ref().map_or(0, |(seed, _)| *seed);
@@ -113,8 +117,10 @@ fn stream_faults(parts: &[&str]) -> Result<Option<(u64, Faults)>, &'static str> 
     let mut faults = Faults::default();
     let mut seed = 0;
     for part in parts.iter().map(|part| part.trim()) {
-        let (name, value) = part.split_once('=').ok_or("expected NAME=VALUE, several with commas")?;
-        let number = || value.parse::<u64>().map_err(|_| "expected a number of bytes or calls behind =");
+        let (name, value) =
+            part.split_once('=').ok_or("expected NAME=VALUE, several with commas")?;
+        let number =
+            || value.parse::<u64>().map_err(|_| "expected a number of bytes or calls behind =");
         let small = || value.parse::<u32>().map_err(|_| "expected a number below 2^32 behind =");
         match name {
             "seed" => seed = number()?,
@@ -133,7 +139,11 @@ fn stream_faults(parts: &[&str]) -> Result<Option<(u64, Faults)>, &'static str> 
 }
 
 fn split(most: u32) -> Result<Split, &'static str> {
-    if most == 0 { Err("a split of 0 bytes would never end") } else { Ok(Split::Random(most as usize)) }
+    if most == 0 {
+        Err("a split of 0 bytes would never end")
+    } else {
+        Ok(Split::Random(most as usize))
+    }
 }
 
 fn flip(text: &str) -> Result<Flip, &'static str> {

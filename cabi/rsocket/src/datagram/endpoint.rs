@@ -14,8 +14,8 @@ use uiw_cabi_verbs::device;
 use uiw_cabi_verbs::oob::QpnReservation;
 use uiw_datagram::{Grh, MAX_PAYLOAD};
 use uiw_verbs::{
-    Access, AddressHandle, Cq, CqConfig, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr,
-    SendFlags, SendOp, SendWr, Srq, SrqAttr, Wc, WcStatus,
+    Access, AddressHandle, Cq, CqConfig, Destination, Device, Pd, Qp, QpCap, QpInit, QpState,
+    RecvWr, SendFlags, SendOp, SendWr, Srq, SrqAttr, Wc, WcStatus,
 };
 
 /// Size of a receive in bytes. No sender can send a longer message, because a message that does not
@@ -82,7 +82,8 @@ impl Endpoint {
     pub(super) fn new(sizes: &Sizes) -> Result<Self> {
         let device = engine::get()?;
         let sizes = sizes.bounded();
-        let (sends, receives) = (depth(sizes.sends, sizes.sent), depth(sizes.receives, sizes.received));
+        let (sends, receives) =
+            (depth(sizes.sends, sizes.sent), depth(sizes.receives, sizes.received));
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(u32::from(sends) + u32::from(receives), CqConfig::default())?;
         let srq = pd.create_srq(SrqAttr { max_wr: receives.into(), max_sge: 1, limit: 0 })?;
@@ -131,7 +132,8 @@ impl Endpoint {
     /// # Errors
     /// ENODEV if no network device has the address; EADDRINUSE, ENOMEM, EMFILE.
     pub(super) fn queue_pair(&mut self, local: IpAddr) -> Result<usize> {
-        if let Some(at) = self.queue_pairs.iter().position(|known| known.addresses.contains(&local)) {
+        if let Some(at) = self.queue_pairs.iter().position(|known| known.addresses.contains(&local))
+        {
             return Ok(at);
         }
         let netdev = device::with_address(local)?.netdev()?;
@@ -139,15 +141,20 @@ impl Endpoint {
         let at = match known {
             Some(at) => at,
             None if self.queue_pairs.len() == MAX_QUEUE_PAIRS => {
-                return Err(
-                    Errno::NOMEM.because("the socket already uses the maximum number of network devices")
-                );
+                return Err(Errno::NOMEM
+                    .because("the socket already uses the maximum number of network devices"));
             }
             None => {
                 let number = QpnReservation::new(&netdev, &self.device, self.cq.shard())?;
                 let qp = self.new_queue_pair(&number)?;
                 let (netdev, index) = (netdev.name.clone(), netdev.index);
-                self.queue_pairs.push(QueuePair { qp, number, netdev, index, addresses: Vec::new() });
+                self.queue_pairs.push(QueuePair {
+                    qp,
+                    number,
+                    netdev,
+                    index,
+                    addresses: Vec::new(),
+                });
                 self.queue_pairs.len() - 1
             }
         };
@@ -165,8 +172,9 @@ impl Endpoint {
 
     fn new_queue_pair(&self, number: &QpnReservation) -> Result<Qp> {
         let port = number.datagrams().ok_or_else(|| {
-            Errno::UNSUPPORTED
-                .because("the device does not support datagrams: its MTU is too small, or TLS is required")
+            Errno::UNSUPPORTED.because(
+                "the device does not support datagrams: its MTU is too small, or TLS is required",
+            )
         })?;
         let cap = QpCap {
             max_send_wr: self.sends.into(),
@@ -175,7 +183,10 @@ impl Endpoint {
             max_recv_sge: 0,
             max_inline: 0,
         };
-        let init = QpInit::new(&self.cq, &self.cq).cap(cap).srq(Some(Arc::clone(&self.srq))).signal_all(true);
+        let init = QpInit::new(&self.cq, &self.cq)
+            .cap(cap)
+            .srq(Some(Arc::clone(&self.srq)))
+            .signal_all(true);
         let qp = self.pd.create_ud_qp(init.num(number.number()), port)?;
         qp.set_qkey(RDMA_UDP_QKEY)?;
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
@@ -231,7 +242,11 @@ impl Endpoint {
             SocketAddr::V6(v6) => v6.scope_id(),
             SocketAddr::V4(_) => 0,
         };
-        let to = Destination { ah: AddressHandle::new(local, peer.ip(), scope), qpn, qkey: RDMA_UDP_QKEY };
+        let to = Destination {
+            ah: AddressHandle::new(local, peer.ip(), scope),
+            qpn,
+            qkey: RDMA_UDP_QKEY,
+        };
         let request = SendWr {
             wr_id: slot.into(),
             op: SendOp::Datagram { to, imm: None },
@@ -291,7 +306,9 @@ impl Endpoint {
         let route = Grh::parse(bytes.first_chunk()?)?;
         let parsed = MessageHeader::parse(&bytes[Grh::LEN..front]);
         let (header, rest) = parsed
-            .inspect_err(|error| tracing::trace!(%error, source = %route.source, "a datagram is dropped"))
+            .inspect_err(
+                |error| tracing::trace!(%error, source = %route.source, "a datagram is dropped"),
+            )
             .ok()?;
         let header_len = front - Grh::LEN - rest.len();
         if header.from.ip() != route.source {
@@ -300,7 +317,8 @@ impl Endpoint {
         }
         let from = match header.from {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
-                let scope = self.queue_pairs.iter().find(|known| known.qp.num() == wc.qp_num)?.index;
+                let scope =
+                    self.queue_pairs.iter().find(|known| known.qp.num() == wc.qp_num)?.index;
                 SocketAddrV6::new(Ipv6Addr::from(v6.ip().octets()), v6.port(), 0, scope).into()
             }
             other => other,
@@ -309,7 +327,12 @@ impl Endpoint {
     }
 
     /// Copies bytes of a message.
-    pub(super) fn copy(&self, arrived: &ReceivedDatagram, skip: usize, to: &mut [u8]) -> Result<()> {
+    pub(super) fn copy(
+        &self,
+        arrived: &ReceivedDatagram,
+        skip: usize,
+        to: &mut [u8],
+    ) -> Result<()> {
         self.received.read(usize::from(arrived.slot) * RECEIVE as usize + arrived.start + skip, to)
     }
 

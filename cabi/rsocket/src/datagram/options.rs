@@ -36,7 +36,9 @@ pub(crate) fn set_option(
     let is_begun = state.endpoint.is_some();
     match (level, name) {
         (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE) if is_begun => {
-            return Err(Errno::INVAL.because("the option must be set before the rsocket has an address"));
+            return Err(
+                Errno::INVAL.because("the option must be set before the rsocket has an address")
+            );
         }
         (SOL_RDMA, RDMA_SQSIZE) => state.sizes.sends = bounded(int(bytes)?),
         (SOL_RDMA, RDMA_RQSIZE) => state.sizes.receives = bounded(int(bytes)?),
@@ -64,7 +66,9 @@ pub(crate) fn set_option(
                 (libc::SOL_SOCKET, libc::SO_RCVBUF) if !is_begun => {
                     state.sizes.received = doubled(int(bytes)?);
                 }
-                (libc::SOL_SOCKET, libc::SO_SNDBUF) if !is_begun => state.sizes.sent = doubled(int(bytes)?),
+                (libc::SOL_SOCKET, libc::SO_SNDBUF) if !is_begun => {
+                    state.sizes.sent = doubled(int(bytes)?);
+                }
                 _ => {}
             }
         }
@@ -89,7 +93,9 @@ pub(crate) fn option(socket: &Datagram, level: c_int, name: c_int, to: &mut [u8]
         (SOL_RDMA, _) => return Err(unsupported(level, name)),
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => sizes.received,
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => sizes.sent,
-        (libc::SOL_SOCKET, libc::SO_ERROR) => state.error.take().map_or(0, |errno| errno.0.cast_unsigned()),
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            state.error.take().map_or(0, |errno| errno.0.cast_unsigned())
+        }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => return Ok(put_time(state.receive_timeout, to)),
         (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => return Ok(put_time(state.send_timeout, to)),
         _ => return sys::option_bytes(udp, level, name, to),
@@ -106,6 +112,7 @@ fn put(value: &[u8], to: &mut [u8]) -> usize {
 /// Writes a `timeval`.
 fn put_time(time: Option<Duration>, to: &mut [u8]) -> usize {
     let time = time.unwrap_or_default();
-    let (seconds, micros) = (time.as_secs().to_ne_bytes(), u64::from(time.subsec_micros()).to_ne_bytes());
+    let (seconds, micros) =
+        (time.as_secs().to_ne_bytes(), u64::from(time.subsec_micros()).to_ne_bytes());
     put(&[seconds, micros].concat(), to)
 }

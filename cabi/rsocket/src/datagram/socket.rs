@@ -164,7 +164,11 @@ impl Datagram {
     }
 
     /// Handles what has arrived, and calls `ask`. Wakes other threads if anything has arrived.
-    pub(super) fn update_then<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn update_then<T>(
+        &self,
+        own: Option<&Waker>,
+        ask: impl FnOnce(&mut State) -> T,
+    ) -> T {
         let mut state = self.lock();
         let changed = state.process();
         let answer = ask(&mut state);
@@ -267,7 +271,9 @@ impl Datagram {
     /// Converts an address for the program. An IPv6 socket gets IPv4 addresses as mapped ones.
     pub(crate) fn to_program_address(&self, address: SocketAddr) -> SocketAddr {
         match address {
-            SocketAddr::V4(v4) if self.ipv6 => SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
+            SocketAddr::V4(v4) if self.ipv6 => {
+                SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port()))
+            }
             other => other,
         }
     }
@@ -334,7 +340,10 @@ impl Datagram {
         };
         self.prepare(&mut state)?;
         let to = Self::real(to)?;
-        sys::connect(udp, address::significant_bytes(&address::to_sockaddr(self.to_system_address(to))))?;
+        sys::connect(
+            udp,
+            address::significant_bytes(&address::to_sockaddr(self.to_system_address(to))),
+        )?;
         self.route(&mut state, to)?;
         state.connected = Some(to);
         state.shut = [false; 2];
@@ -350,7 +359,8 @@ impl Datagram {
             return Ok(route);
         }
         let own = sys::address_as_is(state.udp()?, false)?.ip().to_canonical();
-        let local: IpAddr = if own.is_unspecified() { address::source_for(peer)?.ip() } else { own };
+        let local: IpAddr =
+            if own.is_unspecified() { address::source_for(peer)?.ip() } else { own };
         let Some(endpoint) = &mut state.endpoint else { return Err(not_bound_error()) };
         let route = PeerRoute::new(local, endpoint.queue_pair(local)?);
         state.peers.add(peer, route);
@@ -480,7 +490,10 @@ impl State {
         if !self.messages.is_empty() || self.shut[0] || self.error.is_some() {
             ready |= POLLIN | POLLRDNORM;
         }
-        if self.endpoint.as_ref().is_none_or(Endpoint::has_room) || self.shut[1] || self.error.is_some() {
+        if self.endpoint.as_ref().is_none_or(Endpoint::has_room)
+            || self.shut[1]
+            || self.error.is_some()
+        {
             ready |= POLLOUT | POLLWRNORM;
         }
         if self.error.is_some() {

@@ -28,7 +28,11 @@ impl CopiedMessage {
     /// Returns the return value of a receive call with these flags: the size of the message with
     /// MSG_TRUNC, and otherwise the number of bytes that were copied.
     pub(crate) fn returned(&self, flags: c_int) -> isize {
-        if flags & libc::MSG_TRUNC != 0 { self.len.cast_signed() } else { self.copied.cast_signed() }
+        if flags & libc::MSG_TRUNC != 0 {
+            self.len.cast_signed()
+        } else {
+            self.copied.cast_signed()
+        }
     }
 }
 
@@ -61,12 +65,16 @@ impl Datagram {
             return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
         }
         if len > MAX_MESSAGE {
-            return Err(Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers"));
+            return Err(
+                Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers")
+            );
         }
         let mut message = [0; MAX_MESSAGE];
         let mut at = 0;
         for part in parts {
-            let Some(room) = message.get_mut(at..at + part.len()) else { return Err(Errno(libc::EMSGSIZE)) };
+            let Some(room) = message.get_mut(at..at + part.len()) else {
+                return Err(Errno(libc::EMSGSIZE));
+            };
             room.copy_from_slice(part);
             at += part.len();
         }
@@ -76,8 +84,9 @@ impl Datagram {
         let time = self.lock().send_timeout;
         loop {
             let mut is_full = None;
-            let sent =
-                self.complete(nonblocking, time, |state| self.send_once(state, message, to, &mut is_full));
+            let sent = self.complete(nonblocking, time, |state| {
+                self.send_once(state, message, to, &mut is_full)
+            });
             match is_full {
                 // The system's send buffer is full, and no completion reports when it has room
                 // again.
@@ -106,10 +115,12 @@ impl Datagram {
             return Err(Errno(libc::EPIPE));
         }
         let peer = to.or(state.connected);
-        let peer =
-            peer.ok_or_else(|| Errno(libc::EDESTADDRREQ).because("the datagram has no destination"))?;
+        let peer = peer
+            .ok_or_else(|| Errno(libc::EDESTADDRREQ).because("the datagram has no destination"))?;
         if message.len() > longest(&peer.ip()) {
-            return Err(Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers"));
+            return Err(
+                Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers")
+            );
         }
         self.prepare(state)?;
         let route = self.route(state, peer)?;
@@ -126,7 +137,12 @@ impl Datagram {
                 *port = sys::address_as_is(udp, false)?.port();
             }
             let header = MessageHeader { from: SocketAddr::new(route.local, *port) }.emit();
-            return endpoint.send((route.queue_pair, route.local), (peer, qpn), header.as_slice(), message);
+            return endpoint.send(
+                (route.queue_pair, route.local),
+                (peer, qpn),
+                header.as_slice(),
+                message,
+            );
         }
         let sent = self.send_over_udp(state, Operation::Data, route, peer, message);
         if matches!(sent, Err(Errno::AGAIN)) {
@@ -150,8 +166,11 @@ impl Datagram {
     ) -> Result<()> {
         let udp = state.udp()?;
         let Some(endpoint) = &state.endpoint else { return Err(not_bound_error()) };
-        let header =
-            ExchangeHeader { operation, qpn: endpoint.number(route.queue_pair), address: route.local };
+        let header = ExchangeHeader {
+            operation,
+            qpn: endpoint.number(route.queue_pair),
+            address: route.local,
+        };
         let to = address::to_sockaddr(self.to_system_address(peer));
         sys::send_message(udp, [header.emit().as_slice(), message], address::significant_bytes(&to))
     }
@@ -200,7 +219,9 @@ impl Datagram {
             let count = part.len().min(len - copied);
             match message {
                 Message::Placed(arrived) => endpoint.copy(arrived, copied, &mut part[..count])?,
-                Message::Whole { bytes, .. } => part[..count].copy_from_slice(&bytes[copied..copied + count]),
+                Message::Whole { bytes, .. } => {
+                    part[..count].copy_from_slice(&bytes[copied..copied + count]);
+                }
             }
             copied += count;
         }

@@ -209,7 +209,9 @@ impl fmt::Display for WireError {
             Self::Version { version, len } => {
                 write!(f, "version {version} with a header of {len} bytes")
             }
-            Self::Operation(operation) => write!(f, "operation {operation} is neither data nor control"),
+            Self::Operation(operation) => {
+                write!(f, "operation {operation} is neither data nor control")
+            }
         }
     }
 }
@@ -227,10 +229,12 @@ mod tests {
     /// Bytes that rdma-core writes.
     #[test]
     fn headers_match_rdma_core() {
-        let data = ExchangeHeader { operation: Operation::Data, qpn: 0x12_3456, address: ip("10.0.0.1") };
+        let data =
+            ExchangeHeader { operation: Operation::Data, qpn: 0x12_3456, address: ip("10.0.0.1") };
         let bytes = [0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0, 0, 0x12, 0x34, 0x56, 10, 0, 0, 1];
         assert_eq!(data.emit().as_slice(), bytes);
-        let control = ExchangeHeader { operation: Operation::Control, qpn: 7, address: ip("fd00::2") };
+        let control =
+            ExchangeHeader { operation: Operation::Control, qpn: 7, address: ip("fd00::2") };
         let mut bytes = vec![0x55, 0x55, 0x55, 0x55, 6, 7, 28, 0, 0, 0, 0, 7, 0xFD];
         bytes.resize(27, 0);
         bytes.push(2);
@@ -254,7 +258,10 @@ mod tests {
                 assert_eq!(ExchangeHeader::parse(&packet), Ok((header, &b"text"[..])));
                 let len = packet.len() - 4;
                 for len in 0..len {
-                    assert_eq!(ExchangeHeader::parse(&packet[..len]), Err(WireError::Short { len }));
+                    assert_eq!(
+                        ExchangeHeader::parse(&packet[..len]),
+                        Err(WireError::Short { len })
+                    );
                 }
             }
             let header = MessageHeader { from: SocketAddr::new(address, 7174) };
@@ -269,7 +276,8 @@ mod tests {
 
     #[test]
     fn invalid_header_named() {
-        let good = ExchangeHeader { operation: Operation::Data, qpn: 1, address: ip("10.0.0.1") }.emit();
+        let good =
+            ExchangeHeader { operation: Operation::Data, qpn: 1, address: ip("10.0.0.1") }.emit();
         let changed = |at: usize, value: u8| {
             let mut bytes = good.as_slice().to_vec();
             bytes[at] = value;

@@ -54,7 +54,8 @@ impl WokenMembers {
 
     /// Removes the waker of a thread that does not wait any more.
     pub(super) fn leave(&self, waker: &Waker) {
-        let left: Vec<_> = self.0.lock().waiting.extract_if(.., |known| known.will_wake(waker)).collect();
+        let left: Vec<_> =
+            self.0.lock().waiting.extract_if(.., |known| known.will_wake(waker)).collect();
         // The waker is dropped after the lock is released, because it may be the last reference.
         drop(left);
     }
@@ -213,8 +214,9 @@ impl Member {
         if self.open_at.load(Ordering::Relaxed) == removed {
             return true;
         }
-        let is_open =
-            table::get(self.fd).and_then(Entry::socket).is_some_and(|socket| socket.is(&self.socket));
+        let is_open = table::get(self.fd)
+            .and_then(Entry::socket)
+            .is_some_and(|socket| socket.is(&self.socket));
         if is_open {
             self.open_at.store(removed, Ordering::Relaxed);
         }

@@ -171,7 +171,8 @@ impl Epoll {
             (libc::EPOLL_CTL_ADD, Some(_)) => return Some(Err(Errno(libc::EEXIST))),
             (libc::EPOLL_CTL_ADD, None) => {
                 event?;
-                let member = self.removed.lock().take_if(|member| member.fd == fd && member.is_open())?;
+                let member =
+                    self.removed.lock().take_if(|member| member.fd == fd && member.is_open())?;
                 let before = members.add(&member);
                 (member, before)
             }
@@ -303,7 +304,9 @@ impl Epoll {
         let (member, left) = {
             let mut members = self.members.lock();
             match members.get(fd) {
-                Some(member) if member.socket.is_stream(socket) => (members.remove(fd), members.len()),
+                Some(member) if member.socket.is_stream(socket) => {
+                    (members.remove(fd), members.len())
+                }
                 _ => (None, 0),
             }
         };
@@ -344,7 +347,9 @@ impl Epoll {
             let edges = asked.events & EPOLLET as u32 != 0 && !is_one_shot;
             let registers = if edges { WakerPolicy::Always } else { WakerPolicy::Pending };
             let cx = &mut Context::from_waker(&member.waker);
-            let Poll::Ready(revents) = member.socket.poll_ready(wanted, registers, cx) else { continue };
+            let Poll::Ready(revents) = member.socket.poll_ready(wanted, registers, cx) else {
+                continue;
+            };
             if let AnySocket::Stream(stream) = &member.socket
                 && revents & FALL_BACK != 0
             {
@@ -375,7 +380,8 @@ impl Epoll {
                 }
                 event.disabled = true;
             }
-            events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };
+            events[found] =
+                epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };
             found += 1;
             if !is_one_shot && !edges && member.enter_list() {
                 // In level-triggered mode the member stays in the list until it is found not to be
@@ -471,7 +477,8 @@ impl Epoll {
             let (mut others, limit_now) = if self.has_marker() {
                 (Vec::new(), limit.at_most(LOOK_EVERY))
             } else {
-                let set = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                let set =
+                    libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
                 (vec![set], limit.clone())
             };
             let any = |cx: &mut Context<'_>| {
@@ -486,10 +493,16 @@ impl Epoll {
             };
             let device = if self.members.lock().is_empty() { None } else { Some(engine::get()?) };
             let leave = |waker: &Waker| self.woken.leave(waker);
-            let woken =
-                wait::until_or(device.as_ref(), &mut others, &limit_now, || self.shards(), leave, any)
-                    // This thread may have been woken for a member that it does not check.
-                    .inspect_err(|_| self.woken.pass_on())?;
+            let woken = wait::until_or(
+                device.as_ref(),
+                &mut others,
+                &limit_now,
+                || self.shards(),
+                leave,
+                any,
+            )
+            // This thread may have been woken for a member that it does not check.
+            .inspect_err(|_| self.woken.pass_on())?;
             has_driven = true;
             if woken.is_none() {
                 // The system's set is ready, or the time has passed.

@@ -9,7 +9,9 @@ use crate::preload::connections::{self, Carrier, ConnectionRecord, Role};
 use crate::preload::descriptor_sockets::{Placeholder, placeholder};
 use crate::preload::plain::{self, PlainSocket};
 use crate::settings::{self, Sizes};
-use crate::socket::{FallbackSocket, PendingConversion, Phase, Socket, SocketOptions, TCP_CONNECTED};
+use crate::socket::{
+    FallbackSocket, PendingConversion, Phase, Socket, SocketOptions, TCP_CONNECTED,
+};
 use crate::sys;
 use crate::table::{self, Entry};
 use once_cell::race::OnceBox;
@@ -41,7 +43,8 @@ pub(crate) enum AdoptionState {
 
 /// Returns the number in an environment variable of rdma-core's preload library.
 fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
-    let text = environment::variable(name, PrivilegePolicy::Ignored).and_then(|text| text.into_string().ok());
+    let text = environment::variable(name, PrivilegePolicy::Ignored)
+        .and_then(|text| text.into_string().ok());
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(default)
 }
 
@@ -67,14 +70,17 @@ fn set_of(fd: RawFd) -> SocketOptions {
         let bytes = sys::option::<{ size_of::<libc::timeval>() }>(fd, libc::SOL_SOCKET, name)?;
         let (seconds, micros) =
             (i64::from_ne_bytes(*bytes.first_chunk()?), i64::from_ne_bytes(*bytes.last_chunk()?));
-        let time =
-            Duration::from_secs(seconds.try_into().ok()?) + Duration::from_micros(micros.try_into().ok()?);
+        let time = Duration::from_secs(seconds.try_into().ok()?)
+            + Duration::from_micros(micros.try_into().ok()?);
         (!time.is_zero()).then_some(time)
     };
     let linger = || {
-        let bytes = sys::option::<{ size_of::<libc::linger>() }>(fd, libc::SOL_SOCKET, libc::SO_LINGER)?;
-        let (on, seconds) =
-            (c_int::from_ne_bytes(*bytes.first_chunk()?), c_int::from_ne_bytes(*bytes.last_chunk()?));
+        let bytes =
+            sys::option::<{ size_of::<libc::linger>() }>(fd, libc::SOL_SOCKET, libc::SO_LINGER)?;
+        let (on, seconds) = (
+            c_int::from_ne_bytes(*bytes.first_chunk()?),
+            c_int::from_ne_bytes(*bytes.last_chunk()?),
+        );
         (on != 0).then_some(seconds)
     };
     SocketOptions {
@@ -121,8 +127,11 @@ fn take_over(plain: &Arc<PlainSocket>, socket: &Arc<Socket>) -> Result<()> {
 /// Like [`take_over`], but if there is no placeholder, the numbers keep the socket of the kernel,
 /// which neither sends nor receives any more.
 fn give_numbers(plain: &Arc<PlainSocket>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
-    socket.set_descriptor_sockets(plain.descriptor_sockets().map(|sockets| sockets.or(placeholder.as_ref())));
-    let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
+    socket.set_descriptor_sockets(
+        plain.descriptor_sockets().map(|sockets| sockets.or(placeholder.as_ref())),
+    );
+    let is_plain =
+        |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
     for number in table::find_numbers(is_plain) {
         // The order matters: a set whose threads wait checks in the table whether its members are
         // open, and it can move a member only while the number still refers to the socket of the
@@ -172,7 +181,11 @@ pub(super) fn convert_accepted(fd: RawFd, plain: &Arc<PlainSocket>) -> Result<()
 ///
 /// # Errors
 /// ENOMEM, EMFILE and other errors of the engine.
-pub(super) fn convert_connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: AdoptionState) -> Result<()> {
+pub(super) fn convert_connecting(
+    fd: RawFd,
+    plain: &Arc<PlainSocket>,
+    how: AdoptionState,
+) -> Result<()> {
     let set = set_of(fd);
     let mut options = conn_config(&set)?;
     options.startup_timeout = STARTUP_TIMEOUT;
@@ -187,14 +200,20 @@ pub(super) fn convert_connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: Adopt
     };
     // With TLS there is no fallback to TCP.
     let fallback = if pending && !plain::must_encrypt() {
-        Some(FallbackSocket { socket: sys::duplicate(fd)?, to, syn_retries: plain.take_syn_retries() })
+        Some(FallbackSocket {
+            socket: sys::duplicate(fd)?,
+            to,
+            syn_retries: plain.take_syn_retries(),
+        })
     } else {
         None
     };
     let peer = match sys::address_as_is(fd, true) {
         Ok(peer) => address::to_canonical(peer),
         // The connection to that address was already started.
-        Err(errno) => address::to_canonical(reachable(address::to_real_same_family(to).ok_or(errno)?)),
+        Err(errno) => {
+            address::to_canonical(reachable(address::to_real_same_family(to).ok_or(errno)?))
+        }
     };
     let raw = sys::duplicate(fd)?;
     socket.may_fall_back(fallback.is_some());
@@ -211,7 +230,8 @@ pub(super) fn convert_connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: Adopt
     // If the socket is in another phase, another thread has closed it.
     let Phase::Connecting(begun, _) = &state.phase else { return Ok(()) };
     let options = Arc::new(options);
-    let opened = cm::connect_open(begun.qp(), raw, peer, &options, &data, socket.channel(), TCP_CONNECTED);
+    let opened =
+        cm::connect_open(begun.qp(), raw, peer, &options, &data, socket.channel(), TCP_CONNECTED);
     opened.map(drop).map_err(|error| {
         // The TCP connection ends with the socket.
         state.opened = None;
@@ -248,8 +268,8 @@ pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     let connect = || sys::connect(fallback.socket.as_raw_fd(), address::significant_bytes(&to));
     // The first call only reports that the previous attempt has failed, because the engine has
     // already taken the error.
-    let connected =
-        connect().or_else(|errno| if errno == Errno(libc::ECONNABORTED) { connect() } else { Err(errno) });
+    let connected = connect()
+        .or_else(|errno| if errno == Errno(libc::ECONNABORTED) { connect() } else { Err(errno) });
     match connected {
         Ok(()) | Err(Errno(libc::EINPROGRESS)) => {}
         Err(errno) => {
@@ -260,7 +280,8 @@ pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     restore(fallback.socket.as_raw_fd(), flags, &set);
     let address = address::to_canonical(fallback.to);
     connections::note(ConnectionRecord { carrier: Carrier::Tcp, role: Role::Connected, address });
-    let is_socket = |entry: &Entry| matches!(entry, Entry::Socket(other) if Arc::ptr_eq(other, socket));
+    let is_socket =
+        |entry: &Entry| matches!(entry, Entry::Socket(other) if Arc::ptr_eq(other, socket));
     for number in table::find_numbers(is_socket) {
         if sys::replace(number, fallback.socket.as_raw_fd()).is_ok() {
             for set in table::epoll_sets() {

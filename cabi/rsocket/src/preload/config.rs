@@ -32,7 +32,8 @@ fn named(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Optio
 /// Parses the valid lines. All others are ignored, as in rdma-core.
 fn parse(text: &str) -> Vec<ConfigLine> {
     // 27 is AF_IB in the kernel.
-    const DOMAINS: [(&str, c_int); 3] = [("INET", libc::AF_INET), ("INET6", libc::AF_INET6), ("IB", 27)];
+    const DOMAINS: [(&str, c_int); 3] =
+        [("INET", libc::AF_INET), ("INET6", libc::AF_INET6), ("IB", 27)];
     const KINDS: [(&str, c_int); 2] = [("STREAM", libc::SOCK_STREAM), ("DGRAM", libc::SOCK_DGRAM)];
     const PROTOCOLS: [(&str, c_int); 2] = [("TCP", libc::IPPROTO_TCP), ("UDP", libc::IPPROTO_UDP)];
     let line = |line: &str| {
@@ -61,7 +62,9 @@ fn has(lines: &[ConfigLine], program: &str, domain: c_int, kind: SocketKind) -> 
         SocketKind::Datagram => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
     };
     let is = |asked: Option<c_int>, value| asked.is_none_or(|asked| asked == value);
-    let named = |name: &str| program.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
+    let named = |name: &str| {
+        program.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name))
+    };
     lines.is_empty() && kind == SocketKind::Stream
         || lines.iter().any(|line| {
             line.program.as_deref().is_none_or(named)
@@ -74,8 +77,9 @@ fn has(lines: &[ConfigLine], program: &str, domain: c_int, kind: SocketKind) -> 
 /// Returns whether sockets of `domain` and `kind` become rsockets in `program`.
 pub(super) fn includes(program: &str, domain: c_int, kind: SocketKind) -> bool {
     static LINES: OnceBox<Vec<ConfigLine>> = OnceBox::new();
-    let lines = LINES
-        .get_or_init(|| Box::new(fs::read_to_string(FILE).map_or_else(|_| Vec::new(), |text| parse(&text))));
+    let lines = LINES.get_or_init(|| {
+        Box::new(fs::read_to_string(FILE).map_or_else(|_| Vec::new(), |text| parse(&text)))
+    });
     has(lines, program, domain, kind)
 }
 
@@ -101,8 +105,14 @@ mod tests {
         assert!(stream("iperf3", libc::AF_INET) && !stream("iperf3", libc::AF_INET6));
         assert!(stream("redis-server", libc::AF_INET6) && stream("REDIS", libc::AF_INET));
         assert!(!stream("red", libc::AF_INET6) && !stream("nginx", libc::AF_INET));
-        let datagram = |lines: &str, domain| has(&parse(lines), "iperf3", domain, SocketKind::Datagram);
-        assert!(datagram("* * DGRAM *", libc::AF_INET) && datagram("* inet6 * udp", libc::AF_INET6));
-        assert!(!datagram("* inet6 * udp", libc::AF_INET) && !datagram("iperf * STREAM *", libc::AF_INET));
+        let datagram =
+            |lines: &str, domain| has(&parse(lines), "iperf3", domain, SocketKind::Datagram);
+        assert!(
+            datagram("* * DGRAM *", libc::AF_INET) && datagram("* inet6 * udp", libc::AF_INET6)
+        );
+        assert!(
+            !datagram("* inet6 * udp", libc::AF_INET)
+                && !datagram("iperf * STREAM *", libc::AF_INET)
+        );
     }
 }

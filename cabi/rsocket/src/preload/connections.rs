@@ -96,7 +96,9 @@ impl std::fmt::Display for ConnectionRecord {
 /// Records a connection if `uiw run` has requested it, and logs it at level info.
 pub(crate) fn note(line: ConnectionRecord) {
     tracing::info!("connection: {line}");
-    let Ok(Settings { counters: CounterDestination::In(directory), .. }) = Settings::get() else { return };
+    let Ok(Settings { counters: CounterDestination::In(directory), .. }) = Settings::get() else {
+        return;
+    };
     let path = directory.join(format!("{}{SUFFIX}", std::process::id()));
     // The flags keep a symbolic link from redirecting the line, and a FIFO from blocking the
     // program.

@@ -19,7 +19,9 @@ use uiw_cabi_core::settings::Settings;
 /// # Errors
 /// EINVAL if an environment variable has an invalid value; EMFILE.
 pub(super) fn adopt(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
-    if !config::includes(program, domain, SocketKind::Datagram) || Settings::get()?.stays_on_tcp(program) {
+    if !config::includes(program, domain, SocketKind::Datagram)
+        || Settings::get()?.stays_on_tcp(program)
+    {
         return Ok(());
     }
     if let Some(reason) = Datagram::missing()? {

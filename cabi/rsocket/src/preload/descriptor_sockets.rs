@@ -46,7 +46,8 @@ impl DescriptorSockets {
     /// Returns whether one of the sockets is behind the number.
     pub(crate) fn is_at(&self, fd: RawFd) -> bool {
         self.is_marked && sys::is_marked(fd)
-            || sys::cookie(fd).is_some_and(|cookie| cookie == self.own || Some(cookie) == self.placeholder)
+            || sys::cookie(fd)
+                .is_some_and(|cookie| cookie == self.own || Some(cookie) == self.placeholder)
     }
 }
 
@@ -77,15 +78,20 @@ static PLACEHOLDER: ForkSafe<KnownPlaceholder> = ForkSafe::new();
 pub(crate) fn placeholder() -> Result<Placeholder> {
     // A program may close every number that it has not created, and the number may then belong to
     // another file.
-    let is_there = |known: &Placeholder| known.cookie.is_none() || sys::cookie(known.fd) == known.cookie;
+    let is_there =
+        |known: &Placeholder| known.cookie.is_none() || sys::cookie(known.fd) == known.cookie;
     let before = PLACEHOLDER.read().0;
     if let Some(known) = before.filter(is_there) {
         return Ok(known);
     }
-    let made =
-        sys::closed_socket().and_then(|pair| sys::duplicate(pair.as_raw_fd())).inspect_err(|error| {
-            denied::report("creating a pair of sockets (socketpair)", &io::Error::from_raw_os_error(error.0));
-        })?;
+    let made = sys::closed_socket().and_then(|pair| sys::duplicate(pair.as_raw_fd())).inspect_err(
+        |error| {
+            denied::report(
+                "creating a pair of sockets (socketpair)",
+                &io::Error::from_raw_os_error(error.0),
+            );
+        },
+    )?;
     sys::name_placeholder(made.as_raw_fd());
     let (cookie, is_marked) = (sys::cookie(made.as_raw_fd()), sys::mark(made.as_raw_fd()));
     let mut known = PLACEHOLDER.write();
@@ -120,7 +126,10 @@ mod tests {
         };
         assert!(
             !sys::is_marked(marked.fd)
-                && DescriptorSockets::of(own.as_raw_fd()).unwrap().or(Some(&marked)).is_at(marked.fd)
+                && DescriptorSockets::of(own.as_raw_fd())
+                    .unwrap()
+                    .or(Some(&marked))
+                    .is_at(marked.fd)
         );
     }
 }

@@ -11,7 +11,8 @@ use uiw_cabi_core::settings::Settings;
 /// Logs the numbers that were rsockets of the previous program of the process. Called when the
 /// library is loaded. The numbers are checked only if the log is enabled.
 pub(super) fn report_lost_rsockets() {
-    if environment::variable(log::VARIABLE, PrivilegePolicy::LevelOnly).is_none() || Settings::get().is_err()
+    if environment::variable(log::VARIABLE, PrivilegePolicy::LevelOnly).is_none()
+        || Settings::get().is_err()
     {
         return;
     }

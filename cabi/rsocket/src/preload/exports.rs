@@ -21,7 +21,9 @@ use std::ffi::{c_int, c_uint, c_ulong};
 use std::time::Duration;
 use uiw_cabi_core::abi::cm::rdma_sockaddr;
 use uiw_cabi_core::address;
-use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
+use uiw_cabi_core::arguments::{
+    ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr,
+};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 
@@ -224,7 +226,9 @@ pub extern "C" fn uiw_sockets_accepted<'a>(
     boundary::minus_one(|| {
         if let Some(Entry::Plain(listening)) = table::get_if_open(listening) {
             plain::register_accepted(&listening, fd)?;
-            if let (false, false, Ok(peer)) = (addr.is_null(), len.is_null(), sys::address_as_is(fd, true)) {
+            if let (false, false, Ok(peer)) =
+                (addr.is_null(), len.is_null(), sys::address_as_is(fd, true))
+            {
                 // accept(2) has replaced the size of the buffer by the length of the address.
                 write_address(peer, addr, len.restore(room)?)?;
             }
@@ -242,7 +246,9 @@ pub extern "C" fn uiw_sockets_target<'a>(
     real: &mut rdma_sockaddr,
 ) -> c_int {
     boundary::number(|| {
-        let (Ok(to), Some(Entry::Plain(plain))) = (read_address(&addr, len), table::get_if_open(fd)) else {
+        let (Ok(to), Some(Entry::Plain(plain))) =
+            (read_address(&addr, len), table::get_if_open(fd))
+        else {
             return Ok(0);
         };
         if to.port() == 0 && plain::must_encrypt() {
@@ -276,7 +282,8 @@ pub extern "C" fn uiw_sockets_connected<'a>(
             }
             libc::EALREADY | libc::EISCONN => Err(Errno(outcome)),
             _ if plain::must_encrypt() => {
-                Err(Errno(outcome).because("the peer has no rsockets, and TCP would not be encrypted"))
+                Err(Errno(outcome)
+                    .because("the peer has no rsockets, and TCP would not be encrypted"))
             }
             _ => {
                 tracing::info!(peer = %to, error = %Errno(outcome), "the peer has no rsockets: TCP");
@@ -291,13 +298,21 @@ pub extern "C" fn uiw_sockets_connected<'a>(
 
 /// Called for a socket that could have become an rsocket, but is connected or connecting over TCP.
 /// It belongs to the system from now on.
-pub extern "C" fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) {
+pub extern "C" fn uiw_sockets_on_tcp<'a>(
+    fd: c_int,
+    addr: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+) {
     boundary::value((), || {
         // A program dissolves a connection with an address of the family AF_UNSPEC. `read_address`
         // fails for such an address, so the entry is kept.
         let address = address::to_canonical(read_address(&addr, len)?);
         table::release(fd);
-        connections::note(ConnectionRecord { carrier: Carrier::Tcp, role: Role::Connected, address });
+        connections::note(ConnectionRecord {
+            carrier: Carrier::Tcp,
+            role: Role::Connected,
+            address,
+        });
         Ok(())
     });
 }
@@ -377,11 +392,18 @@ fn limit<'a>(timeout: &InPtr<'a, timespec>, mask: &InPtr<'a, sigset_t>) -> Resul
 
 /// Prepares the use of all descriptors in a list. Returns whether any is an rsocket, so that the
 /// system cannot wait for them.
-pub extern "C" fn uiw_sockets_enter_all<'a>(fds: ArrayPtr<'a, pollfd>, count: Count<'a, nfds_t>) -> c_int {
+pub extern "C" fn uiw_sockets_enter_all<'a>(
+    fds: ArrayPtr<'a, pollfd>,
+    count: Count<'a, nfds_t>,
+) -> c_int {
     boundary::value(0, || {
         let fds = fds.get(count)?.unwrap_or_default();
         // Every descriptor is prepared, regardless of the results for the others.
-        let found = fds.iter().filter(|fd| BITMAP.is_set(fd.fd)).filter(|fd| enter(fd.fd) == RSOCKET).count();
+        let found = fds
+            .iter()
+            .filter(|fd| BITMAP.is_set(fd.fd))
+            .filter(|fd| enter(fd.fd) == RSOCKET)
+            .count();
         Ok((found > 0).into())
     })
 }
@@ -476,7 +498,11 @@ pub extern "C" fn uiw_sockets_epoll_wait<'a>(
 }
 
 /// ioctl(2) on an rsocket.
-pub extern "C" fn uiw_sockets_ioctl(fd: c_int, request: c_ulong, argument: InOutPtr<'_, [u8; 4]>) -> c_int {
+pub extern "C" fn uiw_sockets_ioctl(
+    fd: c_int,
+    request: c_ulong,
+    argument: InOutPtr<'_, [u8; 4]>,
+) -> c_int {
     boundary::minus_one(|| ioctl::request(&table::socket(fd)?, request, argument.as_mut()))
 }
 

@@ -23,14 +23,22 @@ pub(super) fn request(
         libc::FIONBIO => {
             let on = c_int::from_ne_bytes(*number) != 0;
             let flags = socket.status_flags();
-            socket.set_status_flags(if on { flags | libc::O_NONBLOCK } else { flags & !libc::O_NONBLOCK });
+            socket.set_status_flags(if on {
+                flags | libc::O_NONBLOCK
+            } else {
+                flags & !libc::O_NONBLOCK
+            });
             return Ok(());
         }
         libc::FIONREAD => c_int::try_from(socket.readable()).unwrap_or(c_int::MAX),
         // The amount of unsent data is unknown, because data stays in the ring until the peer's TCP
         // has it.
         BYTES_NOT_SENT | AT_MARK => 0,
-        _ => return Err(Errno(libc::ENOTTY).because(format_args!("an rsocket has no ioctl {request:#x}"))),
+        _ => {
+            return Err(
+                Errno(libc::ENOTTY).because(format_args!("an rsocket has no ioctl {request:#x}"))
+            );
+        }
     };
     *number = answer.to_ne_bytes();
     Ok(())

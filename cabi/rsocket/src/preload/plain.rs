@@ -1,7 +1,9 @@
 //! TCP sockets of a program that may become rsockets.
 
 use crate::preload::config::SocketKind;
-use crate::preload::{AdoptionState, BITMAP, DescriptorSockets, adopt, config, descriptor_sockets, process};
+use crate::preload::{
+    AdoptionState, BITMAP, DescriptorSockets, adopt, config, descriptor_sockets, process,
+};
 use crate::sys;
 use crate::table::{self, Entry};
 use std::ffi::c_int;
@@ -81,7 +83,9 @@ impl PlainSocket {
 /// connections may be unencrypted; EMFILE if the placeholder cannot be created. With TLS, also
 /// EMFILE or EOPNOTSUPP for a socket that cannot become an rsocket.
 pub(crate) fn register(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
-    if !config::includes(program, domain, SocketKind::Stream) || Settings::get()?.stays_on_tcp(program) {
+    if !config::includes(program, domain, SocketKind::Stream)
+        || Settings::get()?.stays_on_tcp(program)
+    {
         return Ok(());
     }
     let cannot = match () {
@@ -150,7 +154,8 @@ pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
 /// If nothing answers, for example behind a firewall that drops packets, the attempt then fails
 /// soon enough for TCP to be tried. With TLS there is no fallback to TCP, so there is no limit.
 pub(crate) fn limit_attempt(fd: RawFd, plain: &PlainSocket) {
-    let asked = Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
+    let asked =
+        Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
     let own = sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT);
     if let (Some(asked), Some(own)) = (asked, own)
         && own > asked
@@ -202,7 +207,8 @@ pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<PlainSocket>) {
 /// descriptor gets an rsocket whose connection has failed. Returns false if the socket is not a
 /// connection yet.
 pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
-    let begun = plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
+    let begun =
+        plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     match begun {
         Ok(_) => {
             if let Err(error) = adopt::convert_accepted(fd, plain) {
@@ -213,7 +219,8 @@ pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
         }
         Err(BECOMING) => {
             // Another thread is converting the socket, and replaces the entry when it has finished.
-            while matches!(table::get(fd), Some(Entry::Plain(other)) if Arc::ptr_eq(&other, plain)) {
+            while matches!(table::get(fd), Some(Entry::Plain(other)) if Arc::ptr_eq(&other, plain))
+            {
                 thread::yield_now();
             }
             matches!(table::get(fd), Some(Entry::Socket(_)))

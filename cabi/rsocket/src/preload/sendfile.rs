@@ -19,7 +19,12 @@ const CHUNK: usize = 128 << 10;
 /// # Errors
 /// EBADF for a negative number; EINVAL for a file without offsets; the errors of sending and
 /// reading, if nothing was sent.
-pub(super) fn send(to: RawFd, file: RawFd, offset: Option<&mut off64_t>, count: usize) -> Result<isize> {
+pub(super) fn send(
+    to: RawFd,
+    file: RawFd,
+    offset: Option<&mut off64_t>,
+    count: usize,
+) -> Result<isize> {
     if file < 0 {
         return Err(Errno(libc::EBADF).because("sendfile from a negative descriptor"));
     }
@@ -29,9 +34,9 @@ pub(super) fn send(to: RawFd, file: RawFd, offset: Option<&mut off64_t>, count: 
     let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd(file) });
     let start = match &offset {
         Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL.out_of_range())?,
-        None => {
-            file.stream_position().map_err(|_| Errno::INVAL.because("sendfile for a file without offsets"))?
-        }
+        None => file
+            .stream_position()
+            .map_err(|_| Errno::INVAL.because("sendfile for a file without offsets"))?,
     };
     let mut buffer = vec![0; CHUNK.min(count)];
     let mut done = 0;

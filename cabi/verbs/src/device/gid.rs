@@ -46,7 +46,10 @@ mod tests {
         assert_eq!(to_address(from_address("0.0.0.0".parse().unwrap())), None);
         for text in ["ff02::1", "239.1.2.3"] {
             let group: IpAddr = text.parse().unwrap();
-            assert_eq!((to_address(from_address(group)), to_group(from_address(group))), (None, Some(group)));
+            assert_eq!(
+                (to_address(from_address(group)), to_group(from_address(group))),
+                (None, Some(group))
+            );
         }
         assert_eq!(to_group(from_address("10.1.2.3".parse().unwrap())), None);
     }

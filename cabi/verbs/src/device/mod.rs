@@ -102,7 +102,8 @@ impl Device {
     /// ENODEV if the network device is gone or has lost its last address.
     pub fn netdev(&self) -> Result<NetDev> {
         netdev::all()?.into_iter().find(|netdev| netdev.name == self.netdev).ok_or_else(|| {
-            Errno::NODEV.because(format_args!("network device {} is gone, or has no address", self.netdev))
+            Errno::NODEV
+                .because(format_args!("network device {} is gone, or has no address", self.netdev))
         })
     }
 
@@ -147,8 +148,10 @@ pub fn with_address(address: IpAddr) -> Result<&'static Device> {
     let persona = Settings::get()?.persona;
     let netdevs = netdev::all()?;
     let has = |netdev: &&NetDev| netdev.has(address);
-    let netdev =
-        netdevs.iter().find(has).ok_or_else(|| Errno::NODEV.because("no network device has the address"))?;
+    let netdev = netdevs
+        .iter()
+        .find(has)
+        .ok_or_else(|| Errno::NODEV.because("no network device has the address"))?;
     Ok(find(netdev, persona))
 }
 
@@ -209,7 +212,8 @@ pub extern "C" fn ibv_read_sysfs_file<'a>(
     size: Count<'a>,
 ) -> c_int {
     boundary::number(|| {
-        let (Some(dir), Some(file), Some(room @ [_, ..])) = (dir.get(), file.get(), buffer.get_uninit(size)?)
+        let (Some(dir), Some(file), Some(room @ [_, ..])) =
+            (dir.get(), file.get(), buffer.get_uninit(size)?)
         else {
             return Err(Errno::INVAL.null_argument());
         };

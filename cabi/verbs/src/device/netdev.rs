@@ -47,7 +47,9 @@ impl NetDev {
     /// their device.
     pub fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {
         match ip {
-            IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, self.index).into(),
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+                SocketAddrV6::new(v6, port, 0, self.index).into()
+            }
             ip => SocketAddr::new(ip, port),
         }
     }

@@ -73,7 +73,11 @@ pub fn lid(netdev: &NetDev) -> Option<u16> {
 }
 
 pub(super) fn of_context(context: &Context, port: u32) -> Result<NetDev> {
-    if port == 1 { context.device.netdev() } else { Err(Errno::INVAL.because("the device has port 1 only")) }
+    if port == 1 {
+        context.device.netdev()
+    } else {
+        Err(Errno::INVAL.because("the device has port 1 only"))
+    }
 }
 
 /// `ibv_query_port` for programs compiled with the larger structure, called through
@@ -172,9 +176,12 @@ pub extern "C" fn _ibv_query_gid_table<'a>(
         let netdev = of_context(context, 1)?;
         let persona = Settings::get()?.persona;
         if max.get()? < netdev.addresses.len() {
-            return Err(Errno::INVAL.because("there is room for fewer entries than the device has GIDs"));
+            return Err(
+                Errno::INVAL.because("there is room for fewer entries than the device has GIDs")
+            );
         }
-        let entries: Vec<_> = (0..max.get()?).map_while(|index| entry(&netdev, index, persona)).collect();
+        let entries: Vec<_> =
+            (0..max.get()?).map_while(|index| entry(&netdev, index, persona)).collect();
         to.write_table(max, size, &entries)?;
         Ok(entries.len().cast_signed())
     };
@@ -217,7 +224,11 @@ pub extern "C" fn ibv_query_pkey(
 }
 
 /// `ibv_get_pkey_index`: returns the index of a big-endian key.
-pub extern "C" fn ibv_get_pkey_index(context: Handle<'_, OpenContext>, port: u8, pkey: u16) -> c_int {
+pub extern "C" fn ibv_get_pkey_index(
+    context: Handle<'_, OpenContext>,
+    port: u8,
+    pkey: u16,
+) -> c_int {
     boundary::number(|| {
         of_context(context.get()?, port.into())?;
         if pkey == DEFAULT_PKEY {

@@ -102,10 +102,18 @@ mod tests {
     fn codes_and_sum_agree() {
         let lanes = [(1, 1), (2, 4), (4, 8), (8, 12), (16, 2)];
         let rates = [(1, 25), (2, 50), (8, 100), (32, 250), (64, 500), (128, 1000)];
-        let find = |table: &[(u8, u32)], code| table.iter().find(|(known, _)| *known == code).unwrap().1;
+        let find =
+            |table: &[(u8, u32)], code| table.iter().find(|(known, _)| *known == code).unwrap().1;
         for speed in SPEEDS {
-            assert_eq!(find(&lanes, speed.width) * find(&rates, speed.speed), speed.total, "{speed:?}");
-            assert!(speed.lanes.starts_with(&format!("{}X ", find(&lanes, speed.width))), "{speed:?}");
+            assert_eq!(
+                find(&lanes, speed.width) * find(&rates, speed.speed),
+                speed.total,
+                "{speed:?}"
+            );
+            assert!(
+                speed.lanes.starts_with(&format!("{}X ", find(&lanes, speed.width))),
+                "{speed:?}"
+            );
         }
         assert_eq!(SPEEDS[0].to_string(), "2.5 Gb/sec (1X SDR)");
         assert_eq!(UNKNOWN.to_string(), "100 Gb/sec (4X EDR)");

@@ -76,7 +76,8 @@ impl Ranges {
     /// Returns the range if there is no free node.
     pub(super) fn insert(&mut self, range: Range) -> Result<(), Range> {
         let (key, end) = (range.key, range.end);
-        let node = RangeNode { range: Some(range), key, end, highest: end, left: NONE, right: NONE };
+        let node =
+            RangeNode { range: Some(range), key, end, highest: end, left: NONE, right: NONE };
         let place = if self.free != NONE {
             let place = self.free;
             self.free = self.nodes[place].left;
@@ -113,7 +114,9 @@ impl Ranges {
     }
 
     fn each_below(&self, at: Place, wanted: &std::ops::Range<usize>, f: &mut impl FnMut(&Range)) {
-        let Some(node) = self.nodes.get(at).filter(|node| node.highest > wanted.start) else { return };
+        let Some(node) = self.nodes.get(at).filter(|node| node.highest > wanted.start) else {
+            return;
+        };
         self.each_below(node.left, wanted, f);
         if node.key.start >= wanted.end {
             return;

@@ -20,7 +20,11 @@ pub(super) fn resolve(lid: u16, netdev: &NetDev) -> Result<IpAddr> {
         return Ok(address);
     }
     address_in_network(lid, netdev).map(IpAddr::V4).ok_or_else(|| {
-        tracing::warn!(lid, netdev = netdev.name, "no address for this LID: UIW_LID_MAP may name one");
+        tracing::warn!(
+            lid,
+            netdev = netdev.name,
+            "no address for this LID: UIW_LID_MAP may name one"
+        );
         Errno::INVAL.because("no address for the LID")
     })
 }
@@ -45,7 +49,10 @@ fn address_in_map(path: &Path, lid: u16) -> Result<Option<IpAddr>> {
         Errno::from(error)
     })?;
     find_in_map(&text, lid).map_err(|line| {
-        uiw_cabi_core::log::note!("uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`", path.display());
+        uiw_cabi_core::log::note!(
+            "uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`",
+            path.display()
+        );
         Errno::INVAL.because("UIW_LID_MAP has an invalid line")
     })
 }
@@ -91,7 +98,8 @@ mod tests {
     #[test]
     fn lids_are_addresses_in_device_network() {
         let lid = |text: &str| (text.parse::<Ipv4Addr>().unwrap().to_bits() & 0xFFFF) as u16;
-        let find = |own: &str, prefix, peer: &str| address_in_network(lid(peer), &netdev(own, prefix));
+        let find =
+            |own: &str, prefix, peer: &str| address_in_network(lid(peer), &netdev(own, prefix));
         assert_eq!(find("10.1.2.3", 24, "10.1.2.9"), Some("10.1.2.9".parse().unwrap()));
         assert_eq!(find("10.1.2.3", 16, "10.1.7.9"), Some("10.1.7.9".parse().unwrap()));
         assert_eq!(find("10.1.2.3", 24, "10.1.3.9"), None, "outside of the prefix");

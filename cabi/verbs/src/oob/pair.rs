@@ -60,7 +60,11 @@ impl Phase {
 
 impl PairState {
     /// Creates the state of a queue pair that has just entered RTR.
-    pub(super) fn new(qp: &Arc<uiw_verbs::Qp>, connecting: &Arc<AtomicBool>, target: Target) -> Self {
+    pub(super) fn new(
+        qp: &Arc<uiw_verbs::Qp>,
+        connecting: &Arc<AtomicBool>,
+        target: Target,
+    ) -> Self {
         let delay = if target.initiates() { Duration::ZERO } else { RESPONDER_DELAY };
         Self {
             qp: Arc::clone(qp),

@@ -48,7 +48,9 @@ impl PairInfo {
     /// Parses private data. Returns `None` if it is not from an out-of-band connection.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let word = |at: usize| {
+            u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         let gid = |at: usize| ibv_gid { raw: std::array::from_fn(|i| bytes[at + i]) };
         let unreliable = bytes[..8] == UNRELIABLE_MAGIC;
         (unreliable || bytes[..8] == MAGIC).then(|| Self {

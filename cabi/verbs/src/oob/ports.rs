@@ -155,7 +155,12 @@ impl PortTables {
             return None;
         }
         let free = self.slots(port.number);
-        self.blocks.push(SlotBlock { netdev: netdev.name.clone(), shard, port: Arc::clone(port), free });
+        self.blocks.push(SlotBlock {
+            netdev: netdev.name.clone(),
+            shard,
+            port: Arc::clone(port),
+            free,
+        });
         self.take(netdev, shard)
     }
 
@@ -190,7 +195,12 @@ impl Slot {
 
     /// Listens at all addresses of `netdev` where the port does not listen yet. Addresses come and
     /// go, and the kernel checks IPv6 addresses for a while before they can be used.
-    pub(super) fn listen(&self, netdev: &NetDev, engine: &uiw_verbs::Device, worker: &Worker) -> Result<()> {
+    pub(super) fn listen(
+        &self,
+        netdev: &NetDev,
+        engine: &uiw_verbs::Device,
+        worker: &Worker,
+    ) -> Result<()> {
         let options: Arc<ConnConfig> = Arc::new(worker.options());
         let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());
         let mut sockets = self.port.sockets.lock();
@@ -210,7 +220,11 @@ impl Slot {
                     Err(error) => return Err(error.into()),
                 }
             }
-            tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs accept connections");
+            tracing::debug!(
+                port = self.port.number,
+                netdev = netdev.name,
+                "queue pairs accept connections"
+            );
             *addresses = bound;
             *state = PortState::Listening(first);
         }
@@ -236,16 +250,22 @@ impl Slot {
 type BindDatagrams<'a> = &'a dyn Fn(&[SocketAddr]) -> io::Result<Option<Arc<DatagramPort>>>;
 
 /// Binds the same port at every address of the device. `port` 0 means any port.
-fn bind_all(netdev: &NetDev, port: u16, bind_datagrams: BindDatagrams<'_>) -> io::Result<SharedPort> {
+fn bind_all(
+    netdev: &NetDev,
+    port: u16,
+    bind_datagrams: BindDatagrams<'_>,
+) -> io::Result<SharedPort> {
     let mut port = port;
     let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
     if stack::is_in_process() {
         let port = if port == 0 { stack::random_port() } else { port };
-        let addresses = netdev.addresses.iter().map(|(ip, _)| netdev.socket_address(*ip, port)).collect();
+        let addresses =
+            netdev.addresses.iter().map(|(ip, _)| netdev.socket_address(*ip, port)).collect();
         return SharedPort::reserve(port, addresses, sockets, bind_datagrams);
     }
     for (ip, _) in &netdev.addresses {
-        let socket = Socket::new(Domain::for_address(netdev.socket_address(*ip, port)), Type::STREAM, None)?;
+        let socket =
+            Socket::new(Domain::for_address(netdev.socket_address(*ip, port)), Type::STREAM, None)?;
         // The engine must be able to listen on the port in addition to this socket, which never
         // listens.
         socket.set_reuse_address(true)?;
@@ -346,7 +366,12 @@ mod tests {
         // The port is taken again.
         let order = tables.slots(port);
         assert_eq!(order.len(), SLOTS);
-        assert!(order.iter().take(SLOTS - 2).all(|slot| slots.iter().all(|former| former.slot != *slot)));
+        assert!(
+            order
+                .iter()
+                .take(SLOTS - 2)
+                .all(|slot| slots.iter().all(|former| former.slot != *slot))
+        );
     }
 
     #[test]
@@ -387,7 +412,9 @@ mod tests {
         let bind = |shard| {
             let engine = engine.clone();
             move |addresses: &[SocketAddr]| {
-                DatagramPort::bind(&engine, addresses, shard, 1024).map(Some).map_err(io::Error::other)
+                DatagramPort::bind(&engine, addresses, shard, 1024)
+                    .map(Some)
+                    .map_err(io::Error::other)
             }
         };
         let one = ports.take(&lo(), 0, &bind(0)).unwrap();

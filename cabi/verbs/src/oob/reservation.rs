@@ -109,7 +109,12 @@ impl QpnReservation {
 
     /// Connects the queue pair to its peer, from RTR on. [`QpnReservation::listen`] has started the
     /// worker.
-    pub(crate) fn connect(&self, qp: &Arc<uiw_verbs::Qp>, connecting: &Arc<AtomicBool>, target: Target) {
+    pub(crate) fn connect(
+        &self,
+        qp: &Arc<uiw_verbs::Qp>,
+        connecting: &Arc<AtomicBool>,
+        target: Target,
+    ) {
         if let Some(worker) = running_worker() {
             worker.connect(self.number(), qp, connecting, target);
         }
@@ -147,7 +152,9 @@ fn bind_datagrams(
 ) -> io::Result<Option<Arc<DatagramPort>>> {
     match DatagramPort::bind(engine, addresses, shard, longest) {
         Ok(port) => Ok(Some(port)),
-        Err(uiw_verbs::Error::Io { source, .. }) if source.kind() == io::ErrorKind::Unsupported => Ok(None),
+        Err(uiw_verbs::Error::Io { source, .. }) if source.kind() == io::ErrorKind::Unsupported => {
+            Ok(None)
+        }
         Err(uiw_verbs::Error::Io { source, .. }) => Err(source),
         Err(error) => Err(io::Error::other(error)),
     }

@@ -72,8 +72,8 @@ pub fn receive_time(min_rnr_timer: u8, rnr_retry: u8) -> Duration {
 /// (InfiniBand Architecture, table "RNR NAK timer").
 fn rnr_delay(value: u8) -> Duration {
     const STEPS: [u64; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
-        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     Duration::from_micros(STEPS[usize::from(value & 31)] * 10)
 }

@@ -44,9 +44,14 @@ pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, Ip
     let own = if global {
         netdev.address(ah.grh.sgid_index.into())
     } else {
-        netdev.addresses.iter().map(|(address, _)| *address).find(|own| own.is_ipv4() == remote.is_ipv4())
+        netdev
+            .addresses
+            .iter()
+            .map(|(address, _)| *address)
+            .find(|own| own.is_ipv4() == remote.is_ipv4())
     };
-    let own = own.ok_or_else(|| Errno::INVAL.because("the interface has no address of the peer's family"))?;
+    let own = own
+        .ok_or_else(|| Errno::INVAL.because("the interface has no address of the peer's family"))?;
     if own.is_ipv4() == remote.is_ipv4() {
         Ok((own, remote))
     } else {
@@ -69,11 +74,13 @@ impl Target {
     ) -> Result<Self> {
         let (own, remote) = addresses(netdev, ah)?;
         if remote.is_multicast() || dest > 0xFF_FFFF || dest >> 8 == 0 {
-            return Err(Errno::INVAL
-                .because("the peer's address is a multicast group, or its queue pair number is invalid"));
+            return Err(Errno::INVAL.because(
+                "the peer's address is a multicast group, or its queue pair number is invalid",
+            ));
         }
         // A queue pair number of this process is valid at every address of the device.
-        let is_self = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
+        let is_self =
+            dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
         Ok(Self {
             is_self,
             unreliable,
@@ -148,9 +155,11 @@ mod tests {
     #[test]
     fn two_ends_match_each_other_alone() {
         let mut a =
-            Target::new(&netdev("10.0.0.1"), (0x70_0001, false), &ah("10.0.0.2"), 0x71_0002, 5).unwrap();
+            Target::new(&netdev("10.0.0.1"), (0x70_0001, false), &ah("10.0.0.2"), 0x71_0002, 5)
+                .unwrap();
         let mut b =
-            Target::new(&netdev("10.0.0.2"), (0x71_0002, false), &ah("10.0.0.1"), 0x70_0001, 9).unwrap();
+            Target::new(&netdev("10.0.0.2"), (0x71_0002, false), &ah("10.0.0.1"), 0x70_0001, 9)
+                .unwrap();
         assert!(a.initiates() && !b.initiates());
         assert_eq!(a.remote, "10.0.0.2:28928".parse().unwrap());
         let from = SocketAddr::new(a.local.ip(), 4711);
@@ -185,8 +194,10 @@ mod tests {
 
     #[test]
     fn smaller_gid_initiates_for_equal_numbers() {
-        let a = Target::new(&netdev("10.0.0.1"), (0x70_0001, false), &ah("10.0.0.2"), 0x70_0001, 0).unwrap();
-        let b = Target::new(&netdev("10.0.0.2"), (0x70_0001, false), &ah("10.0.0.1"), 0x70_0001, 0).unwrap();
+        let a = Target::new(&netdev("10.0.0.1"), (0x70_0001, false), &ah("10.0.0.2"), 0x70_0001, 0)
+            .unwrap();
+        let b = Target::new(&netdev("10.0.0.2"), (0x70_0001, false), &ah("10.0.0.1"), 0x70_0001, 0)
+            .unwrap();
         assert!(a.initiates() && !b.initiates());
     }
 }

@@ -106,8 +106,9 @@ impl Worker {
             pending: Mutex::default(),
         });
         let run = Arc::clone(&worker);
-        let thread = spawn_thread("uiw-pairs", move || run.run())
-            .inspect_err(|error| denied::report("starting the thread that connects queue pairs", error))?;
+        let thread = spawn_thread("uiw-pairs", move || run.run()).inspect_err(|error| {
+            denied::report("starting the thread that connects queue pairs", error);
+        })?;
         let _ = worker.thread.set(thread.thread().clone());
         Ok(worker)
     }
@@ -236,7 +237,11 @@ impl Worker {
 
     /// Calls `serve` for the pair that uses the connection `conn`. Does nothing if the pair has
     /// another connection, or none, by now.
-    fn with_conn(&self, conn: ConnId, serve: impl FnOnce(u32, &mut MutexGuard<'_, Option<PairState>>)) {
+    fn with_conn(
+        &self,
+        conn: ConnId,
+        serve: impl FnOnce(u32, &mut MutexGuard<'_, Option<PairState>>),
+    ) {
         let (number, pair) = {
             let tables = self.tables.lock();
             let Some(number) = tables.conns.get(&conn) else { return };
@@ -249,10 +254,17 @@ impl Worker {
         }
     }
 
-    fn handle_established(&self, number: u32, state: &mut PairState, conn: ConnId, info: &ConnInfo) -> bool {
+    fn handle_established(
+        &self,
+        number: u32,
+        state: &mut PairState,
+        conn: ConnId,
+        info: &ConnInfo,
+    ) -> bool {
         let connecting = state.phase == Phase::Connecting(conn);
         let matches = state.target.is_self
-            || PairInfo::parse(&info.private_data).is_some_and(|pair| state.target.matches(&pair, info.peer));
+            || PairInfo::parse(&info.private_data)
+                .is_some_and(|pair| state.target.matches(&pair, info.peer));
         if connecting && !matches {
             tracing::warn!(qp = %Qpn::from_raw(number), peer = %info.peer, "the peer that answered is not the requested queue pair");
             state.qp.fail(WcStatus::RetryExceeded);
@@ -359,9 +371,12 @@ impl PendingPeers {
             CmEventKind::Disconnected(_) => {
                 worker.with_conn(event.id, |number, pair| worker.handle_disconnect(number, pair));
             }
-            CmEventKind::ListenerDown { error, .. } => tracing::error!(%error, "no peer can connect"),
+            CmEventKind::ListenerDown { error, .. } => {
+                tracing::error!(%error, "no peer can connect");
+            }
             // Only the connection manager posts these, to its own channels.
-            CmEventKind::Posted(_) | CmEventKind::SidrRequest(_) | CmEventKind::SidrResolved(_) => {}
+            CmEventKind::Posted(_) | CmEventKind::SidrRequest(_) | CmEventKind::SidrResolved(_) => {
+            }
         }
     }
 
@@ -375,14 +390,16 @@ impl PendingPeers {
         let pair = worker.pair(info.to.qp_num);
         let mut pair = pair.as_ref().map(|pair| pair.lock());
         match pair.as_deref_mut() {
-            Some(Some(state)) if state.target.matches(&info, peer.request.peer_addr()) => match state.phase {
-                Phase::Waiting => worker.accept(state, peer),
-                // Both ends have connected. The connection of the initiator is the one that is
-                // kept.
-                Phase::Connecting(_) if !state.target.initiates() => worker.accept(state, peer),
-                Phase::Connecting(_) => self.keep(peer),
-                Phase::Accepting(_) | Phase::Established(_) => drop(peer.request.reject(LATER)),
-            },
+            Some(Some(state)) if state.target.matches(&info, peer.request.peer_addr()) => {
+                match state.phase {
+                    Phase::Waiting => worker.accept(state, peer),
+                    // Both ends have connected. The connection of the initiator is the one that is
+                    // kept.
+                    Phase::Connecting(_) if !state.target.initiates() => worker.accept(state, peer),
+                    Phase::Connecting(_) => self.keep(peer),
+                    Phase::Accepting(_) | Phase::Established(_) => drop(peer.request.reject(LATER)),
+                }
+            }
             _ => self.keep(peer),
         }
         // The thread has to take the time-out of the waiting peer into account.
@@ -424,7 +441,10 @@ impl PendingPeers {
     fn serve(&mut self, number: u32, pair: &mut Option<PairState>, now: Instant, worker: &Worker) {
         let Some(state) = pair else { return };
         if state.deadline.is_some_and(|at| at <= now) && state.qp.discard_requests() {
-            tracing::debug!(qp = number, "the peer did not connect in time: posted requests are lost");
+            tracing::debug!(
+                qp = number,
+                "the peer did not connect in time: posted requests are lost"
+            );
             state.deadline = None;
             state.unreachable = true;
         }
@@ -451,8 +471,8 @@ impl PendingPeers {
         }
         let connecting = matches!(state.phase, Phase::Connecting(_));
         let pending = self.0.iter().position(|peer| {
-            let matches =
-                peer.info.to.qp_num == number && state.target.matches(&peer.info, peer.request.peer_addr());
+            let matches = peer.info.to.qp_num == number
+                && state.target.matches(&peer.info, peer.request.peer_addr());
             matches && (!connecting || now >= peer.since + SIMULTANEOUS_DELAY)
         });
         if let Some(pending) = pending {

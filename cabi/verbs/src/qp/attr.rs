@@ -20,7 +20,11 @@ use uiw_verbs::{Access, Call, QpState};
 const KNOWN: c_int = 0x1F_FFFF | 1 << 25;
 
 /// `ibv_modify_qp`.
-pub extern "C" fn ibv_modify_qp(qp: Handle<'_, Qp>, attr: InPtr<'_, ibv_qp_attr>, mask: c_int) -> c_int {
+pub extern "C" fn ibv_modify_qp(
+    qp: Handle<'_, Qp>,
+    attr: InPtr<'_, ibv_qp_attr>,
+    mask: c_int,
+) -> c_int {
     boundary::code(|| {
         let (object, attr) = (qp.get()?, attr.get()?);
         if mask & !KNOWN != 0 {
@@ -121,17 +125,24 @@ fn check_values(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<
     let persona = object.context.persona;
     let now = shown_state(object);
     if has(flags::IBV_QP_CUR_STATE) && state(attr.cur_qp_state) != Some(now) {
-        let reason = format_args!("cur_qp_state is {}, and the queue pair is in {now}", attr.cur_qp_state);
+        let reason =
+            format_args!("cur_qp_state is {}, and the queue pair is in {now}", attr.cur_qp_state);
         return Err(Errno::INVAL.because(reason));
     }
     if has(flags::IBV_QP_PKEY_INDEX) && attr.pkey_index >= persona.pkeys().max(1) {
-        return Err(Errno::INVAL.because(format_args!("no P_Key has the index {}", attr.pkey_index)));
+        return Err(
+            Errno::INVAL.because(format_args!("no P_Key has the index {}", attr.pkey_index))
+        );
     }
     if has(flags::IBV_QP_PATH_MTU) && !(1..=5).contains(&attr.path_mtu) {
-        return Err(Errno::INVAL.because(format_args!("path_mtu {} is not an ibv_mtu", attr.path_mtu)));
+        return Err(
+            Errno::INVAL.because(format_args!("path_mtu {} is not an ibv_mtu", attr.path_mtu))
+        );
     }
     if has(flags::IBV_QP_AV) && attr.ah_attr.port_num != 1 {
-        return Err(Errno::INVAL.because(format_args!("ah_attr names port {}", attr.ah_attr.port_num)));
+        return Err(
+            Errno::INVAL.because(format_args!("ah_attr names port {}", attr.ah_attr.port_num))
+        );
     }
     if has(flags::IBV_QP_AV) && persona == Persona::Roce && attr.ah_attr.is_global == 0 {
         return Err(Errno::INVAL.because("RoCE needs a GRH: ah_attr.is_global is 0"));
@@ -243,7 +254,8 @@ fn query(object: &Object<Qp>, state: c_int) -> Result<ibv_qp_attr> {
     attr.ah_attr = kept.ah;
     attr.pkey_index = kept.pkey_index;
     attr.max_rd_atomic = kept.max_rd_atomic.unwrap_or(u8::try_from(engine.ord).unwrap_or(u8::MAX));
-    attr.max_dest_rd_atomic = kept.max_dest_rd_atomic.unwrap_or(u8::try_from(engine.ird).unwrap_or(u8::MAX));
+    attr.max_dest_rd_atomic =
+        kept.max_dest_rd_atomic.unwrap_or(u8::try_from(engine.ird).unwrap_or(u8::MAX));
     attr.min_rnr_timer = kept.min_rnr_timer;
     attr.port_num = 1;
     (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (kept.timeout, kept.retry_cnt, kept.rnr_retry);

@@ -33,7 +33,8 @@ pub(super) enum Data {
 
 impl Batch {
     pub(super) fn set(&mut self, data: Data) -> Result<()> {
-        self.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("data without a request"))?.data = data;
+        self.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("data without a request"))?.data =
+            data;
         Ok(())
     }
 

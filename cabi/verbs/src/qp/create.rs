@@ -11,7 +11,10 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 
 /// `ibv_create_qp`.
-pub extern "C" fn ibv_create_qp(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_qp_init_attr>) -> *mut ibv_qp {
+pub extern "C" fn ibv_create_qp(
+    pd: Handle<'_, Pd>,
+    init: InOutPtr<'_, ibv_qp_init_attr>,
+) -> *mut ibv_qp {
     boundary::pointer(|| {
         let init = init.get()?;
         let mut long = init.extended();
@@ -37,7 +40,10 @@ pub extern "C" fn create_qp_ex(
 }
 
 /// Creates a queue pair from the attributes of `ibv_create_qp_ex`.
-pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<*mut ibv_qp> {
+pub fn create_extended(
+    context: &Context,
+    init: InOutPtr<'_, ibv_qp_init_attr_ex>,
+) -> Result<*mut ibv_qp> {
     let known = flags::IBV_QP_INIT_ATTR_PD
         | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS
         | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
@@ -52,8 +58,8 @@ pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex
     if given.comp_mask & flags::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && given.create_flags != 0 {
         return Err(Errno::UNSUPPORTED.because("create_flags are not supported"));
     }
-    let send_ops =
-        (given.comp_mask & flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(given.send_ops_flags);
+    let send_ops = (given.comp_mask & flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0)
+        .then_some(given.send_ops_flags);
     let offered = match qp_type {
         QpType::Rc => flags::SEND_OPS_OFFERED,
         QpType::Uc => flags::SEND_OPS_UC,

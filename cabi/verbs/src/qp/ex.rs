@@ -61,7 +61,10 @@ impl Batched for Qp {
 /// Calls `body` with the batch. The first error of a batch is stored, and returned by
 /// `ibv_wr_complete`.
 #[inline]
-fn with_batch(mut qp: BatchHandle<'_, Qp>, body: impl FnOnce(&Object<Qp>, &mut Batch) -> Result<()>) {
+fn with_batch(
+    mut qp: BatchHandle<'_, Qp>,
+    body: impl FnOnce(&Object<Qp>, &mut Batch) -> Result<()>,
+) {
     boundary::value_fast((), || {
         qp.with(|qp, batch| {
             if let Err(errno) = body(qp, batch) {
@@ -105,7 +108,8 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
     if let Some(errno) = batch.failed {
         return Err(errno);
     }
-    let inline: Vec<Sge> = batch.wrs.iter().map(|wr| batch.inline_sge(wr)).collect::<Result<_>>()?;
+    let inline: Vec<Sge> =
+        batch.wrs.iter().map(|wr| batch.inline_sge(wr)).collect::<Result<_>>()?;
     let wrs = batch.wrs.iter().zip(&inline).map(|(wr, inline)| {
         let (sges, flags) = match wr.data {
             Data::None => (&[][..], SendFlags::empty()),
@@ -118,7 +122,8 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
     // access it in conflict with them, as `BatchHandle`, the argument of `wr_complete`, requires.
     // Inline data is in `batch`, which is borrowed during the call. There are no requests that
     // register memory.
-    let posted = unsafe { object.engine.post_send_all(wrs) }.map_err(|refused| refused.error.into());
+    let posted =
+        unsafe { object.engine.post_send_all(wrs) }.map_err(|refused| refused.error.into());
     object.note_post();
     posted
 }
@@ -162,17 +167,28 @@ requests! {
 }
 
 /// Makes the last request of the batch a datagram to the queue pair `qpn` at the address of `ah`.
-extern "C" fn wr_set_ud_addr(qp: BatchHandle<'_, Qp>, ah: TableHandle<'_, Ah>, qpn: u32, qkey: u32) {
+extern "C" fn wr_set_ud_addr(
+    qp: BatchHandle<'_, Qp>,
+    ah: TableHandle<'_, Ah>,
+    qpn: u32,
+    qkey: u32,
+) {
     with_batch(qp, |qp, batch| {
         let to = ah::destination(ah.get()?, qp.domain, qpn, qkey)?;
-        let wr = batch.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("no request was begun"))?;
+        let wr =
+            batch.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("no request was begun"))?;
         wr.op = post::to_datagram(wr.op, to)?;
         Ok(())
     });
 }
 
 /// The eight bytes are copied during the call.
-extern "C" fn wr_atomic_write(qp: BatchHandle<'_, Qp>, rkey: u32, addr: u64, bytes: InPtr<'_, [u8; 8]>) {
+extern "C" fn wr_atomic_write(
+    qp: BatchHandle<'_, Qp>,
+    rkey: u32,
+    addr: u64,
+    bytes: InPtr<'_, [u8; 8]>,
+) {
     with_batch(qp, |qp, batch| {
         push(qp, batch, SendOp::AtomicWrite { remote: Remote { addr, rkey: STag(rkey) } });
         let first = batch.inline.len();
@@ -190,7 +206,11 @@ extern "C" fn wr_set_sge(qp: BatchHandle<'_, Qp>, lkey: u32, addr: u64, length: 
     });
 }
 
-extern "C" fn wr_set_sge_list<'a>(qp: BatchHandle<'_, Qp>, count: Count<'a>, list: ArrayPtr<'a, ibv_sge>) {
+extern "C" fn wr_set_sge_list<'a>(
+    qp: BatchHandle<'_, Qp>,
+    count: Count<'a>,
+    list: ArrayPtr<'a, ibv_sge>,
+) {
     with_batch(qp, |_, batch| {
         let first = batch.sges.len();
         batch.sges.extend(list.copies(count)?.map(post::sge));
@@ -202,17 +222,25 @@ extern "C" fn wr_set_sge_list<'a>(qp: BatchHandle<'_, Qp>, count: Count<'a>, lis
 fn check_inline(qp: &Qp, batch: &Batch, first: usize, length: usize) -> Result<()> {
     let most = qp.cap.max_inline_data as usize;
     if length > most || batch.inline.len() - first + length > most {
-        return Err(Errno::INVAL.because("more inline data than the queue pair takes (max_inline_data)"));
+        return Err(
+            Errno::INVAL.because("more inline data than the queue pair takes (max_inline_data)")
+        );
     }
     Ok(())
 }
 
 /// The bytes are copied during the call.
-extern "C" fn wr_set_inline_data<'a>(qp: BatchHandle<'_, Qp>, addr: ArrayPtr<'a, u8>, length: Count<'a>) {
+extern "C" fn wr_set_inline_data<'a>(
+    qp: BatchHandle<'_, Qp>,
+    addr: ArrayPtr<'a, u8>,
+    length: Count<'a>,
+) {
     with_batch(qp, |qp, batch| {
         let (first, len) = (batch.inline.len(), length.get()?);
         check_inline(qp, batch, first, len)?;
-        batch.inline.extend_from_slice(addr.get(length)?.ok_or_else(|| Errno::INVAL.null_argument())?);
+        batch
+            .inline
+            .extend_from_slice(addr.get(length)?.ok_or_else(|| Errno::INVAL.null_argument())?);
         batch.set(Data::Inline { first, len })
     });
 }
@@ -235,7 +263,8 @@ extern "C" fn wr_set_inline_data_list<'a>(
                 // are there, initialized (module `arguments`), and at most `max_inline_data`
                 // (`check_inline`). The setter copies them, so the program does not change them
                 // before it returns (ibv_wr_post(3)).
-                let bytes = unsafe { slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length) };
+                let bytes =
+                    unsafe { slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length) };
                 batch.inline.extend_from_slice(bytes);
             }
         }

@@ -181,7 +181,8 @@ fn create_qp(
         })?;
         domain.engine.create_ud_qp(engine_init, port)?
     } else {
-        let engine_init = if qp_type == QpType::Uc { engine_init.unreliable() } else { engine_init };
+        let engine_init =
+            if qp_type == QpType::Uc { engine_init.unreliable() } else { engine_init };
         domain.engine.create_qp(engine_init)?
     };
     if context.persona.first_state() == QpState::Reset {
@@ -237,14 +238,17 @@ fn parse_qp_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
     match qp_type {
         flags::IBV_QPT_RC => Ok(QpType::Rc),
         flags::IBV_QPT_UC if persona != Persona::Iwarp => Ok(QpType::Uc),
-        flags::IBV_QPT_UC => Err(Errno::UNSUPPORTED
-            .because("persona iwarp has no UC queue pairs; UIW_PERSONA=roce and UIW_PERSONA=ib have them")),
+        flags::IBV_QPT_UC => Err(Errno::UNSUPPORTED.because(
+            "persona iwarp has no UC queue pairs; UIW_PERSONA=roce and UIW_PERSONA=ib have them",
+        )),
         flags::IBV_QPT_UD => match Settings::get()?.no_datagrams() {
             None => Ok(QpType::Ud),
             Some(reason) => Err(Errno::UNSUPPORTED.because(reason)),
         },
         // Raw packet, XRC and driver-specific types do not exist on iWARP.
-        8 | 9 | 10 | 0xFF => Err(Errno::UNSUPPORTED.because("iWARP does not have this type of queue pair")),
+        8 | 9 | 10 | 0xFF => {
+            Err(Errno::UNSUPPORTED.because("iWARP does not have this type of queue pair"))
+        }
         _ => Err(Errno::INVAL.because("unknown type of queue pair")),
     }
 }

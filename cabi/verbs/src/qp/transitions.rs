@@ -70,11 +70,11 @@ fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)
     use flags::{
         IBV_QP_ACCESS_FLAGS as ACCESS_FLAGS, IBV_QP_AV as AV, IBV_QP_CUR_STATE as CUR_STATE,
         IBV_QP_DEST_QPN as DEST_QPN, IBV_QP_EN_SQD_ASYNC_NOTIFY as EN_SQD_ASYNC_NOTIFY,
-        IBV_QP_MAX_DEST_RD_ATOMIC as MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC as MAX_QP_RD_ATOMIC,
-        IBV_QP_MIN_RNR_TIMER as MIN_RNR_TIMER, IBV_QP_PATH_MTU as PATH_MTU, IBV_QP_PKEY_INDEX as PKEY_INDEX,
-        IBV_QP_PORT as PORT, IBV_QP_QKEY as QKEY, IBV_QP_RETRY_CNT as RETRY_CNT,
-        IBV_QP_RNR_RETRY as RNR_RETRY, IBV_QP_RQ_PSN as RQ_PSN, IBV_QP_SQ_PSN as SQ_PSN,
-        IBV_QP_TIMEOUT as TIMEOUT,
+        IBV_QP_MAX_DEST_RD_ATOMIC as MAX_DEST_RD_ATOMIC,
+        IBV_QP_MAX_QP_RD_ATOMIC as MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER as MIN_RNR_TIMER,
+        IBV_QP_PATH_MTU as PATH_MTU, IBV_QP_PKEY_INDEX as PKEY_INDEX, IBV_QP_PORT as PORT,
+        IBV_QP_QKEY as QKEY, IBV_QP_RETRY_CNT as RETRY_CNT, IBV_QP_RNR_RETRY as RNR_RETRY,
+        IBV_QP_RQ_PSN as RQ_PSN, IBV_QP_SQ_PSN as SQ_PSN, IBV_QP_TIMEOUT as TIMEOUT,
     };
     const CONNECTED: c_int = ALT_PATH | ACCESS_FLAGS | PATH_MIG_STATE;
     Some(match (from, to, kind) {
@@ -87,7 +87,9 @@ fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)
             AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
             ALT_PATH | ACCESS_FLAGS | PKEY_INDEX,
         ),
-        (Init, Rtr, Uc) => (AV | PATH_MTU | DEST_QPN | RQ_PSN, ALT_PATH | ACCESS_FLAGS | PKEY_INDEX),
+        (Init, Rtr, Uc) => {
+            (AV | PATH_MTU | DEST_QPN | RQ_PSN, ALT_PATH | ACCESS_FLAGS | PKEY_INDEX)
+        }
         // `rdma_init_qp_attr` sets the port with every state of a UD queue pair.
         (Init, Rtr, Ud) => (0, PKEY_INDEX | QKEY | PORT),
         (Rtr, Rts, Rc) => (
@@ -171,7 +173,8 @@ mod tests {
         for (from, to) in ALL.into_iter().flat_map(|from| ALL.map(|to| (from, to))) {
             for kind in [Rc, Uc, Ud] {
                 // A reliable queue pair has no state SQE.
-                let known = attributes(kind, from, to).is_some() || (kind, from, to) == (Rc, Sqe, Rts);
+                let known =
+                    attributes(kind, from, to).is_some() || (kind, from, to) == (Rc, Sqe, Rts);
                 assert_eq!(known, from.may_become(to), "{kind:?} {from} {to}");
             }
         }
@@ -180,12 +183,16 @@ mod tests {
     #[test]
     fn missing_and_excess_attributes_refused() {
         let state = flags::IBV_QP_STATE;
-        let init = state | flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_PORT | flags::IBV_QP_ACCESS_FLAGS;
+        let init =
+            state | flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_PORT | flags::IBV_QP_ACCESS_FLAGS;
         assert!(check(Rc, Reset, Some(Init), init).is_ok());
         assert!(check(Rc, Reset, Some(Init), init & !flags::IBV_QP_PORT).is_err());
         assert!(check(Rc, Reset, Some(Init), init | flags::IBV_QP_QKEY).is_err());
-        let rtr =
-            state | flags::IBV_QP_AV | flags::IBV_QP_PATH_MTU | flags::IBV_QP_DEST_QPN | flags::IBV_QP_RQ_PSN;
+        let rtr = state
+            | flags::IBV_QP_AV
+            | flags::IBV_QP_PATH_MTU
+            | flags::IBV_QP_DEST_QPN
+            | flags::IBV_QP_RQ_PSN;
         assert!(check(Uc, Init, Some(Rtr), rtr).is_ok());
         assert!(check(Rc, Init, Some(Rtr), rtr).is_err());
         assert!(check(Uc, Rtr, Some(Rtr), rtr).is_err());

@@ -12,7 +12,12 @@ use uiw_cabi_core::errno::Errno;
 use uiw_verbs::QpState;
 
 /// Makes the change of `ibv_modify_qp` after its attributes were checked.
-pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<QpState>) -> Result<()> {
+pub(super) fn modify(
+    object: &Qp,
+    attr: &ibv_qp_attr,
+    mask: c_int,
+    to: Option<QpState>,
+) -> Result<()> {
     let now = object.engine.state();
     if let Some(to) = to
         && now != to
@@ -49,12 +54,17 @@ fn group_interface(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
 /// Returns the group that a GID names, for a UD queue pair.
 fn group(qp: &Qp, gid: &InPtr<'_, ibv_gid>) -> Result<IpAddr> {
     let gid = gid.read().filter(|_| qp.is_ud());
-    let gid = gid.ok_or_else(|| Errno::INVAL.because("no group was passed, or the queue pair is not UD"))?;
+    let gid = gid
+        .ok_or_else(|| Errno::INVAL.because("no group was passed, or the queue pair is not UD"))?;
     gid::to_group(gid).ok_or_else(|| Errno::INVAL.because("the GID is not a multicast group"))
 }
 
 /// `ibv_attach_mcast`.
-pub extern "C" fn ibv_attach_mcast(qp: Handle<'_, Qp>, gid: InPtr<'_, ibv_gid>, _lid: u16) -> c_int {
+pub extern "C" fn ibv_attach_mcast(
+    qp: Handle<'_, Qp>,
+    gid: InPtr<'_, ibv_gid>,
+    _lid: u16,
+) -> c_int {
     boundary::code(|| {
         let qp = qp.get()?;
         let group = group(qp, &gid)?;
@@ -71,7 +81,11 @@ pub extern "C" fn ibv_attach_mcast(qp: Handle<'_, Qp>, gid: InPtr<'_, ibv_gid>, 
 }
 
 /// `ibv_detach_mcast`.
-pub extern "C" fn ibv_detach_mcast(qp: Handle<'_, Qp>, gid: InPtr<'_, ibv_gid>, _lid: u16) -> c_int {
+pub extern "C" fn ibv_detach_mcast(
+    qp: Handle<'_, Qp>,
+    gid: InPtr<'_, ibv_gid>,
+    _lid: u16,
+) -> c_int {
     boundary::code(|| {
         let qp = qp.get()?;
         let group = group(qp, &gid)?;

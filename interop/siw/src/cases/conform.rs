@@ -17,7 +17,9 @@ const SECTION: &str = "## What `uiw conform` finds";
 const AT_TIMES: &str = "at times: ";
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![Case::new("uiw conform: what QUIRKS.md says", findings).directions(Direction::OURS).short()]
+    vec![
+        Case::new("uiw conform: what QUIRKS.md says", findings).directions(Direction::OURS).short(),
+    ]
 }
 
 /// Returns the requirements that siw violates always and those that it violates sometimes, as
@@ -49,7 +51,8 @@ fn judge(bench: &mut Bench, setting: &Setting) -> Result<Verdict> {
     bench.capture(None);
     let output = bench.run_uiw(&["conform", &to, "--partner", "--json"], BOUND)?;
     let objects = output.out.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let (mut found, mut kept, mut partner, mut details) = (BTreeSet::new(), 0, String::new(), String::new());
+    let (mut found, mut kept, mut partner, mut details) =
+        (BTreeSet::new(), 0, String::new(), String::new());
     for object in objects {
         let text = |name: &str| object[name].as_str().unwrap_or_default().to_owned();
         match (object["type"].as_str(), object["verdict"].as_str()) {
@@ -67,10 +70,15 @@ fn judge(bench: &mut Bench, setting: &Setting) -> Result<Verdict> {
         return Err(Error::Failed(format!("nothing was judged: {}", output.last_line())));
     }
     let [always, at_times] = quirks();
-    let new: Vec<_> = found.difference(&always).filter(|id| !at_times.contains(*id)).cloned().collect();
+    let new: Vec<_> =
+        found.difference(&always).filter(|id| !at_times.contains(*id)).cloned().collect();
     let gone: Vec<_> = always.difference(&found).cloned().collect();
     if !new.is_empty() || !gone.is_empty() {
-        let why = format!("not in QUIRKS.md: {}; not found: {}; {details}", new.join(" "), gone.join(" "));
+        let why = format!(
+            "not in QUIRKS.md: {}; not found: {}; {details}",
+            new.join(" "),
+            gone.join(" ")
+        );
         return Ok(Verdict::Fail(why));
     }
     Ok(Verdict::Pass(format!("{kept} kept, {} broken; {partner}", found.len())))
@@ -88,6 +96,9 @@ mod tests {
             "{always:?} {at_times:?}"
         );
         let mut ids = always.iter().chain(&at_times);
-        assert!(ids.all(|id| id.starts_with("RFC") && !id.contains(' ')), "{always:?} {at_times:?}");
+        assert!(
+            ids.all(|id| id.starts_with("RFC") && !id.contains(' ')),
+            "{always:?} {at_times:?}"
+        );
     }
 }

@@ -24,7 +24,8 @@ fn run(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let stripped = folder.path("libibverbs.so.1");
     must(Command::new("strip").arg("-o").arg(&stripped).arg(library), TIMEOUT)?;
     send(bench, setting, &stripped.display().to_string())?;
-    let script = "load vgem && LD_LIBRARY_PATH=/tmp/uiw:/lib UIW_PERSONA=roce UIW_LOG=warn dmabuf 2>&1";
+    let script =
+        "load vgem && LD_LIBRARY_PATH=/tmp/uiw:/lib UIW_PERSONA=roce UIW_LOG=warn dmabuf 2>&1";
     let output = bench.guest().run(script, TIMEOUT)?;
     bench.guest().must("rm -r /tmp/uiw")?;
     let last = output.last_line();

@@ -32,7 +32,12 @@ enum ClientSide {
 
 /// Starts the client and waits until it is connected; `options` are additional options of `uiw
 /// siwtest`.
-fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[&str]) -> Result<ClientSide> {
+fn start(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    options: &[&str],
+) -> Result<ClientSide> {
     let wire = [super::wire(setting).as_slice(), options].concat();
     match direction {
         Direction::Ours => {
@@ -58,9 +63,15 @@ fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[
 /// its last output and the time that this took.
 fn survivor(text: &str, begun: Instant) -> Verdict {
     let took = begun.elapsed();
-    let line =
-        text.lines().rfind(|line| line.contains("requests and receives done")).unwrap_or(text).to_owned();
-    Verdict::of(complete(&line) && took <= LIMIT, format!("after {:.1} s: {line}", took.as_secs_f64()))
+    let line = text
+        .lines()
+        .rfind(|line| line.contains("requests and receives done"))
+        .unwrap_or(text)
+        .to_owned();
+    Verdict::of(
+        complete(&line) && took <= LIMIT,
+        format!("after {:.1} s: {line}", took.as_secs_f64()),
+    )
 }
 
 /// Like [`survivor`], for siw's program. siw does not flush a receive that is posted after the end
@@ -113,9 +124,9 @@ fn netem(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<V
     if !bench.net().is_whole() {
         return Err(Error::Missing("TCP end to end (user-mode networking)".to_owned()));
     }
-    bench
-        .guest()
-        .must("load netem && tc qdisc replace dev eth0 root netem loss 1% delay 50ms limit 10000")?;
+    bench.guest().must(
+        "load netem && tc qdisc replace dev eth0 root netem loss 1% delay 50ms limit 10000",
+    )?;
     let orders: &[&str] = &[
         "send:1441x20",
         "send:200000",
@@ -125,7 +136,8 @@ fn netem(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<V
         "sendinv:64",
         "fence:4096x20",
     ];
-    let output = super::conversation::converse(bench, setting, direction, orders, Duration::from_secs(240));
+    let output =
+        super::conversation::converse(bench, setting, direction, orders, Duration::from_secs(240));
     let lost = bench
         .guest()
         .must("tc -s qdisc show dev eth0 | sed -n 's/.*dropped \\([0-9]*\\).*/\\1/p' | head -n 1");
@@ -144,7 +156,9 @@ fn power_off(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resu
     let begun = Instant::now();
     bench.power_off();
     match client {
-        ClientSide::Ours(process) => Ok(survivor(&process.finish(Duration::from_secs(90)).out, begun)),
+        ClientSide::Ours(process) => {
+            Ok(survivor(&process.finish(Duration::from_secs(90)).out, begun))
+        }
         ClientSide::Theirs(job) => {
             drop(job);
             Ok(survivor(&bench.listener_line("connection over", Duration::from_secs(90))?, begun))

@@ -31,12 +31,27 @@ impl FaultCase {
 }
 
 const FAULTS: &[FaultCase] = &[
-    FaultCase::new("Write with an invalid STag", "badwrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
+    FaultCase::new(
+        "Write with an invalid STag",
+        "badwrite",
+        &["(1/1/0x00)"],
+        "layer 1, type 1, code 0",
+    ),
     FaultCase::new("Write beyond the end", "outwrite", &["(1/1/0x01)"], "layer 1, type 1, code 1"),
     // siw reads the two halves of the byte with layer and type in the wrong order.
-    FaultCase::new("Read with an invalid STag", "badread", &["(0/1/0x00)"], "layer 1, type 0, code 0"),
+    FaultCase::new(
+        "Read with an invalid STag",
+        "badread",
+        &["(0/1/0x00)"],
+        "layer 1, type 0, code 0",
+    ),
     FaultCase::new("Read beyond the end", "outread", &["(0/1/0x01)"], "layer 1, type 0, code 1"),
-    FaultCase::new("Write without the right", "rowrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
+    FaultCase::new(
+        "Write without the right",
+        "rowrite",
+        &["(1/1/0x00)"],
+        "layer 1, type 1, code 0",
+    ),
     // siw does not check the right to read (QUIRKS.md).
     FaultCase::new(
         "Read without the right",
@@ -71,7 +86,8 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> = FAULTS
         .iter()
         .map(|fault| {
-            Case::new(fault.name, |bench, setting, direction| run(bench, setting, direction, fault)).short()
+            Case::new(fault.name, |bench, setting, direction| run(bench, setting, direction, fault))
+                .short()
         })
         .collect();
     for (name, order) in
@@ -92,7 +108,12 @@ pub(super) fn cases() -> Vec<Case> {
 /// Runs a case, and repeats it up to 10 times if it failed because of siw's timing: siw sends its
 /// Terminate only if it is not sending anything else at that time, and otherwise closes the
 /// connection. Sometimes it does not read the Terminate that our end reports as sent (QUIRKS.md).
-fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &FaultCase) -> Result<Verdict> {
+fn run(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    fault: &FaultCase,
+) -> Result<Verdict> {
     let is_timing = |verdict: &Verdict| match (verdict, direction) {
         (Verdict::Fail(why), Direction::Ours) => why.ends_with(": closed"),
         (Verdict::Fail(why), Direction::Theirs) => why.starts_with(UNREAD),
@@ -116,17 +137,29 @@ const WE_TERMINATED: &str = "this end terminated the stream";
 
 /// Runs the case once. The connecting end violates the rule; all requests and receives of both ends
 /// must be accounted for.
-fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &FaultCase) -> Result<Verdict> {
+fn once(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    fault: &FaultCase,
+) -> Result<Verdict> {
     let order = format!("me.{}:64", fault.order);
     bench.guest().must("dmesg -c > /dev/null")?;
     let output = converse(bench, setting, direction, &["send:64", &order], TIMEOUT)?;
-    let ended =
-        output.out.lines().find(|line| line.starts_with("ended")).unwrap_or(output.last_line()).to_owned();
+    let ended = output
+        .out
+        .lines()
+        .find(|line| line.starts_with("ended"))
+        .unwrap_or(output.last_line())
+        .to_owned();
     // siw never completes a receive that its program posts just after the stream has ended
     // (QUIRKS.md).
     let lost = if direction == Direction::Theirs { 1 } else { 0 };
     if undone(&output.out).is_none_or(|undone| undone > lost) {
-        return Ok(Verdict::Fail(format!("not everything was completed: {ended}; {}", last(&output.out))));
+        return Ok(Verdict::Fail(format!(
+            "not everything was completed: {ended}; {}",
+            last(&output.out)
+        )));
     }
     Ok(match direction {
         Direction::Ours => {
@@ -141,7 +174,8 @@ fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Faul
                 .find_map(|line| line.split_once("got TERMINATE. "))
                 .map(|(_, what)| what.to_owned());
             let other = bench.listener_line("connection over", Duration::from_secs(60))?;
-            let right = received.as_deref().is_some_and(|received| received.starts_with(fault.siw_logs));
+            let right =
+                received.as_deref().is_some_and(|received| received.starts_with(fault.siw_logs));
             let said = match received {
                 Some(received) => format!("siw: got TERMINATE {received}"),
                 None if other.contains(WE_TERMINATED) => format!("{UNREAD}: {other}"),
@@ -179,7 +213,9 @@ mod tests {
     #[test]
     fn everything_posted_is_accounted_for() {
         assert!(complete("x\nover: 6 of 6 requests and receives done"));
-        assert!(complete("over: in the bytes of the Linux siw driver; 6 of 6 requests and receives done"));
+        assert!(complete(
+            "over: in the bytes of the Linux siw driver; 6 of 6 requests and receives done"
+        ));
         assert!(!complete("over: 5 of 6 requests and receives done"));
         assert!(!complete("over"));
     }

@@ -45,7 +45,10 @@ impl Files {
         let script = format!("cd {folder} && find . -type f | sort | xargs sha256sum");
         let output = bench.guest().run(&script, TIMEOUT)?;
         if !output.is_ok() {
-            return Err(Error::Failed(format!("reading {folder} in the guest: {}", output.last_line())));
+            return Err(Error::Failed(format!(
+                "reading {folder} in the guest: {}",
+                output.last_line()
+            )));
         }
         self.compare(&output.out, folder)
     }
@@ -54,7 +57,9 @@ impl Files {
     /// files.
     pub(super) fn same_on_host(&self, folder: &Path) -> Result<usize> {
         let mut command = Command::new("sh");
-        command.args(["-c", "find . -type f | LC_ALL=C sort | xargs sha256sum"]).current_dir(folder);
+        command
+            .args(["-c", "find . -type f | LC_ALL=C sort | xargs sha256sum"])
+            .current_dir(folder);
         self.compare(&must(&mut command, TIMEOUT)?, &folder.display().to_string())
     }
 
@@ -64,6 +69,9 @@ impl Files {
         }
         let different = self.sums.lines().find(|line| !sums.lines().any(|other| other == *line));
         let first = different.unwrap_or("one that was not written");
-        Err(Error::Failed(format!("the files of {} are not those of {place}: {first}", self.folder)))
+        Err(Error::Failed(format!(
+            "the files of {} are not those of {place}: {first}",
+            self.folder
+        )))
     }
 }

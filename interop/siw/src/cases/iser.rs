@@ -37,8 +37,7 @@ const DAEMON: &str = "mkdir -p /etc/iscsi /run/lock/iscsi /var/lib/iscsi; rm -rf
 const WRITE: &str = "mkdir /mnt/late && cd /tmp/late && for i in $(seq 12); do \
      dd if=$i of=/mnt/late/$i bs=64k conv=fsync 2>/dev/null || exit 1; echo wrote $i; done; echo wrote all";
 /// Shell command that waits until the guest's kernel has noticed the end of the connection.
-const NOTICED: &str =
-    "for i in $(seq 400); do dmesg | grep -q 'detected conn error' && exit 0; usleep 50000; done; exit 1";
+const NOTICED: &str = "for i in $(seq 400); do dmesg | grep -q 'detected conn error' && exit 0; usleep 50000; done; exit 1";
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -59,14 +58,18 @@ impl TgtdTarget {
     fn new(bench: &mut Bench, setting: &Setting) -> Result<Self> {
         let folder = Folder::create("iser")?;
         let disk = folder.path("disk");
-        File::create(&disk).and_then(|file| file.set_len(DISK)).map_err(Error::io(disk.display()))?;
+        File::create(&disk)
+            .and_then(|file| file.set_len(DISK))
+            .map_err(Error::io(disk.display()))?;
         let port = free_port();
         // tgtd's own TCP portal uses another port.
         let (iser, tcp) = (format!("port={port}"), format!("portal=127.0.0.1:{}", free_port()));
         let mut commands = Vec::new();
         for _ in 0..2 {
             let mut command = bench.stock("tgtd", "tgt", setting)?;
-            command.env("TGT_IPC_SOCKET", folder.path("tgtd")).args(["-f", "--iser", &iser, "--iscsi", &tcp]);
+            command
+                .env("TGT_IPC_SOCKET", folder.path("tgtd"))
+                .args(["-f", "--iser", &iser, "--iscsi", &tcp]);
             commands.push(command);
         }
         Ok(Self { folder, port, commands })
@@ -78,13 +81,18 @@ impl TgtdTarget {
 
     fn administer(&self, words: &[&str]) -> Result<String> {
         let mut command = Command::new("tgtadm");
-        command.env("TGT_IPC_SOCKET", self.folder.path("tgtd")).args(["--lld", "iser", "--mode"]).args(words);
+        command
+            .env("TGT_IPC_SOCKET", self.folder.path("tgtd"))
+            .args(["--lld", "iser", "--mode"])
+            .args(words);
         must(&mut command, SHORT)
     }
 
     fn start(&mut self, bench: &Bench) -> Result<Process> {
-        let command =
-            self.commands.pop().ok_or_else(|| Error::Failed("tgtd was started twice".to_owned()))?;
+        let command = self
+            .commands
+            .pop()
+            .ok_or_else(|| Error::Failed("tgtd was started twice".to_owned()))?;
         let process = bench.serve_stock_at(command, self.port)?;
         let begun = Instant::now();
         let new = ["target", "--op", "new", "--tid", "1", "-T", TARGET];
@@ -151,7 +159,8 @@ impl<'a> GuestInitiator<'a> {
 impl Drop for GuestInitiator<'_> {
     fn drop(&mut self) {
         // Sessions keep the driver in use, so they are ended whatever the result of the row is.
-        let _ = self.bench.guest().run("umount /mnt; iscsiadm -m session -u", Duration::from_secs(30));
+        let _ =
+            self.bench.guest().run("umount /mnt; iscsiadm -m session -u", Duration::from_secs(30));
     }
 }
 
@@ -166,14 +175,19 @@ fn to_tgtd(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
 
 /// Runs the steps in the guest. Returns the files that are on the disk afterwards, each with its
 /// directory.
-fn in_guest(bench: &Bench, setting: &Setting, target: &mut TgtdTarget) -> Result<[(&'static str, Files); 2]> {
+fn in_guest(
+    bench: &Bench,
+    setting: &Setting,
+    target: &mut TgtdTarget,
+) -> Result<[(&'static str, Files); 2]> {
     let mut process = target.start(bench)?;
     let guest = bench.guest();
     guest.must(&format!(
         "set -e; rm -rf /tmp/late; mkdir /tmp/late; cd /tmp/late; for i in $(seq {LATE}); do head -c 2000000 /dev/urandom > $i; done"
     ))?;
     let late = Files::sum(bench, "/tmp/late")?;
-    let initiator = GuestInitiator::new(bench, format!("{}:{}", bench.host(setting.family)?, target.port))?;
+    let initiator =
+        GuestInitiator::new(bench, format!("{}:{}", bench.host(setting.family)?, target.port))?;
     let device = initiator.login()?;
     let mount = format!("mount -t ext4 {device} /mnt");
     guest.must(&format!("mke2fs -q -t ext4 -F {device} && {mount}"))?;
@@ -186,7 +200,9 @@ fn in_guest(bench: &Bench, setting: &Setting, target: &mut TgtdTarget) -> Result
     process.kill();
     guest.must(NOTICED)?;
     if !writing.is_running() {
-        return Err(Error::Failed("the files were written before the target was killed".to_owned()));
+        return Err(Error::Failed(
+            "the files were written before the target was killed".to_owned(),
+        ));
     }
     let process = target.start(bench)?;
     writing.wait_for("wrote all", WRITING)?;

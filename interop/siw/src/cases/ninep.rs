@@ -24,7 +24,8 @@ const GONE: &str = "for i in $(seq 100); do timeout -s KILL 2 ls /mnt 2>&1 | gre
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::new("kernel 9p over RDMA to diod: files, bridge killed", to_diod).directions(Direction::THEIRS),
+        Case::new("kernel 9p over RDMA to diod: files, bridge killed", to_diod)
+            .directions(Direction::THEIRS),
     ]
 }
 
@@ -47,7 +48,16 @@ impl BridgeServer {
             .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
         let mut command = bench.net().command(&self.bridge.display().to_string());
         command.arg(std::net::SocketAddr::new(own, self.port).to_string());
-        command.args(["diod", "--foreground", "--no-auth", "--rfdno", "0", "--wfdno", "1", "--export"]);
+        command.args([
+            "diod",
+            "--foreground",
+            "--no-auth",
+            "--rfdno",
+            "0",
+            "--wfdno",
+            "1",
+            "--export",
+        ]);
         command.arg(self.exported());
         bench.serve_stock_at(command, self.port)
     }
@@ -59,7 +69,10 @@ impl BridgeServer {
             self.port,
             self.exported().display()
         );
-        bench.guest().must(&format!("mkdir -p /mnt && mount -t 9p -o {options} {host} /mnt")).map(|_| ())
+        bench
+            .guest()
+            .must(&format!("mkdir -p /mnt && mount -t 9p -o {options} {host} /mnt"))
+            .map(|_| ())
     }
 }
 
@@ -74,15 +87,19 @@ fn to_diod(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     let _ = bench.guest().run("umount -l /mnt", Duration::from_secs(10));
     let (first, second, cut) = outcome?;
     let exported = server.exported();
-    let count =
-        first.same_on_host(&exported.join("first"))? + second.same_on_host(&exported.join("second"))?;
+    let count = first.same_on_host(&exported.join("first"))?
+        + second.same_on_host(&exported.join("second"))?;
     same_blocks(bench, &exported.join("cut"), cut)?;
     Ok(Verdict::Pass(format!("{count} files, and {cut} until the kill")))
 }
 
 /// Runs the steps in the guest. Returns the files from before and after the kill, and the number of
 /// files that were written before it.
-fn in_guest(bench: &Bench, setting: &Setting, server: &BridgeServer) -> Result<(Files, Files, usize)> {
+fn in_guest(
+    bench: &Bench,
+    setting: &Setting,
+    server: &BridgeServer,
+) -> Result<(Files, Files, usize)> {
     let mut process = server.start(bench, setting)?;
     let guest = bench.guest();
     server.mount(bench, setting)?;

@@ -113,10 +113,12 @@ fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
         // Our Terminate reports a base or bounds violation; siw's program sees its requests
         // flushed.
         let refused = match direction {
-            Direction::Ours => {
-                output.err.contains("this end terminated the stream: DDP: tagged buffer: base or bounds")
+            Direction::Ours => output
+                .err
+                .contains("this end terminated the stream: DDP: tagged buffer: base or bounds"),
+            Direction::Theirs => {
+                bench.listener_line("base or bounds", Duration::from_secs(5)).is_ok()
             }
-            Direction::Theirs => bench.listener_line("base or bounds", Duration::from_secs(5)).is_ok(),
         };
         if !refused {
             return Ok(verdict);

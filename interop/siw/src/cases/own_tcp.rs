@@ -12,7 +12,10 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Names and orders of cases; both ends carry out each order.
 const ORDERS: &[(&str, &str)] = &[
-    ("Send, Write and Read", "send:0 send:64x20 send:65536x4 write:1 write:65536x16 read:3 read:65536x16"),
+    (
+        "Send, Write and Read",
+        "send:0 send:64x20 send:65536x4 write:1 write:65536x16 read:3 read:65536x16",
+    ),
     ("Send with SE and Invalidate", "sendse:64x20 sendinv:20000 sendseinv:64x3"),
     ("1 MiB by Send, Write and Read", "send:1048576 write:1048576x4 read:1048576x4"),
 ];
@@ -24,7 +27,9 @@ pub(super) fn cases() -> Vec<Case> {
             let run = move |bench: &mut Bench, setting: &Setting, direction| {
                 over(bench, tcp, setting, direction, orders)
             };
-            cases.push(Case::new(format!("smoltcp over {kind}: {name}"), run).axes(Axes::Tcp).short());
+            cases.push(
+                Case::new(format!("smoltcp over {kind}: {name}"), run).axes(Axes::Tcp).short(),
+            );
         }
     }
     cases

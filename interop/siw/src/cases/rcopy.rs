@@ -31,8 +31,10 @@ const SUMS_DIFFER: &str = "the MD5 sums differ";
 const THERE: &str = "/tmp/rcopy";
 
 pub(super) fn cases() -> Vec<Case> {
-    let small = |bench: &mut Bench, setting: &Setting, direction| copy(SMALL, bench, setting, direction);
-    let large = |bench: &mut Bench, setting: &Setting, direction| copy(LARGE, bench, setting, direction);
+    let small =
+        |bench: &mut Bench, setting: &Setting, direction| copy(SMALL, bench, setting, direction);
+    let large =
+        |bench: &mut Bench, setting: &Setting, direction| copy(LARGE, bench, setting, direction);
     vec![
         Case::new("stock rcopy of 3 MB", small).axes(Axes::Crc).short(),
         Case::new("stock rcopy of 1 GiB", large),
@@ -56,7 +58,12 @@ fn first_word(line: &str) -> String {
 /// Copies a file. If a copy from siw differs from the file, copies it once more, because siw may
 /// have skipped an FPDU (QUIRKS.md). If the second copy is correct, the verdict is
 /// [`Verdict::Known`].
-fn copy(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+fn copy(
+    size: CopySize,
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+) -> Result<Verdict> {
     let verdict = copy_once(size, bench, setting, direction)?;
     match verdict {
         Verdict::Fail(why) if direction == Direction::Theirs && why.starts_with(SUMS_DIFFER) => {
@@ -70,7 +77,12 @@ fn copy(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Directi
     }
 }
 
-fn copy_once(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+fn copy_once(
+    size: CopySize,
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+) -> Result<Verdict> {
     bench.build_libraries();
     let folder = Folder::create("rcopy")?;
     let here = folder.path("file");
@@ -86,7 +98,10 @@ fn copy_once(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Di
                 .net()
                 .guest(setting.family, SPARE)
                 .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
-            client.arg(&here).arg(format!("{}:{THERE}", at.ip())).args(["-p", &at.port().to_string()]);
+            client
+                .arg(&here)
+                .arg(format!("{}:{THERE}", at.ip()))
+                .args(["-p", &at.port().to_string()]);
             run(&mut client, size.timeout)?
         }
         Direction::Theirs => {
@@ -101,7 +116,11 @@ fn copy_once(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Di
         }
     };
     if !client.is_ok() {
-        return Ok(Verdict::Fail(format!("the client: exit code {}: {}", client.status, client.last_line())));
+        return Ok(Verdict::Fail(format!(
+            "the client: exit code {}: {}",
+            client.status,
+            client.last_line()
+        )));
     }
     let there = bench.guest().must_within(&format!("md5sum {THERE}"), size.timeout)?;
     let here = must(Command::new("md5sum").arg(&here), size.timeout)?;

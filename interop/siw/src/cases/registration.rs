@@ -25,8 +25,10 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn compare(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let siw = bench.guest().run("registration", TIMEOUT)?;
-    let program =
-        Cache::open(bench.parts().kernel.as_deref())?.made("guest/bin/registration").display().to_string();
+    let program = Cache::open(bench.parts().kernel.as_deref())?
+        .made("guest/bin/registration")
+        .display()
+        .to_string();
     let mut command = bench.stock(&program, "libibverbs-dev", setting)?;
     let uiw = crate::shell::run(&mut command, TIMEOUT)?;
     for (whose, output) in [("siw", &siw), ("uiw", &uiw)] {
@@ -35,8 +37,11 @@ fn compare(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
         }
     }
     let pairs: Vec<_> = siw.out.lines().zip(uiw.out.lines()).collect();
-    let different: Vec<(&str, &str)> =
-        pairs.iter().map(|(siw, uiw)| (siw.trim(), uiw.trim())).filter(|(siw, uiw)| siw != uiw).collect();
+    let different: Vec<(&str, &str)> = pairs
+        .iter()
+        .map(|(siw, uiw)| (siw.trim(), uiw.trim()))
+        .filter(|(siw, uiw)| siw != uiw)
+        .collect();
     let expected = if bench.parts().kernel.is_some() { DIFFERENT_LATER } else { DIFFERENT };
     let is_right = different == expected && siw.out.lines().count() == uiw.out.lines().count();
     let seen = if is_right {

@@ -17,8 +17,13 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("rping 64, 1000 rounds", |b, s, d| rping(b, s, d, 64, 1000)).axes(Axes::Crc),
     ];
     for size in [100, 1000, 1441, 4096, 16_384, 65_535] {
-        let case = Case::new(format!("rping {size}, 20 rounds"), move |b, s, d| rping(b, s, d, size, 20));
-        cases.push(if size == 65_535 { case.axes(Axes::All).short() } else { case.axes(Axes::Crc) });
+        let case =
+            Case::new(format!("rping {size}, 20 rounds"), move |b, s, d| rping(b, s, d, size, 20));
+        cases.push(if size == 65_535 {
+            case.axes(Axes::All).short()
+        } else {
+            case.axes(Axes::Crc)
+        });
     }
     cases.push(Case::new("rping 65535, 1000 rounds", |b, s, d| rping(b, s, d, 65_535, 1000)));
     cases
@@ -64,7 +69,8 @@ pub(super) fn from_uiw(
     let ping = ["ping", to, "--rping", "-c", &rounds, "-s", &size, "--json"];
     let output = bench.run_uiw(&[global, &ping, &super::wire(setting)].concat(), TIMEOUT)?;
     let summary = output.out.lines().last().unwrap_or_default();
-    let whole = summary.contains("\"verified\":true") && summary.contains(&format!("\"rounds\":{rounds}"));
+    let whole =
+        summary.contains("\"verified\":true") && summary.contains(&format!("\"rounds\":{rounds}"));
     Ok(Verdict::of(
         output.is_ok() && whole,
         if whole { String::new() } else { output.last_line().to_owned() },

@@ -14,19 +14,25 @@ const TIMEOUT: Duration = Duration::from_secs(25);
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for bytes in [0, 1, 251] {
-        let case = Case::new(format!("private data of {bytes} bytes, both ways"), move |b, s, d| {
-            private(b, s, d, bytes)
-        });
+        let case =
+            Case::new(format!("private data of {bytes} bytes, both ways"), move |b, s, d| {
+                private(b, s, d, bytes)
+            });
         cases.push(case);
     }
     for bytes in [252, 253, 400, 508] {
         let name = format!("private data of {bytes} bytes: over siw's limit");
-        cases.push(Case::new(name, move |b, s, _| too_long(b, s, bytes)).directions(Direction::OURS));
+        cases.push(
+            Case::new(name, move |b, s, _| too_long(b, s, bytes)).directions(Direction::OURS),
+        );
     }
-    cases
-        .push(Case::new("private data of 509 bytes: over MPA's limit", over_mpa).directions(Direction::OURS));
     cases.push(
-        Case::new("private data of 252 bytes: over siw's limit", siws_limit).directions(Direction::THEIRS),
+        Case::new("private data of 509 bytes: over MPA's limit", over_mpa)
+            .directions(Direction::OURS),
+    );
+    cases.push(
+        Case::new("private data of 252 bytes: over siw's limit", siws_limit)
+            .directions(Direction::THEIRS),
     );
     cases.push(Case::new("rejected with private data", rejected));
     cases.push(Case::new("port closed", closed_port));
@@ -34,22 +40,30 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(rtr());
     cases.extend(revisions());
     cases.extend(depths());
-    cases.push(Case::new("large FPDUs from siw: with the profile siw-gso", |b, s, d| large(b, s, d, true)));
+    cases.push(Case::new("large FPDUs from siw: with the profile siw-gso", |b, s, d| {
+        large(b, s, d, true)
+    }));
     cases.push(Case::new("large FPDUs from siw: not without it", |b, s, d| large(b, s, d, false)));
-    cases.push(Case::new("siw asks for CRCs, uiw does not", crc_required).directions(Direction::THEIRS));
+    cases.push(
+        Case::new("siw asks for CRCs, uiw does not", crc_required).directions(Direction::THEIRS),
+    );
     cases.push(Case::new("Markers asked for: refused", markers));
     for what in ["sendimm", "writeimm", "fetchadd", "cmpswap"] {
-        let case =
-            Case::new(format!("{what}: refused before it leaves"), move |b, s, d| refused(b, s, d, what));
+        let case = Case::new(format!("{what}: refused before it leaves"), move |b, s, d| {
+            refused(b, s, d, what)
+        });
         cases.push(case);
     }
     // All cases so far belong to the short set, except those that give up a guest or wait for
     // timeouts.
     let slow = ["over siw's limit", "no answer"];
-    let mut cases: Vec<Case> = cases
-        .into_iter()
-        .map(|case| if slow.iter().any(|words| case.name.contains(words)) { case } else { case.short() })
-        .collect();
+    let mut cases: Vec<Case> =
+        cases
+            .into_iter()
+            .map(|case| {
+                if slow.iter().any(|words| case.name.contains(words)) { case } else { case.short() }
+            })
+            .collect();
     cases.push(
         Case::new("1000 connections with the RTR message", |b, s, _| race(b, s, &[]))
             .directions(Direction::OURS),
@@ -83,11 +97,18 @@ fn stood(output: &Output, expected: &[&str]) -> Verdict {
 fn failed(output: &Output, expected: &[&str]) -> Verdict {
     let line = output.last_line().to_owned();
     let text = format!("{}\n{}", output.out, output.err);
-    let right = !output.is_ok() && output.status != 124 && expected.iter().any(|words| text.contains(words));
+    let right = !output.is_ok()
+        && output.status != 124
+        && expected.iter().any(|words| text.contains(words));
     Verdict::of(right, line)
 }
 
-fn private(bench: &mut Bench, setting: &Setting, direction: Direction, bytes: u32) -> Result<Verdict> {
+fn private(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    bytes: u32,
+) -> Result<Verdict> {
     let (ours, theirs) = (bytes.to_string(), format!("pd={bytes}"));
     let with: (&[&str], &str) = match direction {
         Direction::Ours => (&["--private-data", &ours], ""),
@@ -182,8 +203,11 @@ fn silence(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
     let output = match direction {
         Direction::Ours => {
             // TCP accepts the connection, but nothing answers the MPA Request.
-            let mute =
-                bench.serve_guest(&format!("sleep 60 | nc -l -p {SPARE} > /dev/null"), SPARE, TIMEOUT)?;
+            let mute = bench.serve_guest(
+                &format!("sleep 60 | nc -l -p {SPARE} > /dev/null"),
+                SPARE,
+                TIMEOUT,
+            )?;
             let to = bench.guest_at(setting.family, SPARE)?;
             let output = bench.run_uiw(&["siwtest", &to, "send:64", "--timeout", "2"], TIMEOUT)?;
             drop(mute);
@@ -238,8 +262,14 @@ fn rtr() -> Vec<Case> {
         ours("RTR: Write and Read", &["--rtr", "write,read"], "RTR Write"),
         ours("without the peer-to-peer model", &["--peer-to-peer", "off"], "established"),
         Case::new("RTR: only Send, which siw lacks", |bench, setting, direction| {
-            let output =
-                converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], TIMEOUT)?;
+            let output = converse_with(
+                bench,
+                setting,
+                direction,
+                (&["--rtr", "send"], ""),
+                &["send:64"],
+                TIMEOUT,
+            )?;
             // A Terminate directly after its Reply can leave siw stuck (QUIRKS.md).
             bench.renew();
             Ok(failed(&output, &["RTR"]))
@@ -252,8 +282,14 @@ fn rtr() -> Vec<Case> {
         theirs("siw peer-to-peer, RTR: both, uiw takes a Write", "49152", &["--rtr", "write"]),
         Case::new("siw peer-to-peer, no RTR in common", |bench, setting, direction| {
             bench.tunable(&[("peer_to_peer", "1"), ("rtr_modes", "16384")])?;
-            let output =
-                converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], TIMEOUT)?;
+            let output = converse_with(
+                bench,
+                setting,
+                direction,
+                (&["--rtr", "send"], ""),
+                &["send:64"],
+                TIMEOUT,
+            )?;
             Ok(failed(&output, &["FAIL"]))
         })
         .directions(Direction::THEIRS),
@@ -264,7 +300,8 @@ fn revisions() -> Vec<Case> {
     let orders: &[&str] = &["send:64", "send:3000", "write:64", "write:3000"];
     vec![
         Case::new("MPA revision 1", move |bench, setting, direction| {
-            let args: &[&str] = if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
+            let args: &[&str] =
+                if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
             if direction == Direction::Theirs {
                 bench.tunable(&[("mpa_version", "1")])?;
             }
@@ -272,11 +309,13 @@ fn revisions() -> Vec<Case> {
             Ok(stood(&output, &[]))
         }),
         Case::new("MPA revision 1, Reads", move |bench, setting, direction| {
-            let args: &[&str] = if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
+            let args: &[&str] =
+                if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
             if direction == Direction::Theirs {
                 bench.tunable(&[("mpa_version", "1")])?;
             }
-            let output = converse_with(bench, setting, direction, (args, ""), &["read:64"], TIMEOUT)?;
+            let output =
+                converse_with(bench, setting, direction, (args, ""), &["read:64"], TIMEOUT)?;
             let verdict = stood(&output, &[]);
             Ok(match verdict {
                 // In revision 1 the frames do not contain the number of Reads that siw accepts, and
@@ -286,16 +325,28 @@ fn revisions() -> Vec<Case> {
                     let clear = why.contains("terminated")
                         || why.contains("ibv_post_send")
                         || why.contains("receive");
-                    Verdict::of(clear && output.status != 124, format!("no Reads at revision 1: {why}"))
+                    Verdict::of(
+                        clear && output.status != 124,
+                        format!("no Reads at revision 1: {why}"),
+                    )
                 }
                 other => other,
             })
         }),
-        Case::new("uiw speaks only revision 1: siw does not fall back", |bench, setting, direction| {
-            let output =
-                converse_with(bench, setting, direction, (&["--revision", "1"], ""), &["send:64"], TIMEOUT)?;
-            Ok(failed(&output, &["FAIL connect"]))
-        })
+        Case::new(
+            "uiw speaks only revision 1: siw does not fall back",
+            |bench, setting, direction| {
+                let output = converse_with(
+                    bench,
+                    setting,
+                    direction,
+                    (&["--revision", "1"], ""),
+                    &["send:64"],
+                    TIMEOUT,
+                )?;
+                Ok(failed(&output, &["FAIL connect"]))
+            },
+        )
         .directions(Direction::THEIRS),
     ]
 }
@@ -303,32 +354,53 @@ fn revisions() -> Vec<Case> {
 fn depths() -> Vec<Case> {
     let mut cases = Vec::new();
     for depth in ["0", "1", "128", "16382"] {
-        let orders: &'static [&'static str] =
-            if depth == "0" { &["send:64", "write:64"] } else { &["send:64", "write:64", "read:4096x200"] };
-        cases.push(Case::new(format!("IRD and ORD {depth} at uiw"), move |bench, setting, direction| {
-            // siw's application cannot specify more than 255, and siw itself accepts at most 128.
-            let args: &[&str] = &["--ird", depth, "--ord", depth];
-            let keys = if depth == "0" { "ird=0 ord=0" } else { "" };
-            let keys = if direction == Direction::Theirs { keys } else { "" };
-            let output = converse_with(bench, setting, direction, (args, keys), orders, TIMEOUT)?;
-            let expected = format!("ORD {},", if depth == "16382" { "128" } else { depth });
-            Ok(stood(&output, &[if direction == Direction::Ours { &expected[..] } else { "established" }]))
-        }));
+        let orders: &'static [&'static str] = if depth == "0" {
+            &["send:64", "write:64"]
+        } else {
+            &["send:64", "write:64", "read:4096x200"]
+        };
+        cases.push(Case::new(
+            format!("IRD and ORD {depth} at uiw"),
+            move |bench, setting, direction| {
+                // siw's application cannot specify more than 255, and siw itself accepts at most
+                // 128.
+                let args: &[&str] = &["--ird", depth, "--ord", depth];
+                let keys = if depth == "0" { "ird=0 ord=0" } else { "" };
+                let keys = if direction == Direction::Theirs { keys } else { "" };
+                let output =
+                    converse_with(bench, setting, direction, (args, keys), orders, TIMEOUT)?;
+                let expected = format!("ORD {},", if depth == "16382" { "128" } else { depth });
+                Ok(stood(
+                    &output,
+                    &[if direction == Direction::Ours { &expected[..] } else { "established" }],
+                ))
+            },
+        ));
     }
     for depth in ["1", "16", "128", "255"] {
-        cases.push(Case::new(format!("IRD and ORD {depth} at siw"), move |bench, setting, direction| {
-            let keys = format!("ird={depth} ord={depth}");
-            let orders: &[&str] = &["send:64", "write:64", "read:4096x200"];
-            let output = converse_with(bench, setting, direction, (&[], &keys), orders, TIMEOUT)?;
-            // siw adopts the values that uiw requests, whatever its application has specified,
-            // because it uses relaxed negotiation.
-            Ok(stood(&output, &[]))
-        }));
+        cases.push(Case::new(
+            format!("IRD and ORD {depth} at siw"),
+            move |bench, setting, direction| {
+                let keys = format!("ird={depth} ord={depth}");
+                let orders: &[&str] = &["send:64", "write:64", "read:4096x200"];
+                let output =
+                    converse_with(bench, setting, direction, (&[], &keys), orders, TIMEOUT)?;
+                // siw adopts the values that uiw requests, whatever its application has specified,
+                // because it uses relaxed negotiation.
+                Ok(stood(&output, &[]))
+            },
+        ));
     }
     cases.push(
         Case::new("a Read with ORD 0: refused before it leaves", |bench, setting, direction| {
-            let output =
-                converse_with(bench, setting, direction, (&["--ord", "0"], ""), &["me.read:64"], TIMEOUT)?;
+            let output = converse_with(
+                bench,
+                setting,
+                direction,
+                (&["--ord", "0"], ""),
+                &["me.read:64"],
+                TIMEOUT,
+            )?;
             Ok(failed(&output, &["ORD", "ord", "queue pair operation"]))
         })
         .directions(Direction::OURS),
@@ -338,7 +410,12 @@ fn depths() -> Vec<Case> {
 
 /// A driver that may send large FPDUs sends them only to a peer that sets or returns its private
 /// flag.
-fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bool) -> Result<Verdict> {
+fn large(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    profile: bool,
+) -> Result<Verdict> {
     bench.tunable(&[("try_gso", "1")])?;
     let file = std::env::temp_dir().join(format!("uiw-siw-{}-large.pcapng", std::process::id()));
     bench.capture(Some(file.clone()));
@@ -357,10 +434,12 @@ fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bo
         return Ok(Verdict::Fail(why));
     }
     let decoded = decoded?;
-    let records = decoded.out.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let records =
+        decoded.out.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     // Writes and Read Responses are the FPDUs that carry the data.
-    let data =
-        records.filter(|record| record["type"] == "fpdu" && matches!(record["opcode"].as_u64(), Some(0 | 2)));
+    let data = records.filter(|record| {
+        record["type"] == "fpdu" && matches!(record["opcode"].as_u64(), Some(0 | 2))
+    });
     let largest = data.filter_map(|record| record["ulpdu_length"].as_u64()).max().unwrap_or(0);
     let right = if profile { largest > 1460 } else { (1000..=1460).contains(&largest) };
     Ok(Verdict::of(right, format!("the largest FPDU has a ULPDU of {largest} bytes")))
@@ -381,18 +460,33 @@ fn crc_required(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
 }
 
 fn markers(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
-    let output = converse_with(bench, setting, direction, (&["--markers", "on"], ""), &["send:64"], TIMEOUT)?;
-    let expected: &[&str] = if direction == Direction::Ours { &["--markers off"] } else { &["FAIL connect"] };
+    let output = converse_with(
+        bench,
+        setting,
+        direction,
+        (&["--markers", "on"], ""),
+        &["send:64"],
+        TIMEOUT,
+    )?;
+    let expected: &[&str] =
+        if direction == Direction::Ours { &["--markers off"] } else { &["FAIL connect"] };
     Ok(failed(&output, expected))
 }
 
 /// Operations that siw lacks end with an error of our end, so siw is not mistaken for a peer of our
 /// own kind.
-fn refused(bench: &mut Bench, setting: &Setting, direction: Direction, what: &str) -> Result<Verdict> {
+fn refused(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    what: &str,
+) -> Result<Verdict> {
     let args: &[&str] = &["--refused", what];
     let output = converse_with(bench, setting, direction, (args, ""), &["send:64"], TIMEOUT)?;
     let line = match direction {
-        Direction::Ours => output.out.lines().find(|line| line.contains("refused")).map(str::to_owned),
+        Direction::Ours => {
+            output.out.lines().find(|line| line.contains("refused")).map(str::to_owned)
+        }
         Direction::Theirs => bench.listener_line("refused", Duration::from_secs(5)).ok(),
     };
     Ok(Verdict::of(line.is_some(), line.unwrap_or_else(|| output.last_line().to_owned())))
@@ -411,18 +505,21 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
     bench.partner(setting.family, "")?;
     let to = bench.guest_at(setting.family, PARTNER)?;
     let count = CONNECTIONS.to_string();
-    let args = [&["siwtest", &to, "me.send:64", "--connections", &count, "--json"][..], more].concat();
+    let args =
+        [&["siwtest", &to, "me.send:64", "--connections", &count, "--json"][..], more].concat();
     let output = bench.run_uiw(&args, CONNECTIONS_BOUND)?;
     let lines: Vec<serde_json::Value> =
         output.out.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let of = |kind: &str| {
-        let ms = lines.iter().filter(|line| line["type"] == kind).filter_map(|line| line["ms"].as_f64());
+        let ms =
+            lines.iter().filter(|line| line["type"] == kind).filter_map(|line| line["ms"].as_f64());
         ms.collect::<Vec<f64>>()
     };
     // The first time ends when the connection is established. The second one starts then, and ends
     // when a Send has been sent and acknowledged.
     let (standing, first) = (of("established"), of("order"));
-    let times: Vec<f64> = standing.iter().zip(&first).map(|(standing, first)| standing + first).collect();
+    let times: Vec<f64> =
+        standing.iter().zip(&first).map(|(standing, first)| standing + first).collect();
     if times.is_empty() {
         return Ok(Verdict::Fail(output.last_line().to_owned()));
     }
@@ -452,7 +549,8 @@ struct TimeSpread {
 impl TimeSpread {
     fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
-        let at = |share: usize| times.get((times.len() * share / 100).min(times.len() - 1)).copied();
+        let at =
+            |share: usize| times.get((times.len() * share / 100).min(times.len() - 1)).copied();
         let [median, p99, longest] = [50, 99, 100].map(|share| at(share).unwrap_or(f64::NAN));
         Self { median, p99, longest }
     }

@@ -95,8 +95,13 @@ pub(super) fn cases() -> Vec<Case> {
         ("ib_read_lat", "100", "65536", false),
     ] {
         let options = ["-R", "-F", "-n", iterations, "-s", size];
-        let pair = ProgramPair::new(program, program, "perftest", ArgumentStyle::Perftest, &options);
-        cases.push(pair.case(format!("stock {program} -R -n {iterations} -s {size}"), Axes::Crc, short));
+        let pair =
+            ProgramPair::new(program, program, "perftest", ArgumentStyle::Perftest, &options);
+        cases.push(pair.case(
+            format!("stock {program} -R -n {iterations} -s {size}"),
+            Axes::Crc,
+            short,
+        ));
     }
     let pair = |server, client, options: &[&str]| {
         ProgramPair::new(server, client, "rdmacm-utils", ArgumentStyle::Rdmacm, options)
@@ -118,7 +123,11 @@ pub(super) fn cases() -> Vec<Case> {
         for program in ["rstream", "riostream"] {
             let modes = ["-T", "b", "-T", "v", "-S", size, "-C", count, "-I", "5"];
             let name = format!("stock {program} {size}, verified");
-            cases.push(pair(program, program, &modes).case(name, axes, short && program == "rstream"));
+            cases.push(pair(program, program, &modes).case(
+                name,
+                axes,
+                short && program == "rstream",
+            ));
         }
     }
     let modes = ["-T", "n", "-T", "v", "-S", "65536", "-C", "20", "-I", "5"];
@@ -145,7 +154,8 @@ impl ProgramPair {
     }
 
     fn case(self, name: String, axes: Axes, short: bool) -> Case {
-        let case = Case::new(name, move |bench, setting, direction| self.run(bench, setting, direction));
+        let case =
+            Case::new(name, move |bench, setting, direction| self.run(bench, setting, direction));
         let case = case.axes(axes);
         if short { case.short() } else { case }
     }
@@ -181,13 +191,21 @@ impl ProgramPair {
                 Direction::Theirs => self.server_here(bench, setting)?,
             };
             let (ours, theirs) = match direction {
-                Direction::Ours => (self.complaint(&ends.host, true), self.complaint(&ends.guest, false)),
-                Direction::Theirs => (self.complaint(&ends.host, false), self.complaint(&ends.guest, true)),
+                Direction::Ours => {
+                    (self.complaint(&ends.host, true), self.complaint(&ends.guest, false))
+                }
+                Direction::Theirs => {
+                    (self.complaint(&ends.host, false), self.complaint(&ends.guest, true))
+                }
             };
             match (ours, theirs) {
-                (None, None) if needs_rtr && hung == 0 => return Ok(Verdict::Pass(PEER_TO_PEER.to_owned())),
+                (None, None) if needs_rtr && hung == 0 => {
+                    return Ok(Verdict::Pass(PEER_TO_PEER.to_owned()));
+                }
                 (None, None) => return Ok(Verdict::Pass(remark(hung, cut))),
-                (Some(_), None) if is_reset(&ends.host) && bench.resets_by_close()? > resets => cut += 1,
+                (Some(_), None) if is_reset(&ends.host) && bench.resets_by_close()? > resets => {
+                    cut += 1;
+                }
                 (None, Some(_)) if ends.guest.status == HUNG => {
                     hung += 1;
                     explained += usize::from(is_stuck_in_siw(&bench.stuck()));
@@ -207,7 +225,10 @@ impl ProgramPair {
         } else if explained == hung {
             Verdict::known(quirk::DESTROY_QP, remark(hung, cut))
         } else {
-            Verdict::Fail(format!("{}; {explained} of the hangs in siw_destroy_qp", remark(hung, cut)))
+            Verdict::Fail(format!(
+                "{}; {explained} of the hangs in siw_destroy_qp",
+                remark(hung, cut)
+            ))
         })
     }
 
@@ -224,7 +245,11 @@ impl ProgramPair {
             .net()
             .guest(setting.family, SPARE)
             .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
-        client.args(self.client_arguments(&at.ip().to_string(), at.port(), Some(bench.net().device())));
+        client.args(self.client_arguments(
+            &at.ip().to_string(),
+            at.port(),
+            Some(bench.net().device()),
+        ));
         Ok(finish(Process::start(&mut client)?, server))
     }
 
@@ -239,9 +264,11 @@ impl ProgramPair {
             .listen(setting.family)
             .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
         let own = own.to_string();
-        let (server, port) = bench.serve_stock(command, |port| self.server_arguments(&own, port))?;
+        let (server, port) =
+            bench.serve_stock(command, |port| self.server_arguments(&own, port))?;
         let host = bench.host(setting.family)?;
-        let script = format!("{} {}", self.client, self.client_arguments(&host, port, None).join(" "));
+        let script =
+            format!("{} {}", self.client, self.client_arguments(&host, port, None).join(" "));
         let client = bench.guest().start(&script, LONGEST)?;
         Ok(finish(server, client))
     }
@@ -366,7 +393,9 @@ fn is_reset(output: &Output) -> bool {
 
 fn remark(hung: usize, cut: usize) -> String {
     let hangs = (hung > 0).then(|| {
-        format!("the guest's program hung {hung} times by itself: ours had ended well, or not begun")
+        format!(
+            "the guest's program hung {hung} times by itself: ours had ended well, or not begun"
+        )
     });
     let cuts = (cut > 0).then(|| {
         format!(
@@ -377,7 +406,8 @@ fn remark(hung: usize, cut: usize) -> String {
 }
 
 fn both(ours: Option<String>, theirs: Option<String>) -> String {
-    let text = [ours.map(|what| format!("ours: {what}")), theirs.map(|what| format!("siw's: {what}"))];
+    let text =
+        [ours.map(|what| format!("ours: {what}")), theirs.map(|what| format!("siw's: {what}"))];
     text.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 

@@ -27,8 +27,8 @@ pub(super) fn converse_and_judge(
     let mut faults: Vec<SenderFault> = Vec::new();
     let verdict = loop {
         bench.capture(Some(file.clone()));
-        let verdict =
-            converse(bench, setting, direction, orders, timeout).map(|output| judge(orders, &output));
+        let verdict = converse(bench, setting, direction, orders, timeout)
+            .map(|output| judge(orders, &output));
         // This call ends the listener, which has the file open.
         bench.capture(before.clone());
         let fault = match &verdict {
@@ -73,7 +73,8 @@ impl SenderFault {
             return Some(Self::SummedTwice);
         }
         // uiw has reported the wrong MO, and the decoder finds it too.
-        let skipped = why.contains("this end terminated the stream: DDP: untagged buffer: invalid MO")
+        let skipped = why
+            .contains("this end terminated the stream: DDP: untagged buffer: invalid MO")
             && decoded.lines().any(|line| line.contains("MO ") && line.ends_with(" is due"));
         skipped.then_some(Self::SkippedFpdu)
     }
@@ -104,8 +105,7 @@ mod tests {
 
     #[test]
     fn faults_of_siw_found_in_capture() {
-        let why =
-            "1 of 2 done: error: this end terminated the stream: DDP: untagged buffer: invalid MO (1/2/0x04)";
+        let why = "1 of 2 done: error: this end terminated the stream: DDP: untagged buffer: invalid MO (1/2/0x04)";
         let skipped = "DEPARTURE (RFC 5041 5.2): MO 2880 in MSN 1 on queue 0, 1440 is due\n";
         assert_eq!(SenderFault::find(why, skipped), Some(SenderFault::SkippedFpdu));
         assert_eq!(SenderFault::find("the peer terminated the stream", skipped), None);

@@ -25,12 +25,19 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn behind_proxy(bench: &mut Bench, setting: &Setting, direction: Direction, size: u32) -> Result<Verdict> {
+fn behind_proxy(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    size: u32,
+) -> Result<Verdict> {
     need(&[("socat", "socat"), ("openssl", "openssl")])?;
     let keys = TestKeys::new()?;
     let config = keys.path("tls.conf");
-    let host = bench.net().listen(setting.family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
-    let (certificate, key, authority) = (keys.path("leaf.crt"), keys.path("leaf.key"), keys.path("ca.crt"));
+    let host =
+        bench.net().listen(setting.family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+    let (certificate, key, authority) =
+        (keys.path("leaf.crt"), keys.path("leaf.key"), keys.path("ca.crt"));
     let tls = format!(
         "cert={certificate},key={key},cafile={authority},verify=1,commonname={NAME},openssl-min-proto-version=TLS1.3"
     );
@@ -66,10 +73,19 @@ struct TestKeys(Folder);
 impl TestKeys {
     fn new() -> Result<Self> {
         let keys = Self(Folder::create("tls")?);
-        let usual =
-            ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-batch"];
+        let usual = [
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+            "-batch",
+        ];
         keys.certificate(
-            &[&usual[..], &["-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt"]].concat(),
+            &[&usual[..], &["-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt"]]
+                .concat(),
         )?;
         let own = [
             "-subj",
@@ -83,8 +99,12 @@ impl TestKeys {
             "-CAkey",
             "ca.key",
         ];
-        let names =
-            ["-addext", "subjectAltName=DNS:uiw.test", "-addext", "basicConstraints=critical,CA:FALSE"];
+        let names = [
+            "-addext",
+            "subjectAltName=DNS:uiw.test",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+        ];
         keys.certificate(&[&usual[..], &own, &names].concat())?;
         fs::write(keys.path("tls.conf"), CONFIG).map_err(Error::io("tls.conf"))?;
         Ok(keys)
@@ -100,7 +120,10 @@ impl TestKeys {
         if output.status.success() {
             return Ok(());
         }
-        Err(Error::Failed(format!("openssl req: {}", String::from_utf8_lossy(&output.stderr).trim())))
+        Err(Error::Failed(format!(
+            "openssl req: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )))
     }
 
     fn path(&self, name: &str) -> String {

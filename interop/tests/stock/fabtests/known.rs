@@ -16,7 +16,9 @@ pub(super) struct Known {
 
 impl Known {
     fn is_of(&self, endpoint: Endpoint, persona: &str, test: &str) -> bool {
-        self.endpoint == endpoint && self.persona.is_none_or(|own| own == persona) && self.test == test
+        self.endpoint == endpoint
+            && self.persona.is_none_or(|own| own == persona)
+            && self.test == test
     }
 }
 

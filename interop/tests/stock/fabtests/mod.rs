@@ -56,7 +56,10 @@ fn run(runner: &Runner, kind: Kind, test: &str) -> (Outcome, String) {
     let mut runs = 1;
     loop {
         let outcome = runner.run(kind, test);
-        if runs == RUNS || !matches!(outcome, Outcome::OneEnd(_)) || !runner.endpoint().is_above_rxm(test) {
+        if runs == RUNS
+            || !matches!(outcome, Outcome::OneEnd(_))
+            || !runner.endpoint().is_above_rxm(test)
+        {
             let more = if runs > 1 {
                 format!("run {runs}: rxm lost the last message before")
             } else {
@@ -90,7 +93,8 @@ impl OutcomeTable {
         let _ = writeln!(self.lines, "{test:60} {word:12} {reason}");
         *self.counts.entry(word).or_default() += 1;
         if let Some(surprise) = known::surprise(known, outcome) {
-            let said = if let Outcome::Fail(said) | Outcome::OneEnd(said) = outcome { said } else { "" };
+            let said =
+                if let Outcome::Fail(said) | Outcome::OneEnd(said) = outcome { said } else { "" };
             self.surprises.push(format!("{test}: {word}, where {surprise}\n{said}"));
         }
     }
@@ -136,13 +140,16 @@ fn report_counters_and_capture_agree() {
     const SIZE: u64 = 65_536;
     const ROUND_TRIPS: u64 = 200;
     let Some((programs, network, libraries)) = programs().and_then(on_two_hosts) else { return };
-    let addresses = [network.server_address(), network.client_address()].map(|address| address.to_string());
+    let addresses =
+        [network.server_address(), network.client_address()].map(|address| address.to_string());
     for (endpoint, program) in
         [(Endpoint::Msg, "bin/fi_msg_pingpong"), (Endpoint::Rxm, "bin/fi_rdm_tagged_pingpong")]
     {
         let Some(proof) = Proof::begin(&libraries, &network) else { return };
-        let (program, count, size) = (programs.path(program), ROUND_TRIPS.to_string(), SIZE.to_string());
-        let words: &[&str] = &[&program, "-v", "-I", &count, "-S", &size, "-p", endpoint.provider(), "-s"];
+        let (program, count, size) =
+            (programs.path(program), ROUND_TRIPS.to_string(), SIZE.to_string());
+        let words: &[&str] =
+            &[&program, "-v", "-I", &count, "-S", &size, "-p", endpoint.provider(), "-s"];
         let server = [words, &[&addresses[0]]].concat();
         let client = [words, &[&addresses[1], &addresses[0]]].concat();
         let server = isolated(&libraries, &["--require"], &server);

@@ -62,7 +62,10 @@ impl Outcome {
     /// does not support do not count as failures.
     pub(super) fn of_cases(server: &ProcessEnd, client: &ProcessEnd) -> (Self, Cases) {
         let count = |name: &str| {
-            let line = client.said.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_prefix(':'));
+            let line = client
+                .said
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.trim().strip_prefix(':'));
             line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
         };
         let cases = Cases {

@@ -51,18 +51,23 @@ impl Runner {
 
     pub(super) fn run(&self, kind: Kind, test: &str) -> Outcome {
         let [server, client] = [self.network.server_address(), self.network.client_address()];
-        let own = test.replace("SERVER_ADDR", &server.to_string()).replace("GOOD_ADDR", &server.to_string());
+        let own = test
+            .replace("SERVER_ADDR", &server.to_string())
+            .replace("GOOD_ADDR", &server.to_string());
         let own: Vec<_> = own.split(' ').chain(["-p", self.endpoint.provider()]).collect();
         let source = |address: &str| [&own[..], &["-s", address]].concat().join(" ");
-        let one = || end(Running::start(self.network.server(self.command(&[], &own.join(" ")))), TEST);
+        let one =
+            || end(Running::start(self.network.server(self.command(&[], &own.join(" ")))), TEST);
         match kind {
             Kind::Unit => Outcome::of_one(&one()),
             Kind::Negative => Outcome::of_negative(&one()),
             Kind::Pair => {
                 let options = if MOVE_NOTHING.contains(&test) { &[][..] } else { &["--require"] };
-                let [server, client] =
-                    [source(&server.to_string()), format!("{} {server}", source(&client.to_string()))]
-                        .map(|program| self.command(options, &program));
+                let [server, client] = [
+                    source(&server.to_string()),
+                    format!("{} {server}", source(&client.to_string())),
+                ]
+                .map(|program| self.command(options, &program));
                 let [server, client] = self.pair(server, client, TEST);
                 Outcome::of(&[&server, &client])
             }

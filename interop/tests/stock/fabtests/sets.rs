@@ -24,7 +24,9 @@ impl Endpoint {
     fn takes(self, test: &str) -> bool {
         match self {
             Self::Msg => !test.contains("rdm") && !test.contains("dgram"),
-            Self::Rxm => !test.starts_with("fi_msg") && !test.contains("-e msg") && !test.contains("dgram"),
+            Self::Rxm => {
+                !test.starts_with("fi_msg") && !test.contains("-e msg") && !test.contains("dgram")
+            }
             Self::Dgram => test.contains("dgram"),
         }
     }
@@ -33,7 +35,8 @@ impl Endpoint {
     /// also request reliable datagrams.
     pub(super) fn is_above_rxm(self, test: &str) -> bool {
         self == Self::Rxm
-            || self == Self::Msg && ["fi_poll ", "fi_msg_inject "].iter().any(|name| test.starts_with(name))
+            || self == Self::Msg
+                && ["fi_poll ", "fi_msg_inject "].iter().any(|name| test.starts_with(name))
     }
 
     /// Returns the configurations of `fi_ubertest` that run for a short time, with their directory.
@@ -102,7 +105,8 @@ fn verified(test: &str) -> String {
 /// Returns the elements of an array in the script, which are quoted and on separate lines.
 fn lines<'a>(script: &'a str, array: &str) -> Vec<&'a str> {
     let begin = format!("\n{array}=(");
-    let (_, rest) = script.split_once(&begin).unwrap_or_else(|| panic!("runfabtests.sh has no {array}"));
+    let (_, rest) =
+        script.split_once(&begin).unwrap_or_else(|| panic!("runfabtests.sh has no {array}"));
     let (elements, _) = rest.split_once(')').expect("an array ends");
     let lines = elements.lines().map(|line| line.trim().trim_matches('"'));
     let lines: Vec<_> = lines.filter(|line| !line.is_empty() && !line.starts_with('#')).collect();

@@ -27,8 +27,10 @@ fn checks(mut command: Command, libraries: &Libraries) -> Vec<Value> {
     let ended = Running::start(command).end();
     let report = parsed(&ended.said);
     let all = report["checks"].as_array().expect("checks").clone();
-    let ours: Vec<_> =
-        all.into_iter().filter(|check| CHECKS.iter().any(|name| check["check"] == **name)).collect();
+    let ours: Vec<_> = all
+        .into_iter()
+        .filter(|check| CHECKS.iter().any(|name| check["check"] == **name))
+        .collect();
     assert_eq!(ours.len(), CHECKS.len(), "{ours:?}");
     // Every check that fails has a hint.
     for check in &ours {
@@ -40,18 +42,24 @@ fn checks(mut command: Command, libraries: &Libraries) -> Vec<Value> {
 /// Returns the checks that fail in a sandbox but succeed outside of it.
 fn refused(sandboxes: &Sandboxes<'_>, rules: &[String]) -> Vec<Value> {
     let uiw = uiw().to_str().expect("a path of text");
-    let doctor =
-        |rules: &[String]| checks(sandboxes.command(rules, &[uiw, "doctor", "--json"]), sandboxes.libraries);
+    let doctor = |rules: &[String]| {
+        checks(sandboxes.command(rules, &[uiw, "doctor", "--json"]), sandboxes.libraries)
+    };
     let (without, within) = (doctor(&[]), doctor(rules));
-    let is_well =
-        |check: &Value| without.iter().any(|one| one["check"] == check["check"] && one["state"] == "ok");
+    let is_well = |check: &Value| {
+        without.iter().any(|one| one["check"] == check["check"] && one["state"] == "ok")
+    };
     within.into_iter().filter(|check| check["state"] != "ok" && is_well(check)).collect()
 }
 
 #[track_caller]
 fn is_alone(found: &[Value], name: &str, state: &str, says: &str) -> Value {
     let [only] = found else { panic!("{name} alone: {found:?}") };
-    assert_eq!((only["check"].as_str(), only["state"].as_str()), (Some(name), Some(state)), "{only}");
+    assert_eq!(
+        (only["check"].as_str(), only["state"].as_str()),
+        (Some(name), Some(state)),
+        "{only}"
+    );
     assert!(only["says"].as_str().is_some_and(|text| text.contains(says)), "{only}");
     only.clone()
 }
@@ -69,11 +77,20 @@ fn doctor_reports_sandbox_refusals() {
         ["namespaces"],
         "mounts are not among the calls of system services"
     );
-    let families =
-        is_alone(&refused(&[FAMILIES.to_owned()]), "address families", "limited", "AF_NETLINK is refused");
+    let families = is_alone(
+        &refused(&[FAMILIES.to_owned()]),
+        "address families",
+        "limited",
+        "AF_NETLINK is refused",
+    );
     assert_eq!(families["details"]["refused"], serde_json::json!({ "AF_NETLINK": 97 }));
     is_alone(&refused(&["namespaces".to_owned()]), "namespaces", "limited", "no new namespaces");
-    is_alone(&refused(&[sandboxes.refuse(Errno::PERM, "mount")]), "namespaces", "limited", "no mounts");
+    is_alone(
+        &refused(&[sandboxes.refuse(Errno::PERM, "mount")]),
+        "namespaces",
+        "limited",
+        "no mounts",
+    );
     assert_eq!(refused(&["write-exec".to_owned(), "limit=memlock:0".to_owned()]), [Value::Null; 0]);
     is_alone(&refused(&["limit=nofile:64".to_owned()]), "descriptors", "limited", "64");
     is_alone(&refused(&["threads".to_owned()]), "threads", "no", "0 of");
@@ -111,7 +128,10 @@ fn doctor_survives_fatal_calls() {
         calls["details"]["refused"],
         serde_json::json!({ "openat2": "ends the process", "sendmmsg": "ends the process" })
     );
-    assert_eq!((&calls["details"]["seccomp"], &calls["details"]["no_new_privs"]), (&2.into(), &true.into()));
+    assert_eq!(
+        (&calls["details"]["seccomp"], &calls["details"]["no_new_privs"]),
+        (&2.into(), &true.into())
+    );
 }
 
 #[test]
@@ -120,11 +140,15 @@ fn doctor_reports_read_only_file_systems() {
     let libraries = Libraries::get();
     let Some(ended) = mounts::doctor(&libraries) else { return };
     let report = parsed(&ended.said);
-    let of =
-        |name: &str| report["checks"].as_array().expect("checks").iter().find(|check| check["check"] == name);
-    for (name, state) in
-        [("counters", "limited"), ("reports of runs", "limited"), ("preloading", "ok"), ("threads", "ok")]
-    {
+    let of = |name: &str| {
+        report["checks"].as_array().expect("checks").iter().find(|check| check["check"] == name)
+    };
+    for (name, state) in [
+        ("counters", "limited"),
+        ("reports of runs", "limited"),
+        ("preloading", "ok"),
+        ("threads", "ok"),
+    ] {
         assert_eq!(of(name).map(|check| &check["state"]), Some(&state.into()), "{name}: {report}");
     }
 }
@@ -155,8 +179,13 @@ fn doctor_reports_preloading() {
         let (source, program) =
             (libraries.folder().join("static.c"), libraries.folder().join("static.program"));
         fs::write(&source, "int main(void) { return 0; }\n").expect("a source file");
-        let linked =
-            Command::new(compiler).arg("-static").arg("-o").arg(&program).arg(&source).output().expect("cc");
+        let linked = Command::new(compiler)
+            .arg("-static")
+            .arg("-o")
+            .arg(&program)
+            .arg(&source)
+            .output()
+            .expect("cc");
         if linked.status.success() {
             is(preloading(program.to_str().expect("text")), "no", "linked statically");
         } else {

@@ -67,7 +67,10 @@ impl<'a> Sandboxes<'a> {
 
     /// Returns the numbers of those calls in a list of names that exist on this architecture.
     fn numbers(&self, names: &str) -> Vec<String> {
-        names.split_whitespace().filter_map(|name| Some(self.calls.get(name)?.to_string())).collect()
+        names
+            .split_whitespace()
+            .filter_map(|name| Some(self.calls.get(name)?.to_string()))
+            .collect()
     }
 
     /// Returns a rule that makes the calls fail with `errno`.
@@ -129,6 +132,7 @@ impl<'a> Sandboxes<'a> {
 
 /// Returns the calls of `@system-service`.
 pub(crate) fn system_service() -> String {
-    let text = fs::read_to_string(uiw_interop::data("seccomp/system-service.txt")).expect("the list");
+    let text =
+        fs::read_to_string(uiw_interop::data("seccomp/system-service.txt")).expect("the list");
     text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join(" ")
 }

@@ -44,7 +44,10 @@ echo "ended with $?"
 /// if they cannot be set up.
 fn strict(libraries: &Libraries, private_tmp: bool, command: &Command) -> Command {
     let mut outside = libraries.command(User::Same, "unshare");
-    outside.args(["-rm", "sh", "-c", SCRIPT, "sh"]).arg(command.get_program()).args(command.get_args());
+    outside
+        .args(["-rm", "sh", "-c", SCRIPT, "sh"])
+        .arg(command.get_program())
+        .args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => outside.env(name, value),
@@ -69,7 +72,10 @@ fn uiw_run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command
     let uiw = uiw().to_str().expect("a path of text");
     let mut command = libraries.command(User::Same, uiw);
     command.arg("run").args(options).arg("--").args(program);
-    command.env("UIW_LIB", libraries.folder()).env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS");
+    command
+        .env("UIW_LIB", libraries.folder())
+        .env_remove("LD_LIBRARY_PATH")
+        .env_remove("UIW_COUNTERS");
     command
 }
 
@@ -88,7 +94,10 @@ fn client(libraries: &Libraries, private_tmp: bool, options: &[&str]) -> Process
 /// them.
 #[test]
 fn data_exchanged_on_read_only_root() {
-    let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
+    let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping"))
+    else {
+        return;
+    };
     let libraries = Libraries::get();
     let ended = client(&libraries, false, &[]);
     if was_refused(&ended) {
@@ -101,7 +110,10 @@ fn data_exchanged_on_read_only_root() {
 /// The report requires a writable `/tmp`; a private one is sufficient.
 #[test]
 fn reports_name_read_only_tmp() {
-    let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
+    let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping"))
+    else {
+        return;
+    };
     let libraries = Libraries::get();
     let ended = client(&libraries, false, &["--require"]);
     if was_refused(&ended) {
@@ -125,7 +137,10 @@ fn reports_name_read_only_tmp() {
 /// used uiw.
 #[test]
 fn unreachable_counters_reported() {
-    let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
+    let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping"))
+    else {
+        return;
+    };
     let libraries = Libraries::get();
     let port = free_port();
     let mut server = Running::start(RPING.server(port, |program| free(&libraries, program)));

@@ -12,8 +12,10 @@ use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, free_port, noise, uiw};
 
 /// Perftest with 100 Writes of 64 KiB, connected out of band and by rdma_cm.
-const WRITES: [SandboxedPair; 2] =
-    [writes("roce", &["-F", "-d", "uiw_lo", "-n", "100"]), writes("iwarp", &["-R", "-F", "-n", "100"])];
+const WRITES: [SandboxedPair; 2] = [
+    writes("roce", &["-F", "-d", "uiw_lo", "-n", "100"]),
+    writes("iwarp", &["-R", "-F", "-n", "100"]),
+];
 const WRITTEN: u64 = 100 * 65_536;
 
 const fn writes(persona: &'static str, args: &'static [&'static str]) -> SandboxedPair {
@@ -25,7 +27,12 @@ const fn writes(persona: &'static str, args: &'static [&'static str]) -> Sandbox
 const WITHOUT_UNIX: [&str; 2] = ["families=2,10", "families=2,10,16"];
 
 /// Returns the command that runs a program under `uiw run` in a sandbox with a report.
-fn reported(sandboxes: &Sandboxes<'_>, rules: &[String], options: &[&str], program: &[&str]) -> Command {
+fn reported(
+    sandboxes: &Sandboxes<'_>,
+    rules: &[String],
+    options: &[&str],
+    program: &[&str],
+) -> Command {
     let run = [uiw().to_str().expect("a path of text"), "run", "--require", "--json"];
     let mut command = sandboxes.command(rules, &[&run, options, &["--"], program].concat());
     command.env("UIW_LIB", sandboxes.libraries.folder()).env_remove("UIW_COUNTERS");
@@ -65,11 +72,15 @@ fn perftest_writes_in_a_hardened_service() {
 /// compares it.
 #[track_caller]
 fn file_over_rsockets(rules: impl FnOnce(&Sandboxes<'_>) -> Vec<String>) {
-    let (Some(_), Some(_)) = (uiw_interop::require("python3"), uiw_interop::require("curl")) else { return };
+    let (Some(_), Some(_)) = (uiw_interop::require("python3"), uiw_interop::require("curl")) else {
+        return;
+    };
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
     let rules = rules(&sandboxes);
-    let run = |program: &[&str]| reported(&sandboxes, &rules, &["--sockets", "--port-offset", "0"], program);
+    let run = |program: &[&str]| {
+        reported(&sandboxes, &rules, &["--sockets", "--port-offset", "0"], program)
+    };
     let (folder, file) = (libraries.folder().join("http"), noise(3_000_000));
     fs::create_dir(&folder).expect("a folder");
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("a folder for others");
@@ -97,7 +108,8 @@ fn file_over_rsockets(rules: impl FnOnce(&Sandboxes<'_>) -> Vec<String>) {
     assert!(fs::read(got).expect("the file") == file, "the file differs");
     let server = server.interrupt();
     let [client, server] = [&client, server.well()].map(|ended| parsed(&ended.said));
-    for (report, way, role) in [(&client, "bytes_received", "connected"), (&server, "bytes_sent", "accepted")]
+    for (report, way, role) in
+        [(&client, "bytes_received", "connected"), (&server, "bytes_sent", "accepted")]
     {
         assert!(number(report, way) >= file.len() as u64, "{report}");
         assert_eq!(
@@ -141,7 +153,10 @@ fn refused_pairs_of_sockets_are_named() {
     let program = ["--sockets", "--port-offset", "0", "--", "curl", "-s", &url];
     let ended = |options: &[&str]| {
         let mut command = sandboxes.command(&rules, &[&[uiw, "run"], options, &program].concat());
-        command.env("UIW_LIB", libraries.folder()).env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS");
+        command
+            .env("UIW_LIB", libraries.folder())
+            .env_remove("LD_LIBRARY_PATH")
+            .env_remove("UIW_COUNTERS");
         Running::start(command).end_within(REFUSED).expect("it ends")
     };
     let curl = ended(&[]);

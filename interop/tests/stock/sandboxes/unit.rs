@@ -38,7 +38,10 @@ fn rule(sandboxes: &Sandboxes<'_>, name: &str, value: &str) -> Option<String> {
     };
     Some(match (name, value) {
         ("RestrictAddressFamilies", names) => {
-            format!("families={}", names.split_whitespace().map(family).collect::<Vec<_>>().join(","))
+            format!(
+                "families={}",
+                names.split_whitespace().map(family).collect::<Vec<_>>().join(",")
+            )
         }
         ("RestrictNamespaces", "yes") => "namespaces".to_owned(),
         ("MemoryDenyWriteExecute", "yes") => "write-exec".to_owned(),
@@ -66,7 +69,9 @@ fn documented_unit_exchanges_data() {
         rustix::process::geteuid().is_root().then(|| "user=65534".to_owned()).into_iter().collect();
     let (filters, others): (Vec<_>, Vec<_>) =
         directives.iter().partition(|(name, _)| *name == "SystemCallFilter");
-    rules.extend([others, filters].concat().iter().filter_map(|(name, value)| rule(&sandboxes, name, value)));
+    rules.extend(
+        [others, filters].concat().iter().filter_map(|(name, value)| rule(&sandboxes, name, value)),
+    );
     assert!(rules.iter().any(|rule| rule.starts_with("permit=")), "{rules:?}");
     RPING.succeeds("the unit", |program| sandboxes.run(Place::Inside, &rules, program));
 }

@@ -54,7 +54,9 @@ impl Loss {
         let (begin, go_on) = match profile.burst {
             // After each lost frame, the run ends with probability 1 / burst. On average, as many
             // runs begin as end: (1 - loss) begin = loss / burst.
-            Some(burst) if loss > 0.0 => ((loss / ((1.0 - loss) * burst)).min(1.0), 1.0 - 1.0 / burst),
+            Some(burst) if loss > 0.0 => {
+                ((loss / ((1.0 - loss) * burst)).min(1.0), 1.0 - 1.0 / burst)
+            }
             _ => (loss, loss),
         };
         Self { begin, go_on, lost_last: false, random: Random::new(seed ^ 1 << 56) }
@@ -91,8 +93,9 @@ impl Jitter {
         let step = self.points.as_nanos();
         let point = (time.as_nanos() / step) as u64;
         let share = (time.as_nanos() % step) as f64 / step as f64;
-        let value =
-            |point: u64| unit(&mut Random::new(self.seed.wrapping_add(point.wrapping_mul(0x9E37_79B1))));
+        let value = |point: u64| {
+            unit(&mut Random::new(self.seed.wrapping_add(point.wrapping_mul(0x9E37_79B1))))
+        };
         let (before, after) = (value(point), value(point + 1));
         self.most.mul_f64(before + (after - before) * share)
     }

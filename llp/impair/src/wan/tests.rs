@@ -77,8 +77,13 @@ fn loss_rate_as_configured() {
 
 #[test]
 fn impairment_rates_as_configured() {
-    let profile =
-        Profile { duplicate: 0.02, reorder: 0.05, damage: 0.03, delay: 100 * US, ..Profile::default() };
+    let profile = Profile {
+        duplicate: 0.02,
+        reorder: 0.05,
+        damage: 0.03,
+        delay: 100 * US,
+        ..Profile::default()
+    };
     let (came, direction) = pass(&profile, 3, 100_000, US, 200);
     let counts = direction.counts();
     let near = |count: u64, share: f64| (count as f64 / 100_000.0 / share - 1.0).abs() < 0.1;
@@ -158,13 +163,22 @@ fn paths_that_cannot_be() {
         wrong(Profile { reorder: f64::NAN, ..Profile::default() }),
         ProfileError::Share { what: "reorder", .. }
     ));
-    assert_eq!(wrong(Profile { burst: Some(0.5), ..Profile::default() }), ProfileError::Burst { value: 0.5 });
+    assert_eq!(
+        wrong(Profile { burst: Some(0.5), ..Profile::default() }),
+        ProfileError::Burst { value: 0.5 }
+    );
     assert!(matches!(
         wrong(Profile { loss: 0.9, burst: Some(2.0), ..Profile::default() }),
         ProfileError::LossInBursts { .. }
     ));
-    assert_eq!(wrong(Profile { rate: Some(10), ..Profile::default() }), ProfileError::Rate { value: 10 });
-    assert_eq!(wrong(Profile { queue: Some(10), ..Profile::default() }), ProfileError::Queue { value: 10 });
+    assert_eq!(
+        wrong(Profile { rate: Some(10), ..Profile::default() }),
+        ProfileError::Rate { value: 10 }
+    );
+    assert_eq!(
+        wrong(Profile { queue: Some(10), ..Profile::default() }),
+        ProfileError::Queue { value: 10 }
+    );
     assert!(matches!(
         wrong(Profile { delay: 70_000_000 * US, ..Profile::default() }),
         ProfileError::Time { what: "a delay", .. }

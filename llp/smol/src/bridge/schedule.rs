@@ -22,7 +22,9 @@ const REMIND: Duration = Duration::from_secs(10);
 pub(super) fn enter_realtime() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: PRIORITY };
     // SAFETY: the call reads `parameters`, which outlives it; 0 means the calling thread.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &parameters) } {
+    match unsafe {
+        libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &parameters)
+    } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -273,7 +273,10 @@ impl Conn {
     }
 
     pub(super) fn is_established(&self) -> bool {
-        !matches!(self.socket().state(), State::Closed | State::Listen | State::SynReceived | State::SynSent)
+        !matches!(
+            self.socket().state(),
+            State::Closed | State::Listen | State::SynReceived | State::SynSent
+        )
     }
 
     /// Returns whether the connection is closed, or its set-up at a listener has failed. Received
@@ -286,7 +289,8 @@ impl Conn {
     /// data and the FIN.
     pub(super) fn is_unacknowledged(&self) -> bool {
         let acknowledged = [State::Closed, State::TimeWait, State::FinWait2];
-        (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
+        (self.owner == Owner::Nobody || self.finished)
+            && !acknowledged.contains(&self.socket().state())
     }
 
     /// Returns whether smoltcp must not process the connection until its stream is dropped. At the
@@ -330,7 +334,8 @@ impl Conn {
         if self.is_opening() {
             return None;
         }
-        let readable = self.interest.read && (socket.recv_queue() > self.useless || self.is_all_here());
+        let readable =
+            self.interest.read && (socket.recv_queue() > self.useless || self.is_all_here());
         // A small amount of room is not reported, because data would leave in small segments.
         let room = socket.send_capacity() - socket.send_queue() >= socket.send_capacity() / 8;
         let writable = self.interest.write && (room || !socket.may_send());
@@ -340,9 +345,10 @@ impl Conn {
     /// Returns the error of calls after the connection has ended.
     fn error(&self) -> io::Error {
         match (self.ended, self.gateway) {
-            (Some(ErrorKind::HostUnreachable), Some(gateway)) => {
-                io::Error::new(ErrorKind::HostUnreachable, format!("the gateway {gateway} does not answer"))
-            }
+            (Some(ErrorKind::HostUnreachable), Some(gateway)) => io::Error::new(
+                ErrorKind::HostUnreachable,
+                format!("the gateway {gateway} does not answer"),
+            ),
             (ended, _) => ended.unwrap_or(ErrorKind::ConnectionReset).into(),
         }
     }
@@ -470,7 +476,9 @@ impl Conn {
 
     /// Returns whether the connection waits for a gateway that does not answer.
     pub(super) fn misses_gateway(&self, now: Instant) -> bool {
-        self.gateway.is_some() && self.is_opening() && now.saturating_duration_since(self.began) >= GATEWAY
+        self.gateway.is_some()
+            && self.is_opening()
+            && now.saturating_duration_since(self.began) >= GATEWAY
     }
 
     pub(super) fn set_dead_after(&mut self, after: Option<Duration>) {

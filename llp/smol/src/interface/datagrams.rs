@@ -84,7 +84,8 @@ impl Datagrams {
                 let sender = self.senders.get::<Socket<'_>>(sender);
                 if socket.changes_hop_limit { sender.send_queue() == 0 } else { sender.can_send() }
             };
-            let room = || [Some(socket.sender), socket.group_sender].into_iter().flatten().all(has_room);
+            let room =
+                || [Some(socket.sender), socket.group_sender].into_iter().flatten().all(has_room);
             let writable = socket.interest.write && room();
             (readable || writable).then_some(Event { token: socket.token, readable, writable })
         })
@@ -93,7 +94,8 @@ impl Datagrams {
     /// Delivers datagrams that arrived in one frame. They have `size` bytes each, except the last
     /// one. A group may have several sockets; any other address has one.
     pub(super) fn arrive(&mut self, flow: Flow, bytes: &[u8], size: usize) {
-        for (_, socket) in self.sockets.iter_mut().filter(|(_, socket)| socket.local == flow.local) {
+        for (_, socket) in self.sockets.iter_mut().filter(|(_, socket)| socket.local == flow.local)
+        {
             socket.arrive(flow.peer, bytes, size);
         }
     }
@@ -273,7 +275,12 @@ impl<L: Link> SmolInterface<L> {
         sent
     }
 
-    fn queue_datagrams(&mut self, id: usize, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
+    fn queue_datagrams(
+        &mut self,
+        id: usize,
+        bytes: &[u8],
+        datagrams: &[Outgoing],
+    ) -> io::Result<usize> {
         let mut taken = 0;
         for (to, datagram) in Outgoing::each(datagrams, bytes) {
             match self.queue_datagram(id, to, datagram) {
@@ -293,7 +300,8 @@ impl<L: Link> SmolInterface<L> {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
         let local = self.datagrams.sockets[id].local;
-        let goes_nowhere = peer.ip().is_unspecified() || peer.port() == 0 || local.ip().is_multicast();
+        let goes_nowhere =
+            peer.ip().is_unspecified() || peer.port() == 0 || local.ip().is_multicast();
         if peer.is_ipv4() != local.is_ipv4() || goes_nowhere {
             return Err(ErrorKind::InvalidInput.into());
         }
@@ -370,7 +378,8 @@ impl<L: Link> SmolInterface<L> {
             socket.give_up(senders, now.total_micros());
         }
         // A poll that is still due now found no room in the link, so it is repeated a little later.
-        let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
+        let at =
+            at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
         let reports = self.datagrams.has_groups().then(|| now.total_micros() + REPORTS);
         self.datagrams.timer = at.into_iter().chain(reports).min();
     }
@@ -378,7 +387,8 @@ impl<L: Link> SmolInterface<L> {
 
 /// Returns the address at which a group is joined.
 fn member(group: IpAddr, options: &DatagramConfig) -> io::Result<IpAddr> {
-    let member = options.member.map(to_canonical).filter(|member| member.is_ipv4() == group.is_ipv4());
+    let member =
+        options.member.map(to_canonical).filter(|member| member.is_ipv4() == group.is_ipv4());
     member.ok_or_else(|| {
         io::Error::new(ErrorKind::InvalidInput, "a group is joined at an address of its family")
     })

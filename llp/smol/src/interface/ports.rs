@@ -58,7 +58,8 @@ impl Ports {
         let backlog = usize::try_from(options.backlog.max(1)).unwrap_or(usize::MAX);
         let stream = options.stream.clone();
         let (opening, ready) = (VecDeque::new(), VecDeque::new());
-        let listener = PortListener { local, token, backlog, opening, ready, is_unreported: false, stream };
+        let listener =
+            PortListener { local, token, backlog, opening, ready, is_unreported: false, stream };
         Ok((self.listeners.insert(listener), local))
     }
 
@@ -66,11 +67,14 @@ impl Ports {
     /// a wildcard.
     pub(super) fn find(&self, local: SocketAddr) -> Option<usize> {
         let at = |ip: IpAddr| {
-            let found = self.listeners.iter().find(|(_, l)| l.local == SocketAddr::new(ip, local.port()));
+            let found =
+                self.listeners.iter().find(|(_, l)| l.local == SocketAddr::new(ip, local.port()));
             found.map(|(id, _)| id)
         };
         at(local.ip())
-            .or_else(|| local.is_ipv4().then(|| at(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED))).flatten())
+            .or_else(|| {
+                local.is_ipv4().then(|| at(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED))).flatten()
+            })
             .or_else(|| {
                 let id = at(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED))?;
                 (local.is_ipv6() || !self.listeners[id].stream.v6_only).then_some(id)

@@ -25,8 +25,9 @@ impl<L: Link> SmolInterface<L> {
         let mut numbering = self.fresh_numbering()?;
         let mut conn =
             Conn::connecting(flow, token, options, (self.buffer, &self.time), numbering.context())?;
-        let forwards =
-            |gateway: &&IpAddr| gateway.is_ipv4() == peer.is_ipv4() && !self.resolved.contains(*gateway);
+        let forwards = |gateway: &&IpAddr| {
+            gateway.is_ipv4() == peer.is_ipv4() && !self.resolved.contains(*gateway)
+        };
         if !self.is_near(peer.ip()) {
             conn.gateway = self.gateways.iter().find(forwards).copied();
         }
@@ -42,7 +43,8 @@ impl<L: Link> SmolInterface<L> {
     }
 
     pub(super) fn has_route(&self, peer: IpAddr) -> bool {
-        self.is_near(peer) || self.gateways.iter().any(|gateway| gateway.is_ipv4() == peer.is_ipv4())
+        self.is_near(peer)
+            || self.gateways.iter().any(|gateway| gateway.is_ipv4() == peer.is_ipv4())
     }
 
     /// Returns the local address of a connection to `peer`.
@@ -67,10 +69,12 @@ impl<L: Link> SmolInterface<L> {
         }
         // smoltcp would neither send anything nor report an error.
         if !self.has_route(peer.ip()) {
-            let why = format!("no network of ours has {}, and there is no gateway (gw=)", peer.ip());
+            let why =
+                format!("no network of ours has {}, and there is no gateway (gw=)", peer.ip());
             return Err(io::Error::new(ErrorKind::NetworkUnreachable, why));
         }
-        let taken = |port| self.flows.contains_key(&Flow { local: SocketAddr::new(ip, port), peer });
+        let taken =
+            |port| self.flows.contains_key(&Flow { local: SocketAddr::new(ip, port), peer });
         let port = match asked.map(|asked| asked.port()).filter(|port| *port != 0) {
             Some(port) if taken(port) => return Err(ErrorKind::AddrInUse.into()),
             Some(port) => port,
@@ -121,9 +125,9 @@ impl<L: Link> SmolInterface<L> {
     }
 
     pub(crate) fn close_listener(&mut self, listener: ListenerId) {
-        let of_it =
-            |conn: &Conn| matches!(conn.owner, Owner::TransportListener { port, .. } if port == listener.0);
-        let waiting: Vec<_> = self.conns.iter().filter(|(_, conn)| of_it(conn)).map(|(id, _)| id).collect();
+        let of_it = |conn: &Conn| matches!(conn.owner, Owner::TransportListener { port, .. } if port == listener.0);
+        let waiting: Vec<_> =
+            self.conns.iter().filter(|(_, conn)| of_it(conn)).map(|(id, _)| id).collect();
         for id in waiting {
             self.abort(ConnId(id));
         }

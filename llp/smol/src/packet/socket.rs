@@ -47,7 +47,8 @@ impl PacketSocket {
         // Older kernels do not support this option, but smoltcp drops its own frames anyway.
         let _ = socket.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32);
         for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
-            let forced = if option == libc::SO_RCVBUF { libc::SO_RCVBUFFORCE } else { libc::SO_SNDBUFFORCE };
+            let forced =
+                if option == libc::SO_RCVBUF { libc::SO_RCVBUFFORCE } else { libc::SO_SNDBUFFORCE };
             if socket.set(libc::SOL_SOCKET, forced, &BUFFER).is_err() {
                 socket.set(libc::SOL_SOCKET, option, &BUFFER)?;
             }
@@ -75,7 +76,13 @@ impl PacketSocket {
         let len = size_of::<T>() as libc::socklen_t;
         // SAFETY: `value` is readable for its size.
         check(unsafe {
-            libc::setsockopt(self.fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len)
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                level,
+                name,
+                std::ptr::from_ref(value).cast(),
+                len,
+            )
         })?;
         Ok(())
     }
@@ -93,7 +100,9 @@ impl PacketSocket {
         address.sll_ifindex = index;
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: the address is readable for `len` bytes.
-        check(unsafe { libc::bind(self.fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) })?;
+        check(unsafe {
+            libc::bind(self.fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len)
+        })?;
         Ok(())
     }
 
@@ -117,8 +126,12 @@ impl PacketSocket {
 
     /// Adds or removes a membership: for all frames, or for all frames to groups.
     fn member(&self, index: libc::c_int, kind: libc::c_int, change: libc::c_int) -> io::Result<()> {
-        let member =
-            libc::packet_mreq { mr_ifindex: index, mr_type: kind as u16, mr_alen: 0, mr_address: [0; 8] };
+        let member = libc::packet_mreq {
+            mr_ifindex: index,
+            mr_type: kind as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
         self.set(libc::SOL_PACKET, change, &member)
     }
 
@@ -142,7 +155,13 @@ impl PacketSocket {
         // SAFETY: `stats` is writable for `len` bytes.
         check(unsafe {
             let at = std::ptr::from_mut(&mut stats).cast();
-            libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, at, &raw mut len)
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                at,
+                &raw mut len,
+            )
         })?;
         Ok(u64::from(stats.tp_drops))
     }
@@ -151,21 +170,25 @@ impl PacketSocket {
     pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         debug_assert!(into.len() > HEADER);
         // SAFETY: `into` is writable for its length.
-        let got = unsafe { libc::recv(self.fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) };
+        let got =
+            unsafe { libc::recv(self.fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) };
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
     /// Sends a header and a frame that are not contiguous.
     pub(crate) fn send_parts(&self, header: &[u8; HEADER], frame: &[u8]) -> io::Result<()> {
-        let mut parts = [header.as_slice(), frame]
-            .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+        let mut parts = [header.as_slice(), frame].map(|part| libc::iovec {
+            iov_base: part.as_ptr().cast_mut().cast(),
+            iov_len: part.len(),
+        });
         // SAFETY: a `msghdr` may consist of zeros.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr();
         message.msg_iovlen = parts.len();
         // SAFETY: the message refers to the two parts, which are readable for their lengths during
         // the call.
-        let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        let sent =
+            unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 

@@ -53,7 +53,8 @@ impl Header {
     fn emit(self, bytes: &mut [u8]) {
         bytes[0] = self.flags;
         bytes[1] = self.gso_type;
-        for (at, half) in [(2, self.hdr_len), (4, self.gso_size), (6, self.csum_start), (8, self.csum_offset)]
+        for (at, half) in
+            [(2, self.hdr_len), (4, self.gso_size), (6, self.csum_start), (8, self.csum_offset)]
         {
             bytes[at..at + 2].copy_from_slice(&half.to_ne_bytes());
         }
@@ -79,7 +80,14 @@ impl Header {
     /// Returns the header of a frame to split, whose checksum is incomplete.
     #[cfg(test)]
     pub(crate) fn to_cut(gso_type: u8, gso_size: u16, csum_start: usize, csum_offset: u16) -> Self {
-        Self { flags: NEEDS_CSUM, gso_type, hdr_len: 0, gso_size, csum_start: csum_start as u16, csum_offset }
+        Self {
+            flags: NEEDS_CSUM,
+            gso_type,
+            hdr_len: 0,
+            gso_size,
+            csum_start: csum_start as u16,
+            csum_offset,
+        }
     }
 
     /// Returns whether the checksum need not be verified, because the frame was sent by this host
@@ -125,7 +133,9 @@ pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
 fn locate(frame: &[u8]) -> Option<TcpOffsets> {
     let ethernet = EthernetFrame::new_checked(frame).ok()?;
     let total = frame.len() - ETHERNET_HEADER;
-    let (header_len, gso_type, source, destination): (_, _, IpAddr, IpAddr) = match ethernet.ethertype() {
+    let (header_len, gso_type, source, destination): (_, _, IpAddr, IpAddr) = match ethernet
+        .ethertype()
+    {
         EthernetProtocol::Ipv4 => {
             // The view is unchecked, because a packet to split may be longer than its length field
             // can represent.
@@ -206,7 +216,8 @@ mod tests {
             let mut buffer = packet(v6, options, payload);
             complete(&mut buffer, Some(Segmentation { size }));
             let mut frames = Vec::new();
-            assert!(split_frame(Header::parse(&buffer), &buffer[HEADER..], &mut |frame| frames.push(frame)));
+            assert!(split_frame(Header::parse(&buffer), &buffer[HEADER..], &mut |frame| frames
+                .push(frame)));
             assert_eq!(frames.len(), segments, "{payload} bytes in segments of {size}");
             let ip = if v6 { 40 } else { 20 };
             let mut sum = 0;

@@ -21,11 +21,15 @@ fn rate(profile: &Profile, buffer: usize, step: Duration, time: Duration) -> f64
         let config = SmolConfig { buffer, ..SmolConfig::new(address(host, false), 24) };
         SmolStack::with_clock(link, &config, clock.clone()).unwrap()
     };
-    let mut world =
-        TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let mut world = TestWorld {
+        stacks: [stack(a, 1), stack(b, 2)],
+        events: [Vec::new(), Vec::new()],
+        v6: false,
+    };
     let mut listener = world.listen(4791, 1);
     let to = SocketAddr::new(address(2, false), 4791);
-    let mut client = world.stacks[0].connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
+    let mut client =
+        world.stacks[0].connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
     let tick = |world: &mut TestWorld| {
         clock.advance(step);
         world.step();
@@ -76,7 +80,9 @@ fn acceptor_chooses_own_congestion_control() {
     let mut world = TestWorld::new(1500, false);
     let (_client, mut server) = world.pair();
     assert_eq!(server.info().congestion.as_deref(), Some("cubic"));
-    server.configure(&StreamChange { congestion: Some("reno"), ..StreamChange::default() }).unwrap();
+    server
+        .configure(&StreamChange { congestion: Some("reno"), ..StreamChange::default() })
+        .unwrap();
     assert_eq!(server.info().congestion.as_deref(), Some("reno"));
     assert_eq!(
         server

@@ -9,8 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
 use std::time::Duration;
 use uiw_llp::{
-    Clock, DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoing, StackExtensions, Token,
-    TransportStack as _,
+    Clock, DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoing, StackExtensions,
+    Token, TransportStack as _,
 };
 
 fn send(socket: &mut dyn DatagramSocket, peer: SocketAddr, bytes: &[u8]) -> Result<(), ErrorKind> {
@@ -26,7 +26,8 @@ fn virtual_world(v6: bool) -> (TestWorld, Clock) {
         let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
         SmolStack::with_clock(link, &config, clock.clone()).unwrap()
     };
-    let world = TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
+    let world =
+        TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
     (world, clock)
 }
 
@@ -104,8 +105,10 @@ fn datagrams_have_their_hop_limits() {
         let peer = SocketAddr::new(address(2, v6), PORT);
         let group: IpAddr = if v6 { "ff15::77:1" } else { "239.77.0.1" }.parse().unwrap();
         let group = SocketAddr::new(group, PORT);
-        let to =
-            |peer, hop_limit| Outgoing { hop_limit: NonZeroU8::new(hop_limit), ..Outgoing::new(peer, 4) };
+        let to = |peer, hop_limit| Outgoing {
+            hop_limit: NonZeroU8::new(hop_limit),
+            ..Outgoing::new(peer, 4)
+        };
         let mut send = |datagrams: &[Outgoing]| {
             socket.send(&[5; 64][..datagrams.len() * 4], datagrams).map_err(|error| error.kind())
         };
@@ -122,7 +125,8 @@ fn datagrams_have_their_hop_limits() {
         other.poll(&mut Vec::new()).unwrap();
         carry(&mut wire_b, &mut wire_a, PORT);
         assert!(is_writable(), "those in front have left");
-        let datagrams = [to(peer, 3), to(peer, 3), to(peer, 255), to(peer, 0), to(group, 0), to(group, 7)];
+        let datagrams =
+            [to(peer, 3), to(peer, 3), to(peer, 255), to(peer, 0), to(group, 0), to(group, 7)];
         let mut rest = &datagrams[..];
         while !rest.is_empty() {
             rest = &rest[send(rest).expect("a neighbour that is known")..];
@@ -190,8 +194,8 @@ fn sent_to_groups(end: &mut PipeLink) -> Vec<([u8; 6], IpAddr, u8, u8)> {
 /// General membership query of IGMP version 2 (RFC 2236) with a response time of one second, as
 /// sent by a router.
 const QUERY: [u8; 42] = [
-    0x01, 0x00, 0x5e, 0, 0, 1, 2, 0, 0, 0, 0, 9, 8, 0, 0x45, 0, 0, 28, 0, 0, 0x40, 0, 1, 2, 0x8f, 0xcd, 10,
-    9, 0, 9, 224, 0, 0, 1, 0x11, 10, 0xee, 0xf5, 0, 0, 0, 0,
+    0x01, 0x00, 0x5e, 0, 0, 1, 2, 0, 0, 0, 0, 9, 8, 0, 0x45, 0, 0, 28, 0, 0, 0x40, 0, 1, 2, 0x8f,
+    0xcd, 10, 9, 0, 9, 224, 0, 0, 1, 0x11, 10, 0xee, 0xf5, 0, 0, 0, 0,
 ];
 
 #[test]
@@ -207,16 +211,23 @@ fn group_datagrams_have_one_hop() {
         let group: IpAddr = if v6 { "ff15::77:1" } else { "239.77.0.1" }.parse().unwrap();
         let mac = if v6 { [0x33, 0x33, 0, 0x77, 0, 1] } else { [1, 0, 0x5e, 77, 0, 1] };
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        let (report_to, leave_to, protocol) =
-            if v6 { (ip("ff02::16"), ip("ff02::16"), ICMPV6) } else { (group, ip("224.0.0.2"), IGMP) };
+        let (report_to, leave_to, protocol) = if v6 {
+            (ip("ff02::16"), ip("ff02::16"), ICMPV6)
+        } else {
+            (group, ip("224.0.0.2"), IGMP)
+        };
         let from = SocketAddr::new(address(1, v6), 0);
         let mut sender = stack.bind_datagrams(from, &DatagramConfig::default(), Token(2)).unwrap();
         // Discards the packets to the groups of neighbour discovery.
         sent_to_groups(&mut wire);
         let options = DatagramConfig { member: Some(address(1, v6)), ..DatagramConfig::default() };
-        let member = stack.bind_datagrams(SocketAddr::new(group, 5041), &options, Token(1)).unwrap();
+        let member =
+            stack.bind_datagrams(SocketAddr::new(group, 5041), &options, Token(1)).unwrap();
         let reports = |packets: Vec<([u8; 6], IpAddr, u8, u8)>, to: IpAddr| {
-            packets.iter().filter(|(_, at, kind, hops)| (*at, *kind, *hops) == (to, protocol, 1)).count()
+            packets
+                .iter()
+                .filter(|(_, at, kind, hops)| (*at, *kind, *hops) == (to, protocol, 1))
+                .count()
         };
         assert_eq!(reports(sent_to_groups(&mut wire), report_to), 1, "joined");
         send(&mut *sender, SocketAddr::new(group, 5041), b"one hop").unwrap();
@@ -250,12 +261,16 @@ fn group_members_receive_datagrams() {
         let mut join = |side: usize, group, token| {
             let member = Some(address(side as u8 + 1, v6));
             let options = DatagramConfig { member, ..DatagramConfig::default() };
-            world.stacks[side].bind_datagrams(SocketAddr::new(group, PORT), &options, Token(token)).unwrap()
+            world.stacks[side]
+                .bind_datagrams(SocketAddr::new(group, PORT), &options, Token(token))
+                .unwrap()
         };
-        let (mut there, mut too, mut stranger) = (join(1, group, 2), join(1, group, 3), join(1, other, 4));
+        let (mut there, mut too, mut stranger) =
+            (join(1, group, 2), join(1, group, 3), join(1, other, 4));
         let mut here = join(0, group, 5);
         let from = SocketAddr::new(address(1, v6), 0);
-        let mut sender = world.stacks[0].bind_datagrams(from, &DatagramConfig::default(), Token(6)).unwrap();
+        let mut sender =
+            world.stacks[0].bind_datagrams(from, &DatagramConfig::default(), Token(6)).unwrap();
         let to = SocketAddr::new(group, PORT);
         send(&mut *sender, to, b"to all").unwrap();
         for member in [&mut there, &mut too, &mut here] {
@@ -283,7 +298,10 @@ fn group_joined_at_stack_address() {
         let member = member.map(|member| member.parse().unwrap());
         let options = DatagramConfig { member, ..DatagramConfig::default() };
         let at = "239.77.0.1:5041".parse().unwrap();
-        world.stacks[0].bind_datagrams(at, &options, Token(1)).map(drop).map_err(|error| error.kind())
+        world.stacks[0]
+            .bind_datagrams(at, &options, Token(1))
+            .map(drop)
+            .map_err(|error| error.kind())
     };
     assert_eq!(join(None), Err(ErrorKind::InvalidInput));
     assert_eq!(join(Some("fd00::1")), Err(ErrorKind::InvalidInput));

@@ -54,7 +54,8 @@ impl FloodedNet {
         };
         let ((client, client_end), (mut server, server_end)) = (stack(1), stack(2));
         let options = ListenConfig { backlog: 8, ..ListenConfig::default() };
-        let listener = server.listen(SocketAddr::new(address(2, v6), 7174), &options, LISTENER).unwrap();
+        let listener =
+            server.listen(SocketAddr::new(address(2, v6), 7174), &options, LISTENER).unwrap();
         Self {
             clock,
             server,
@@ -166,7 +167,8 @@ fn client_connects_during_flood_of_syns() {
             };
             flood(&mut net, Duration::from_secs(2));
             let to = SocketAddr::new(address(2, v6), 7174);
-            let mut client = net.client.connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
+            let mut client =
+                net.client.connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
             flood(&mut net, Duration::from_secs(3));
             assert!(client.connect_result().unwrap(), "{source:?}, IPv6 {v6}: not connected");
             let accepted = net.listener.accept(Token(2)).unwrap();
@@ -229,7 +231,8 @@ fn initial_sequence_numbers_unpredictable() {
                 stack.interface.lock().reseed(7);
             }
             let to = SocketAddr::new(address(2, v6), 7174);
-            let mut client = net.client.connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
+            let mut client =
+                net.client.connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
             while !client.connect_result().unwrap() {
                 net.step();
             }

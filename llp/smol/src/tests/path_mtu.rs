@@ -25,10 +25,12 @@ fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> (Duration, u
         let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
         SmolStack::with_clock(link, &config, clock.clone()).unwrap()
     };
-    let mut world = TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
+    let mut world =
+        TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
     let mut listener = world.listen(4791, 1);
     let to = SocketAddr::new(address(2, v6), 4791);
-    let mut client = world.stacks[0].connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
+    let mut client =
+        world.stacks[0].connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
     let begin = clock.now();
     let tick = |world: &mut TestWorld| {
         clock.advance(Duration::from_millis(1));
@@ -86,7 +88,11 @@ fn connections_survive_path_mtu_black_hole() {
         assert!(took > Duration::from_millis(600), "{max_packet} of {mtu}: no packet was lost?");
         assert!(took < Duration::from_secs(60), "{max_packet} of {mtu}: {took:?}");
         let headers = if v6 { 60 } else { 40 };
-        assert_eq!((emss, path_mtu), (found - headers, Some(found as u32)), "{max_packet} of {mtu}");
+        assert_eq!(
+            (emss, path_mtu),
+            (found - headers, Some(found as u32)),
+            "{max_packet} of {mtu}"
+        );
     }
     let (took, emss, path_mtu) = transfer(&path(1500), 1500, false, 2 << 20);
     assert_eq!((emss, path_mtu), (1460, Some(1500)));

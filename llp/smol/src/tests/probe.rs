@@ -118,8 +118,12 @@ impl ProbeWorld {
         let (fate, servers) = (Arc::default(), Arc::default());
         let stack = |inner, fate: &Arc<Mutex<FrameRules>>, host| {
             let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
-            SmolStack::with_clock(GatedLink { inner, fate: Arc::clone(fate) }, &config, clock.clone())
-                .unwrap()
+            SmolStack::with_clock(
+                GatedLink { inner, fate: Arc::clone(fate) },
+                &config,
+                clock.clone(),
+            )
+            .unwrap()
         };
         let (client, server) = (stack(a, &fate, 1), stack(b, &servers, 2));
         Self { clock, client, server, fate, servers, v6 }
@@ -135,14 +139,19 @@ impl ProbeWorld {
             self.server.poll(&mut events).unwrap();
         }
         let next = [self.client.deadline(), self.server.deadline()].into_iter().flatten().min();
-        let until = next.map_or(most, |at| at.saturating_duration_since(self.clock.now()).min(most));
+        let until =
+            next.map_or(most, |at| at.saturating_duration_since(self.clock.now()).min(most));
         self.clock.advance(until);
         events
     }
 
-    fn pair(&mut self, options: &TransportConfig) -> (Box<dyn TransportStream>, Box<dyn TransportStream>) {
+    fn pair(
+        &mut self,
+        options: &TransportConfig,
+    ) -> (Box<dyn TransportStream>, Box<dyn TransportStream>) {
         let at = SocketAddr::new(address(2, self.v6), 4791);
-        let mut listener = self.server.listen(at, &uiw_llp::ListenConfig::default(), LISTENER).unwrap();
+        let mut listener =
+            self.server.listen(at, &uiw_llp::ListenConfig::default(), LISTENER).unwrap();
         let mut client = self.client.connect(None, at, options, Token(1)).unwrap();
         loop {
             self.step(Duration::from_secs(1));
@@ -159,7 +168,10 @@ impl ProbeWorld {
         let (mut came, mut block) = (0, vec![0; 1 << 16]);
         while came < bytes.len() {
             self.step(Duration::from_millis(100));
-            assert!(self.clock.now() - begin < Duration::from_secs(60), "{came} bytes came, and no more");
+            assert!(
+                self.clock.now() - begin < Duration::from_secs(60),
+                "{came} bytes came, and no more"
+            );
             while let Ok(count @ 1..) = stream.recv(&mut [IoVecMut::from(&mut block[..])]) {
                 assert!(block[..count] == bytes[came..came + count], "at {came}");
                 came += count;
@@ -195,8 +207,10 @@ fn blocked_fast_retransmission_repeated() {
 fn probes_keep_silent_connection() {
     for v6 in [false, true] {
         let mut world = ProbeWorld::new(v6);
-        let options =
-            TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
+        let options = TransportConfig {
+            dead_after: Some(Duration::from_secs(4)),
+            ..TransportConfig::default()
+        };
         let (mut client, mut server) = world.pair(&options);
         world.fate.lock().payloads.clear();
         let end = world.clock.now() + Duration::from_secs(120);
@@ -215,7 +229,8 @@ fn probes_keep_silent_connection() {
 #[test]
 fn vanished_peer_dead_despite_probes() {
     let mut world = ProbeWorld::new(false);
-    let options = TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
+    let options =
+        TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
     let (mut client, _server) = world.pair(&options);
     client.send(&[IoVec::from(&b"one"[..])]).unwrap();
     let (begin, mut events) = (world.clock.now(), Vec::new());

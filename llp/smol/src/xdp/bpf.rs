@@ -59,7 +59,8 @@ impl BpfAttr {
     unsafe fn call(&mut self, command: libc::c_int) -> io::Result<RawFd> {
         // SAFETY: `self.0` is readable and writable for `ATTR_LEN` bytes; the caller guarantees the
         // addresses in it.
-        let result = unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_mut_ptr(), ATTR_LEN) };
+        let result =
+            unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_mut_ptr(), ATTR_LEN) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
     }
 
@@ -81,8 +82,11 @@ impl XskMap {
     /// Creates an empty map for queues 0 to `queues - 1`.
     pub(super) fn create(queues: u32) -> io::Result<Self> {
         // The second and third fields are the sizes of a key and a value in bytes.
-        let mut attr =
-            BpfAttr::new().with_u32(0, MAP_TYPE_XSKMAP).with_u32(4, 4).with_u32(8, 4).with_u32(12, queues);
+        let mut attr = BpfAttr::new()
+            .with_u32(0, MAP_TYPE_XSKMAP)
+            .with_u32(4, 4)
+            .with_u32(8, 4)
+            .with_u32(12, queues);
         // SAFETY: the argument has no address; the command returns a descriptor.
         Ok(Self(unsafe { attr.open(MAP_CREATE)? }))
     }

@@ -40,7 +40,8 @@ impl XdpFeatures {
         let family = attribute(&answer, FAMILY_ID).and_then(|value| value.first_chunk::<2>());
         let family = u16::from_ne_bytes(*family.ok_or(io::ErrorKind::InvalidData)?);
         let answer = ask(family, GET_DEVICE, DEVICE_INDEX, &index.to_ne_bytes())?;
-        let features = attribute(&answer, DEVICE_FEATURES).and_then(|value| value.first_chunk::<8>());
+        let features =
+            attribute(&answer, DEVICE_FEATURES).and_then(|value| value.first_chunk::<8>());
         let features = u64::from_ne_bytes(*features.ok_or(io::ErrorKind::InvalidData)?);
         let all = |bits: u64| features & bits == bits;
         // Bits of NETDEV_XDP_ACT: BASIC 1, REDIRECT 2, XSK_ZEROCOPY 8, RX_SG 32.

@@ -98,7 +98,13 @@ impl BpfAssembler {
             match *piece {
                 [a, b, c, d] => {
                     self.push(load32(4, 2, at));
-                    self.jump(UNEQUAL32, 4, 0, u32::from_ne_bytes([a, b, c, d]), JumpTarget::Next(test));
+                    self.jump(
+                        UNEQUAL32,
+                        4,
+                        0,
+                        u32::from_ne_bytes([a, b, c, d]),
+                        JumpTarget::Next(test),
+                    );
                 }
                 [a, b] => {
                     self.push(load16(4, 2, at));
@@ -236,7 +242,10 @@ mod tests {
     fn program_redirects_own_frames_only() {
         let config = SmolConfig {
             mac: [2, 3, 4, 5, 6, 7],
-            addresses: vec![("10.0.0.7".parse().unwrap(), 24), ("fd00::1234:5678".parse().unwrap(), 64)],
+            addresses: vec![
+                ("10.0.0.7".parse().unwrap(), 24),
+                ("fd00::1234:5678".parse().unwrap(), 64),
+            ],
             ..SmolConfig::new("10.0.0.7".parse().unwrap(), 24)
         };
         let file = std::fs::File::open("/dev/null").unwrap();

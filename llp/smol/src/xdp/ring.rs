@@ -33,10 +33,18 @@ impl<T: Copy> Ring<T> {
     ) -> io::Result<Self> {
         debug_assert!(size.is_power_of_two());
         let map_len = offsets.desc as usize + size as usize * size_of::<T>();
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
         // SAFETY: a new mapping of the socket's ring does not affect existing memory.
         let at = unsafe {
-            libc::mmap(std::ptr::null_mut(), map_len, protection, flags, fd.as_raw_fd(), page_offset)
+            libc::mmap(
+                std::ptr::null_mut(),
+                map_len,
+                protection,
+                flags,
+                fd.as_raw_fd(),
+                page_offset,
+            )
         };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());

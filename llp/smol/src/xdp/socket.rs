@@ -54,7 +54,12 @@ pub(super) struct XdpSocket {
 }
 
 impl XdpSocket {
-    pub(super) fn open(index: u32, queue: u32, zero_copy: bool, layout: &Layout) -> io::Result<Self> {
+    pub(super) fn open(
+        index: u32,
+        queue: u32,
+        zero_copy: bool,
+        layout: &Layout,
+    ) -> io::Result<Self> {
         let fd = socket()?;
         let umem = Umem::new(layout.chunk, CHUNKS)?;
         let registration = libc::xdp_umem_reg {
@@ -74,9 +79,12 @@ impl XdpSocket {
             }
             error
         })?;
-        for ring in
-            [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING]
-        {
+        for ring in [
+            libc::XDP_UMEM_FILL_RING,
+            libc::XDP_UMEM_COMPLETION_RING,
+            libc::XDP_RX_RING,
+            libc::XDP_TX_RING,
+        ] {
             set(&fd, ring, &RING)?;
         }
         let offsets = offsets(&fd)?;
@@ -84,7 +92,8 @@ impl XdpSocket {
         let rx = Ring::map(at, libc::XDP_PGOFF_RX_RING, offsets.rx, RING)?;
         let tx = Ring::map(at, libc::XDP_PGOFF_TX_RING, offsets.tx, RING)?;
         let fill = Ring::map(at, libc::XDP_UMEM_PGOFF_FILL_RING as i64, offsets.fr, RING)?;
-        let completion = Ring::map(at, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, offsets.cr, RING)?;
+        let completion =
+            Ring::map(at, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, offsets.cr, RING)?;
         let chunk = layout.chunk;
         let place = |n: u32| u64::from(n) * chunk as u64;
         let mut socket = Self {
@@ -122,7 +131,9 @@ impl XdpSocket {
         let mut tries = 0;
         loop {
             // SAFETY: the address is readable for `len` bytes.
-            let bound = unsafe { libc::bind(self.fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
+            let bound = unsafe {
+                libc::bind(self.fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len)
+            };
             match check(bound) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries < BUSY_TRIES => {
@@ -193,7 +204,12 @@ impl XdpSocket {
 
     /// Adds a frame of `len` bytes to the ring. If there is no room, the frame is lost, as on a
     /// wire.
-    pub(super) fn transmit(&mut self, len: usize, scratch: &mut Vec<u8>, fill: &mut dyn FnMut(&mut [u8])) {
+    pub(super) fn transmit(
+        &mut self,
+        len: usize,
+        scratch: &mut Vec<u8>,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) {
         if !self.has_room() {
             return;
         }
@@ -233,7 +249,14 @@ impl XdpSocket {
             unsafe {
                 let flags = libc::MSG_DONTWAIT;
                 let null = std::ptr::null_mut();
-                libc::recvfrom(self.fd.as_raw_fd(), null, 0, flags, std::ptr::null_mut(), null.cast());
+                libc::recvfrom(
+                    self.fd.as_raw_fd(),
+                    null,
+                    0,
+                    flags,
+                    std::ptr::null_mut(),
+                    null.cast(),
+                );
             }
         }
         // If the driver empties the ring by itself, it needs no second notification.

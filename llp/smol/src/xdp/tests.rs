@@ -117,7 +117,11 @@ fn transmit_frames_recycled() {
 fn receive_frames_recycled() {
     let Some(network) = Network::veth() else { return };
     let mac = config().mac.map(|byte| format!("{byte:02x}")).join(":");
-    ip(&network, false, &["neighbour", "add", OURS, "lladdr", &mac, "dev", "veth0", "nud", "permanent"]);
+    ip(
+        &network,
+        false,
+        &["neighbour", "add", OURS, "lladdr", &mac, "dev", "veth0", "nud", "permanent"],
+    );
     let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
     network.inside_server(|| {
         let mut link = XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP");
@@ -136,7 +140,10 @@ fn receive_frames_recycled() {
             assert_eq!(held.len(), RING as usize, "no more than there are");
             assert!(link.receive().is_none(), "none is left for what came last");
             for mut frame in held {
-                assert!(frame.bytes().ends_with(&[0x5A; 100]), "a frame that is ours was not written");
+                assert!(
+                    frame.bytes().ends_with(&[0x5A; 100]),
+                    "a frame that is ours was not written"
+                );
                 link.recycle(frame);
             }
             link.flush();
@@ -161,12 +168,19 @@ fn group_frames_received_while_joined() {
         let mut frame = link.receive()?;
         let bytes = frame.bytes().to_vec();
         link.recycle(frame);
-        Some(bytes).filter(|bytes| bytes[..2] == [1, 0] && bytes.len() == 142).map(|bytes| bytes[141])
+        Some(bytes)
+            .filter(|bytes| bytes[..2] == [1, 0] && bytes.len() == 142)
+            .map(|bytes| bytes[141])
     };
     for round in 0..3 {
         send(0xEE);
         assert!(link.receive().is_none(), "no group is joined");
-        let fd = link.start_groups().expect("groups").expect("a descriptor").try_clone_to_owned().unwrap();
+        let fd = link
+            .start_groups()
+            .expect("groups")
+            .expect("a descriptor")
+            .try_clone_to_owned()
+            .unwrap();
         send(round);
         let mut came = None;
         until("a frame to the group", || {
@@ -188,11 +202,14 @@ fn group_frame_wakes_stack() {
     let Some(network) = Network::veth() else { return };
     ip(&network, false, &["route", "add", "239.0.0.0/8", "dev", "veth0"]);
     let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
-    let link = network.inside_server(|| XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP"));
+    let link =
+        network.inside_server(|| XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP"));
     let mut stack = SmolStack::new(link, &config()).unwrap();
     let options = DatagramConfig { member: OURS.parse().ok(), ..DatagramConfig::default() };
     let bind = |stack: &mut SmolStack<XdpLink>, port| {
-        stack.bind_datagrams(([239, 77, 0, 9], port).into(), &options, Token(1)).expect("the group is joined")
+        stack
+            .bind_datagrams(([239, 77, 0, 9], port).into(), &options, Token(1))
+            .expect("the group is joined")
     };
     // The second time, the descriptor is already watched.
     for _ in 0..2 {
@@ -229,8 +246,16 @@ fn interface_queried_in_own_namespace() {
     ip(&network, true, &["link", "add", name, "type", "veth", "peer", "name", "uiwpeer0"]);
     network.inside_server(|| {
         assert_eq!(Queues::query("veth0").unwrap(), Queues { rx: 3, tx: 3 });
-        assert_eq!(Queues::query("uiwbr0").unwrap(), Queues { rx: 1, tx: 1 }, "whose driver does not say");
-        assert!(is_virtual("veth0").unwrap() && is_virtual("uiwbr0").unwrap() && is_virtual("lo").unwrap());
+        assert_eq!(
+            Queues::query("uiwbr0").unwrap(),
+            Queues { rx: 1, tx: 1 },
+            "whose driver does not say"
+        );
+        assert!(
+            is_virtual("veth0").unwrap()
+                && is_virtual("uiwbr0").unwrap()
+                && is_virtual("lo").unwrap()
+        );
         let link = XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP");
         assert_eq!((link.sockets.len(), link.senders), (3, 3));
         assert!(is_virtual(name).unwrap(), "{name} is a veth here");

@@ -154,7 +154,10 @@ mod tests {
     fn ranges_outside_are_empty() {
         let mut umem = Umem::new(2048, 2).unwrap();
         for (at, len) in [(4096, 1), (4095, 2), (u64::MAX, 1)] {
-            assert!(umem.bytes(at, len).is_empty() && umem.take(at, len).bytes().is_empty(), "{at}, {len}");
+            assert!(
+                umem.bytes(at, len).is_empty() && umem.take(at, len).bytes().is_empty(),
+                "{at}, {len}"
+            );
         }
         assert_eq!(umem.bytes(4095, 1), [0]);
     }

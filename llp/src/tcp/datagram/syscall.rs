@@ -114,7 +114,11 @@ fn empty_header() -> libc::mmsghdr {
 
 /// Sends up to [`MAX_MESSAGES`] messages, whose bytes are in `bytes`. Returns the number of
 /// messages sent.
-pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[OutgoingMessage]) -> io::Result<usize> {
+pub(super) fn send(
+    fd: BorrowedFd<'_>,
+    bytes: &[u8],
+    messages: &[OutgoingMessage],
+) -> io::Result<usize> {
     let count = messages.len().min(MAX_MESSAGES);
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_MESSAGES];
     let mut elements = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_MESSAGES];
@@ -165,7 +169,12 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[OutgoingMessage
         // SAFETY: the first `count` headers are filled. They refer to elements, addresses and
         // control messages of this frame and to bytes of `bytes`, which the call only reads.
         let sent = unsafe {
-            libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_NOSIGNAL)
+            libc::sendmmsg(
+                fd.as_raw_fd(),
+                headers.as_mut_ptr().cast(),
+                count as u32,
+                libc::MSG_NOSIGNAL,
+            )
         };
         if let Some(error) = failed(sent) {
             if error.raw_os_error() == Some(libc::EINTR) {
@@ -194,8 +203,8 @@ pub(super) fn recv(
     let mut addresses = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; MAX_BUFFERS];
     let mut controls = [const { MaybeUninit::<ControlBuffer>::uninit() }; MAX_BUFFERS];
     for (index, part) in buffer.chunks_exact_mut(size).take(count).enumerate() {
-        let element =
-            elements[index].write(libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: size });
+        let element = elements[index]
+            .write(libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: size });
         let header = headers[index].write(empty_header());
         header.msg_hdr.msg_name = addresses[index].as_mut_ptr().cast();
         header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
@@ -257,7 +266,8 @@ unsafe fn sender_address(header: &libc::msghdr) -> Option<SocketAddr> {
             }
             libc::AF_INET6 => {
                 let address = header.msg_name.cast::<libc::sockaddr_in6>().read();
-                let (ip, port) = (Ipv6Addr::from(address.sin6_addr.s6_addr), u16::from_be(address.sin6_port));
+                let (ip, port) =
+                    (Ipv6Addr::from(address.sin6_addr.s6_addr), u16::from_be(address.sin6_port));
                 Some(std::net::SocketAddrV6::new(ip, port, 0, address.sin6_scope_id).into())
             }
             _ => None,

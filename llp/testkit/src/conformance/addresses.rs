@@ -20,7 +20,8 @@ fn any_port(s: &mut Session) -> Verdict {
     let at = s.at(SERVER);
     let options = ListenConfig::default();
     let one = s.stack(SERVER).listen(at, &options, LISTENER).map_err(unexpected("listen"))?;
-    let other = s.stack(SERVER).listen(at, &options, ACCEPTED).map_err(unexpected("a second listen"))?;
+    let other =
+        s.stack(SERVER).listen(at, &options, ACCEPTED).map_err(unexpected("a second listen"))?;
     for listener in [&one, &other] {
         let local = listener.local_addr();
         ensure!(local.ip() == at.ip() && local.port() != 0, "listening at {local}");
@@ -61,16 +62,32 @@ fn foreign_address(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
     let connecting =
         s.stack(CLIENT).connect(Some(foreign), listener.local_addr(), &options.stream, CONNECTED);
-    expect_kind("connecting from an address of no interface", connecting, ErrorKind::AddrNotAvailable)
+    expect_kind(
+        "connecting from an address of no interface",
+        connecting,
+        ErrorKind::AddrNotAvailable,
+    )
 }
 
 fn addresses_of_a_connection(s: &mut Session) -> Verdict {
     let Pair { client, server, listener } = s.pair()?;
-    ensure!(client.peer_addr() == listener.local_addr(), "the client's peer is {}", client.peer_addr());
-    ensure!(server.local_addr() == listener.local_addr(), "the server is at {}", server.local_addr());
+    ensure!(
+        client.peer_addr() == listener.local_addr(),
+        "the client's peer is {}",
+        client.peer_addr()
+    );
+    ensure!(
+        server.local_addr() == listener.local_addr(),
+        "the server is at {}",
+        server.local_addr()
+    );
     let local = client.local_addr();
     ensure!(local.ip() == s.ips[CLIENT] && local.port() != 0, "the client is at {local}");
-    ensure!(server.peer_addr() == local, "the server's peer is {}, and not {local}", server.peer_addr());
+    ensure!(
+        server.peer_addr() == local,
+        "the server's peer is {}, and not {local}",
+        server.peer_addr()
+    );
     Ok(())
 }
 
@@ -83,7 +100,11 @@ fn given_local_address(s: &mut Session) -> Verdict {
     s.wait_connected(&mut *client, CONNECTED)?;
     let local = client.local_addr();
     ensure!(local.ip() == from.ip() && local.port() != 0, "the client is at {local}");
-    ensure!(server.peer_addr() == local, "the server's peer is {}, and not {local}", server.peer_addr());
+    ensure!(
+        server.peer_addr() == local,
+        "the server's peer is {}, and not {local}",
+        server.peer_addr()
+    );
     Ok(())
 }
 
@@ -95,7 +116,8 @@ fn given_local_port(s: &mut Session) -> Verdict {
         let at = s.at(CLIENT);
         let probe = s.stack(CLIENT).listen(at, &ListenConfig::default(), Token(7));
         let from = probe.map_err(unexpected("listen"))?.local_addr();
-        let client = s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), CONNECTED);
+        let client =
+            s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), CONNECTED);
         let mut client = match client {
             Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
             client => client.map_err(unexpected("connect"))?,
@@ -107,7 +129,9 @@ fn given_local_port(s: &mut Session) -> Verdict {
         // A second connection between the same two ends is impossible.
         let again = s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), Token(8));
         return match again {
-            Err(error) if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) =>
+            {
                 Ok(())
             }
             Err(error) => Err(unexpected("connecting the same two ends again")(error)),

@@ -24,7 +24,9 @@ type Socket = Box<dyn DatagramSocket>;
 
 fn bind(s: &mut Session, which: usize, at: SocketAddr, token: Token) -> Verdict<Socket> {
     match s.stack(which).bind_datagrams(at, &DatagramConfig::default(), token) {
-        Err(error) if error.kind() == ErrorKind::Unsupported => Err(CheckStop::NotOffered("datagrams")),
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            Err(CheckStop::NotOffered("datagrams"))
+        }
         result => result.map_err(unexpected("bind_datagrams")),
     }
 }
@@ -67,7 +69,8 @@ fn send(
 ) -> Verdict {
     let bytes = datagrams.concat();
     let run = |run: &[&[u8]]| Outgoing { count: run.len(), ..Outgoing::new(peer, run[0].len()) };
-    let mut items: Vec<_> = datagrams.chunk_by(|one, next| one.len() == next.len()).map(run).collect();
+    let mut items: Vec<_> =
+        datagrams.chunk_by(|one, next| one.len() == next.len()).map(run).collect();
     let (mut left, mut at) = (datagrams.len(), 0);
     while left > 0 {
         match socket.send(&bytes[at..], &items) {

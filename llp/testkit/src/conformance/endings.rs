@@ -1,6 +1,8 @@
 //! FIN, half-close, reset, drop.
 
-use super::session::{ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, send};
+use super::session::{
+    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, send,
+};
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use uiw_llp::{Interest, Token};
@@ -87,7 +89,8 @@ fn fin_both_ways(s: &mut Session) -> Verdict {
     s.expect_fin(HERE, &mut *client)?;
     s.wait_idle()?;
     for stream in [&mut client, &mut server] {
-        let end = recv(&mut **stream, 10).map_err(unexpected("recv of a stream that both ends closed"))?;
+        let end = recv(&mut **stream, 10)
+            .map_err(unexpected("recv of a stream that both ends closed"))?;
         ensure!(end.is_empty(), "{} bytes after the FIN", end.len());
     }
     Ok(())
@@ -127,13 +130,18 @@ fn reset(s: &mut Session) -> Verdict {
     client.abort();
     s.until("an event of the reset", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     let event = s.event(SERVER, ACCEPTED);
-    ensure!(event.is_some_and(|event| event.readable && event.writable), "{event:?} reports a reset");
+    ensure!(
+        event.is_some_and(|event| event.readable && event.writable),
+        "{event:?} reports a reset"
+    );
     expect_kind("recv of a reset stream", recv(&mut *server, 10), ErrorKind::ConnectionReset)?;
     // From now on no call may block.
     for _ in 0..2 {
         match recv(&mut *server, 10) {
             Ok(bytes) => ensure!(bytes.is_empty(), "bytes after a reset"),
-            Err(error) => ensure!(error.kind() != ErrorKind::WouldBlock, "recv after a reset would block"),
+            Err(error) => {
+                ensure!(error.kind() != ErrorKind::WouldBlock, "recv after a reset would block");
+            }
         }
     }
     Ok(())
@@ -144,7 +152,11 @@ fn reset_ends_sending(s: &mut Session) -> Verdict {
     client.abort();
     s.until("an event of the reset", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     match send(&mut *server, b"x") {
-        Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(()),
+        Err(error)
+            if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) =>
+        {
+            Ok(())
+        }
         other => Err(CheckStop::Failed(format!("send of a reset stream: {other:?}"))),
     }
 }
@@ -154,7 +166,11 @@ fn aborted(s: &mut Session) -> Verdict {
     let addresses = (client.local_addr(), client.peer_addr());
     for _ in 0..2 {
         client.abort();
-        expect_kind("send of an aborted stream", send(&mut *client, b"x"), ErrorKind::NotConnected)?;
+        expect_kind(
+            "send of an aborted stream",
+            send(&mut *client, b"x"),
+            ErrorKind::NotConnected,
+        )?;
         expect_kind("recv of an aborted stream", recv(&mut *client, 1), ErrorKind::NotConnected)?;
         expect_kind("shutdown of an aborted stream", client.shutdown(), ErrorKind::NotConnected)?;
         let result = client.connect_result();
@@ -164,7 +180,10 @@ fn aborted(s: &mut Session) -> Verdict {
             let result = client.set_interest(interest);
             expect_kind("set_interest of an aborted stream", result, ErrorKind::NotConnected)?;
         }
-        ensure!((client.local_addr(), client.peer_addr()) == addresses, "the addresses have changed");
+        ensure!(
+            (client.local_addr(), client.peer_addr()) == addresses,
+            "the addresses have changed"
+        );
         s.wait_idle()?;
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Checks of optional abilities, and of options that a stack may ignore.
 
 use super::session::{
-    ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv,
-    send,
+    ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, expect_same,
+    pattern, recv, send,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -43,7 +43,8 @@ fn options(s: &mut Session) -> Verdict {
     for options in [all, none] {
         let Pair { mut client, mut server, listener: _listener } = s.pair_with(&options)?;
         for (stream, after) in [(&mut server, Some(Duration::from_secs(18))), (&mut client, None)] {
-            let set = stream.configure(&StreamChange { dead_after: Some(after), ..StreamChange::default() });
+            let set = stream
+                .configure(&StreamChange { dead_after: Some(after), ..StreamChange::default() });
             ensure!(set.is_ok(), "dead_after {after:?}: {set:?}");
         }
         s.send_all(HERE, &mut *client, b"x")?;
@@ -58,7 +59,8 @@ fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> 
     match result {
         Ok(made) => Ok(Some(made)),
         Err(error) => {
-            let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<OptionError>()).is_some();
+            let inner =
+                error.get_ref().and_then(|inner| inner.downcast_ref::<OptionError>()).is_some();
             ensure!(error.kind() == ErrorKind::InvalidInput && inner, "{what}: {error}");
             Ok(None)
         }
@@ -68,7 +70,8 @@ fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> 
 fn wrong_congestion(s: &mut Session) -> Verdict {
     const NAME: &str = "unknown-control";
     let at = s.at(SERVER);
-    let stream = TransportConfig { congestion: Some(NAME.to_owned()), ..TransportConfig::default() };
+    let stream =
+        TransportConfig { congestion: Some(NAME.to_owned()), ..TransportConfig::default() };
     let listen = ListenConfig { stream: stream.clone(), ..ListenConfig::default() };
     let listener: Option<Box<dyn TransportListener>> =
         ignored_or_named("listen", s.stack(SERVER).listen(at, &listen, LISTENER))?;
@@ -129,7 +132,10 @@ fn to_itself(s: &mut Session) -> Verdict {
     };
     s.wait_connected(&mut *stream, CONNECTED)?;
     let ends = (stream.local_addr(), stream.peer_addr());
-    ensure!(ends.0 == ends.1 && ends.0.ip() == at.ip() && ends.0.port() != 0, "its ends are {ends:?}");
+    ensure!(
+        ends.0 == ends.1 && ends.0.ip() == at.ip() && ends.0.port() != 0,
+        "its ends are {ends:?}"
+    );
     let bytes = pattern(4000);
     s.send_all(HERE, &mut *stream, &bytes)?;
     s.expect(HERE, &mut *stream, &bytes)?;
@@ -169,7 +175,9 @@ fn take_socket(s: &mut Session) -> Verdict {
         Ok(got.len() >= b"before and behind".len())
     })?;
     expect_same(&got, b"before and behind")?;
-    s.never("an event of a stream without its socket", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
+    s.never("an event of a stream without its socket", |s| {
+        Ok(s.event(SERVER, ACCEPTED).is_some())
+    })?;
     (&socket).write_all(b"back").map_err(unexpected("writing to the socket"))?;
     s.expect(HERE, &mut *client, b"back")?;
     drop(socket);
@@ -244,14 +252,19 @@ fn peek_bytes(stream: &mut dyn TransportStream) -> Verdict<Box<dyn RecvBuf>> {
     match peek(stream)? {
         PeekOutcome::Bytes(buf) => Ok(buf),
         PeekOutcome::Fin => Err(CheckStop::Failed("a peek says FIN where bytes are due".into())),
-        PeekOutcome::Nothing => Err(CheckStop::Failed("a peek would block where bytes are due".into())),
+        PeekOutcome::Nothing => {
+            Err(CheckStop::Failed("a peek would block where bytes are due".into()))
+        }
     }
 }
 
 /// Returns a pair whose accepted end supports peeking.
 fn peekable(s: &mut Session) -> Verdict<Pair> {
     let mut pair = s.pair()?;
-    ensure!(matches!(peek(&mut *pair.server)?, PeekOutcome::Nothing), "a peek sees what was not sent");
+    ensure!(
+        matches!(peek(&mut *pair.server)?, PeekOutcome::Nothing),
+        "a peek sees what was not sent"
+    );
     Ok(pair)
 }
 
@@ -360,7 +373,9 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
             got.extend_from_slice(&seen.bytes()[..take]);
             if take < len && !seen.can_grow(take) {
                 seen.consume(take, RemainingBytes::Useful);
-                got.extend(recv(&mut *server, len - take).map_err(unexpected("recv after a peek"))?);
+                got.extend(
+                    recv(&mut *server, len - take).map_err(unexpected("recv after a peek"))?,
+                );
             } else {
                 let last = got.len() + len - take == bytes.len();
                 if last {

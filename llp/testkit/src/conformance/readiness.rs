@@ -1,6 +1,8 @@
 //! Interest and events.
 
-use super::session::{ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, recv, send};
+use super::session::{
+    ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, recv, send,
+};
 use super::{Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use uiw_llp::{Event, Interest, Token};
@@ -25,10 +27,9 @@ fn first_interest(s: &mut Session) -> Verdict {
     s.never("an accepted stream is reported as writable", |s| Ok(s.is_writable(SERVER, ACCEPTED)))?;
     s.until("the connected stream is writable", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;
     s.send_all((SERVER, ACCEPTED), &mut *server, b"x")?;
-    s.never(
-        "a stream that waits to write is reported as readable",
-        |s| Ok(s.is_readable(CLIENT, CONNECTED)),
-    )?;
+    s.never("a stream that waits to write is reported as readable", |s| {
+        Ok(s.is_readable(CLIENT, CONNECTED))
+    })?;
     s.expect(HERE, &mut *client, b"x")?;
     server.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
     s.send_all(HERE, &mut *client, b"x")?;
@@ -99,7 +100,11 @@ fn errors_without_interest(s: &mut Session) -> Verdict {
     client.abort();
     s.until("an event of the reset", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     let both = Event { token: ACCEPTED, readable: true, writable: true };
-    ensure!(s.event(SERVER, ACCEPTED) == Some(both), "{:?} reports a reset", s.event(SERVER, ACCEPTED));
+    ensure!(
+        s.event(SERVER, ACCEPTED) == Some(both),
+        "{:?} reports a reset",
+        s.event(SERVER, ACCEPTED)
+    );
     expect_kind("recv of a reset stream", recv(&mut *server, 1), ErrorKind::ConnectionReset)
 }
 

@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uiw_llp::{
-    Event, Interest, ListenConfig, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
+    Event, Interest, ListenConfig, Token, TransportConfig, TransportListener, TransportStack,
+    TransportStream,
 };
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -147,7 +148,11 @@ impl Session {
     }
 
     /// Polls the stacks and sleeps, like the engine, until `done` returns true.
-    pub(super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> Verdict<bool>) -> Verdict {
+    pub(super) fn until(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(&mut Self) -> Verdict<bool>,
+    ) -> Verdict {
         let begin = Instant::now();
         let (mut rounds, mut silent) = (0, 0);
         self.poll()?;
@@ -156,7 +161,11 @@ impl Session {
                 return Ok(());
             }
             rounds += 1;
-            silent = if self.stacks.iter().all(|driven| driven.events.is_empty()) { silent + 1 } else { 0 };
+            silent = if self.stacks.iter().all(|driven| driven.events.is_empty()) {
+                silent + 1
+            } else {
+                0
+            };
             let left = self.timeout.saturating_sub(begin.elapsed());
             let over = match self.advance {
                 Some(_) => silent > SILENT_ROUNDS || rounds > ROUNDS,
@@ -201,7 +210,11 @@ impl Session {
     }
 
     /// Runs some rounds in which `bad` must not return true.
-    pub(super) fn never(&mut self, what: &str, mut bad: impl FnMut(&mut Self) -> Verdict<bool>) -> Verdict {
+    pub(super) fn never(
+        &mut self,
+        what: &str,
+        mut bad: impl FnMut(&mut Self) -> Verdict<bool>,
+    ) -> Verdict {
         for _ in 0..NEVER_ROUNDS {
             self.poll()?;
             ensure!(!bad(self)?, "{what}");
@@ -226,18 +239,29 @@ impl Session {
         self.listen_with(&ListenConfig::default())
     }
 
-    pub(super) fn listen_with(&mut self, options: &ListenConfig) -> Verdict<Box<dyn TransportListener>> {
+    pub(super) fn listen_with(
+        &mut self,
+        options: &ListenConfig,
+    ) -> Verdict<Box<dyn TransportListener>> {
         let at = self.at(SERVER);
         self.stack(SERVER).listen(at, options, LISTENER).map_err(unexpected("listen"))
     }
 
-    pub(super) fn connect(&mut self, to: SocketAddr, token: Token) -> Verdict<Box<dyn TransportStream>> {
+    pub(super) fn connect(
+        &mut self,
+        to: SocketAddr,
+        token: Token,
+    ) -> Verdict<Box<dyn TransportStream>> {
         let options = TransportConfig::default();
         self.stack(CLIENT).connect(None, to, &options, token).map_err(unexpected("connect"))
     }
 
     /// Waits until the connection attempt has succeeded.
-    pub(super) fn wait_connected(&mut self, stream: &mut dyn TransportStream, token: Token) -> Verdict {
+    pub(super) fn wait_connected(
+        &mut self,
+        stream: &mut dyn TransportStream,
+        token: Token,
+    ) -> Verdict {
         self.made_on(CLIENT, stream, token)
     }
 
@@ -247,7 +271,9 @@ impl Session {
         stream: &mut dyn TransportStream,
         token: Token,
     ) -> Verdict {
-        self.until("a writable event of the connection attempt", |s| Ok(s.is_writable(which, token)))?;
+        self.until("a writable event of the connection attempt", |s| {
+            Ok(s.is_writable(which, token))
+        })?;
         let made = stream.connect_result().map_err(unexpected("connect_result"))?;
         ensure!(made, "connect_result says false after the writable event");
         Ok(())
@@ -292,7 +318,10 @@ impl Session {
         for _ in 0..2 {
             self.poll()?;
             let reported = self.event(which, token).map(|event| (event.readable, event.writable));
-            ensure!(reported == expected, "{interest:?} is reported (readable, writable) = {reported:?}");
+            ensure!(
+                reported == expected,
+                "{interest:?} is reported (readable, writable) = {reported:?}"
+            );
         }
         Ok(())
     }
@@ -384,7 +413,11 @@ impl Session {
     }
 
     /// Receives the peer's FIN, and nothing before it.
-    pub(super) fn expect_fin(&mut self, at: (usize, Token), stream: &mut dyn TransportStream) -> Verdict {
+    pub(super) fn expect_fin(
+        &mut self,
+        at: (usize, Token),
+        stream: &mut dyn TransportStream,
+    ) -> Verdict {
         let got = self.recv_upto(at, stream, 1)?;
         ensure!(got.is_empty(), "a byte where the FIN was due");
         Ok(())
@@ -395,8 +428,11 @@ impl Session {
         let end = Instant::now() + WIND_DOWN;
         for _ in 0..SILENT_ROUNDS {
             // All stacks are drained, even if the first one is not done.
-            let busy =
-                self.stacks.iter_mut().filter_map(|driven| (!driven.stack.drain()).then_some(())).count();
+            let busy = self
+                .stacks
+                .iter_mut()
+                .filter_map(|driven| (!driven.stack.drain()).then_some(()))
+                .count();
             let done = busy == 0;
             if done || Instant::now() > end || self.poll().is_err() {
                 return;
@@ -439,7 +475,9 @@ pub(super) fn expect_same(got: &[u8], expected: &[u8]) -> Verdict {
 pub(super) fn expect_kind<T>(what: &str, result: io::Result<T>, kind: ErrorKind) -> Verdict {
     match result {
         Err(error) if error.kind() == kind => Ok(()),
-        Err(error) => Err(CheckStop::Failed(format!("{what}: {:?} instead of {kind:?}", error.kind()))),
+        Err(error) => {
+            Err(CheckStop::Failed(format!("{what}: {:?} instead of {kind:?}", error.kind())))
+        }
         Ok(_) => Err(CheckStop::Failed(format!("{what}: success instead of {kind:?}"))),
     }
 }

@@ -31,7 +31,8 @@ fn connect_and_accept(s: &mut Session) -> Verdict {
     s.wait_connected(&mut *client, CONNECTED)?;
     let again = client.connect_result().map_err(unexpected("connect_result"))?;
     ensure!(again, "connect_result says true only once");
-    let accepted = server.connect_result().map_err(unexpected("connect_result of an accepted stream"))?;
+    let accepted =
+        server.connect_result().map_err(unexpected("connect_result of an accepted stream"))?;
     ensure!(accepted, "an accepted stream is not connected");
     Ok(())
 }
@@ -41,8 +42,16 @@ fn undecided(s: &mut Session) -> Verdict {
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     // The attempt may be decided immediately.
     if !client.connect_result().map_err(unexpected("connect_result at once"))? {
-        expect_kind("send before the connection is made", send(&mut *client, b"x"), ErrorKind::WouldBlock)?;
-        expect_kind("recv before the connection is made", recv(&mut *client, 1), ErrorKind::WouldBlock)?;
+        expect_kind(
+            "send before the connection is made",
+            send(&mut *client, b"x"),
+            ErrorKind::WouldBlock,
+        )?;
+        expect_kind(
+            "recv before the connection is made",
+            recv(&mut *client, 1),
+            ErrorKind::WouldBlock,
+        )?;
     }
     drop(s.accept(&mut *listener, ACCEPTED)?);
     s.wait_connected(&mut *client, CONNECTED)
@@ -53,14 +62,17 @@ fn refused(s: &mut Session) -> Verdict {
     let closed_port = listener.local_addr();
     drop(listener);
     s.wait_idle()?;
-    let mut client = match s.stack(CLIENT).connect(None, closed_port, &TransportConfig::default(), CONNECTED)
-    {
-        // The refusal may be known immediately.
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
-        client => client.map_err(unexpected("connect"))?,
-    };
+    let mut client =
+        match s.stack(CLIENT).connect(None, closed_port, &TransportConfig::default(), CONNECTED) {
+            // The refusal may be known immediately.
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
+            client => client.map_err(unexpected("connect"))?,
+        };
     s.until("an event of the refused attempt", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;
-    ensure!(s.is_readable(CLIENT, CONNECTED), "the event of an error is both readable and writable");
+    ensure!(
+        s.is_readable(CLIENT, CONNECTED),
+        "the event of an error is both readable and writable"
+    );
     for _ in 0..2 {
         expect_kind("connect_result", client.connect_result(), ErrorKind::ConnectionRefused)?;
     }
@@ -75,7 +87,11 @@ fn accept_would_block(s: &mut Session) -> Verdict {
     })?;
     let _client = s.connect(listener.local_addr(), CONNECTED)?;
     let _server = s.accept(&mut *listener, ACCEPTED)?;
-    expect_kind("accept without another connection", listener.accept(Token(9)), ErrorKind::WouldBlock)?;
+    expect_kind(
+        "accept without another connection",
+        listener.accept(Token(9)),
+        ErrorKind::WouldBlock,
+    )?;
     s.never("an event of a listener without a connection any more", |s| {
         Ok(s.event(SERVER, LISTENER).is_some())
     })
@@ -99,7 +115,11 @@ fn several_waiting(s: &mut Session) -> Verdict {
             server.peer_addr()
         );
     }
-    expect_kind("accept without another connection", listener.accept(ACCEPTED), ErrorKind::WouldBlock)
+    expect_kind(
+        "accept without another connection",
+        listener.accept(ACCEPTED),
+        ErrorKind::WouldBlock,
+    )
 }
 
 fn many_connections(s: &mut Session) -> Verdict {
@@ -115,16 +135,22 @@ fn many_connections(s: &mut Session) -> Verdict {
     let (mut clients, mut servers) = (Vec::new(), Vec::new());
     for number in 0..COUNT {
         let token = Token(number as u64);
-        let client = s.stack(CLIENT).connect(None, to, &small, token).map_err(unexpected("connect"))?;
+        let client =
+            s.stack(CLIENT).connect(None, to, &small, token).map_err(unexpected("connect"))?;
         clients.push(client);
     }
     for number in 0..COUNT {
         servers.push(s.accept(&mut *listener, Token(1000 + number as u64))?);
     }
     for (number, client) in clients.iter_mut().enumerate() {
-        s.until("the attempt is decided", |_| client.connect_result().map_err(unexpected("connect_result")))?;
+        s.until("the attempt is decided", |_| {
+            client.connect_result().map_err(unexpected("connect_result"))
+        })?;
         client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
-        ensure!(matches!(send(&mut **client, &[number as u8]), Ok(1)), "a connection has no room for a byte");
+        ensure!(
+            matches!(send(&mut **client, &[number as u8]), Ok(1)),
+            "a connection has no room for a byte"
+        );
     }
     // Each server returns what it has received when an event reports it.
     let mut heard = HashSet::new();
@@ -139,13 +165,17 @@ fn many_connections(s: &mut Session) -> Verdict {
                     event.token
                 )));
             };
-            let name = recv(&mut **server, 100).map_err(unexpected("recv after a readable event"))?;
+            let name =
+                recv(&mut **server, 100).map_err(unexpected("recv after a readable event"))?;
             ensure!(
                 name.len() == 1 && heard.insert(at),
                 "{} bytes, and {at:?} was reported twice",
                 name.len()
             );
-            ensure!(matches!(send(&mut **server, &name), Ok(1)), "a connection has no room for a byte");
+            ensure!(
+                matches!(send(&mut **server, &name), Ok(1)),
+                "a connection has no room for a byte"
+            );
         }
         Ok(heard.len() == COUNT)
     })?;
@@ -160,7 +190,8 @@ fn many_connections(s: &mut Session) -> Verdict {
                     event.token
                 )));
             };
-            let name = recv(&mut **client, 100).map_err(unexpected("recv after a readable event"))?;
+            let name =
+                recv(&mut **client, 100).map_err(unexpected("recv after a readable event"))?;
             ensure!(name == [at as u8], "client {at} got {name:?}");
             ensure!(answered.insert(at), "client {at} was answered twice");
         }
@@ -171,7 +202,8 @@ fn many_connections(s: &mut Session) -> Verdict {
 fn backlog(s: &mut Session) -> Verdict {
     const COUNT: u64 = 12;
     const BACKLOG: u32 = 4;
-    let mut listener = s.listen_with(&ListenConfig { backlog: BACKLOG, ..ListenConfig::default() })?;
+    let mut listener =
+        s.listen_with(&ListenConfig { backlog: BACKLOG, ..ListenConfig::default() })?;
     let mut clients = Vec::new();
     for number in 0..COUNT {
         clients.push((Token(number), s.connect(listener.local_addr(), Token(number))?));
@@ -185,8 +217,9 @@ fn backlog(s: &mut Session) -> Verdict {
         let peer = server.peer_addr();
         let of_it = |(_, client): &(Token, Box<dyn TransportStream>)| client.local_addr() == peer;
         let at = clients.iter().position(of_it);
-        let at =
-            at.ok_or_else(|| CheckStop::Failed(format!("{peer} was accepted, which did not connect")))?;
+        let at = at.ok_or_else(|| {
+            CheckStop::Failed(format!("{peer} was accepted, which did not connect"))
+        })?;
         let (client_token, mut client) = clients.swap_remove(at);
         s.wait_connected(&mut *client, client_token)?;
         s.send_all((SERVER, token), &mut *server, b"hello")?;
@@ -231,7 +264,11 @@ fn peer_reset_while_queued(s: &mut Session) -> Verdict {
         Err(error) => return Err(unexpected("accept")(error)),
         Ok(mut server) => {
             s.until("an event of the reset", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
-            expect_kind("recv of a reset stream", recv(&mut *server, 1), ErrorKind::ConnectionReset)?;
+            expect_kind(
+                "recv of a reset stream",
+                recv(&mut *server, 1),
+                ErrorKind::ConnectionReset,
+            )?;
         }
     }
     s.never("an event of a listener without a waiting connection", |s| {
@@ -249,7 +286,8 @@ fn listener_dropped(s: &mut Session) -> Verdict {
     s.expect((SERVER, ACCEPTED), &mut *server, b"still here")?;
     s.never("an event of a dropped listener", |s| Ok(s.event(SERVER, LISTENER).is_some()))?;
     let late = Token(9);
-    let mut late_client = match s.stack(CLIENT).connect(None, at, &TransportConfig::default(), late) {
+    let mut late_client = match s.stack(CLIENT).connect(None, at, &TransportConfig::default(), late)
+    {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
         client => client.map_err(unexpected("connect"))?,
     };
@@ -264,7 +302,9 @@ fn listener_dropped_with_queue(s: &mut Session) -> Verdict {
     s.wait_idle()?;
     drop(listener);
     client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
-    s.until("an event of the connection that was not accepted", |s| Ok(s.is_readable(CLIENT, CONNECTED)))?;
+    s.until("an event of the connection that was not accepted", |s| {
+        Ok(s.is_readable(CLIENT, CONNECTED))
+    })?;
     match recv(&mut *client, 1) {
         Ok(bytes) => ensure!(bytes.is_empty(), "a byte that was not sent"),
         Err(error) => {

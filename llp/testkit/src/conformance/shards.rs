@@ -1,14 +1,16 @@
 //! Shards, and streams that move between them.
 
 use super::session::{
-    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, ready, recv, send,
+    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, ready,
+    recv, send,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uiw_llp::{
-    Event, Interest, ListenConfig, StreamExtensions, Token, TransportConfig, TransportStack, TransportStream,
+    Event, Interest, ListenConfig, StreamExtensions, Token, TransportConfig, TransportStack,
+    TransportStream,
 };
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -36,7 +38,12 @@ fn shard(s: &mut Session) -> Verdict<usize> {
     Ok(s.add(shard.ok_or(CheckStop::NotOffered("shards"))?))
 }
 
-fn adopt(s: &mut Session, which: usize, stream: &mut Box<dyn TransportStream>, token: Token) -> Verdict {
+fn adopt(
+    s: &mut Session,
+    which: usize,
+    stream: &mut Box<dyn TransportStream>,
+    token: Token,
+) -> Verdict {
     s.stack(which).adopt(stream, token).map_err(unexpected("adopt"))
 }
 
@@ -51,7 +58,10 @@ fn without_shards(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     expect_kind("detach", server.detach(), ErrorKind::Unsupported)?;
     expect_kind("adopt", s.stack(SERVER).adopt(&mut server, MOVED), ErrorKind::Unsupported)?;
-    ensure!(s.stack(SERVER).shard().is_ok_and(|shard| shard.is_none()), "shard has changed its answer");
+    ensure!(
+        s.stack(SERVER).shard().is_ok_and(|shard| shard.is_none()),
+        "shard has changed its answer"
+    );
     s.send_all(HERE, &mut *client, b"x")?;
     s.expect((SERVER, ACCEPTED), &mut *server, b"x")
 }
@@ -65,13 +75,17 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
     // Different shards may use the same tokens.
     let at = s.at(SERVER);
     let options = ListenConfig::default();
-    let mut listener = s.stack(shard).listen(at, &options, ACCEPTED).map_err(unexpected("listen"))?;
+    let mut listener =
+        s.stack(shard).listen(at, &options, ACCEPTED).map_err(unexpected("listen"))?;
     let first = s.pair()?;
     let taken = s.stack(shard).listen(first.listener.local_addr(), &options, Token(9));
     expect_kind("listening where another shard listens", taken, ErrorKind::AddrInUse)?;
     let mut client = s.connect(listener.local_addr(), Token(5))?;
     s.until("a connection to the shard", |s| {
-        ensure!(s.event(SERVER, ACCEPTED).is_none(), "the event of a shard was reported by another one");
+        ensure!(
+            s.event(SERVER, ACCEPTED).is_none(),
+            "the event of a shard was reported by another one"
+        );
         Ok(s.is_readable(shard, ACCEPTED))
     })?;
     let mut server = listener.accept(Token(6)).map_err(unexpected("accept"))?;
@@ -93,7 +107,8 @@ fn shard_outlives(s: &mut Session) -> Verdict {
     // A shard of a shard is created, and the shard between is dropped.
     let between = shard(s)?;
     let last = s.stack(between).shard().map_err(unexpected("shard of a shard"))?;
-    let last = last.ok_or_else(|| CheckStop::Failed("a shard says that there are no shards".into()))?;
+    let last =
+        last.ok_or_else(|| CheckStop::Failed("a shard says that there are no shards".into()))?;
     drop(s.take_last());
     let last = s.add(last);
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
@@ -200,7 +215,11 @@ fn move_with_fin(s: &mut Session) -> Verdict {
         adopt(s, shard, &mut server, MOVED)?;
         s.until("an event of what came meanwhile", |s| Ok(s.is_readable(shard, MOVED)))?;
         if is_reset {
-            expect_kind("recv of a reset stream", recv(&mut *server, 9), ErrorKind::ConnectionReset)?;
+            expect_kind(
+                "recv of a reset stream",
+                recv(&mut *server, 9),
+                ErrorKind::ConnectionReset,
+            )?;
         } else {
             s.expect((shard, MOVED), &mut *server, b"last")?;
             s.expect_fin((shard, MOVED), &mut *server)?;
@@ -316,7 +335,8 @@ fn shards_at_once(s: &mut Session) -> Verdict {
     }
     let (at, timeout) = (s.at(SERVER), s.timeout());
     let results = std::thread::scope(|scope| {
-        let threads = shards.into_iter().map(|shard| scope.spawn(move || to_and_fro(shard, at, timeout)));
+        let threads =
+            shards.into_iter().map(|shard| scope.spawn(move || to_and_fro(shard, at, timeout)));
         let threads: Vec<_> = threads.collect();
         threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>()
     });
@@ -329,7 +349,8 @@ fn shards_at_once(s: &mut Session) -> Verdict {
 /// Transfers a megabyte over a connection with both ends in `stack`.
 fn to_and_fro(mut stack: Box<dyn TransportStack>, at: SocketAddr, timeout: Duration) -> Verdict {
     const LISTENING: Token = Token(0);
-    let mut listener = stack.listen(at, &ListenConfig::default(), LISTENING).map_err(unexpected("listen"))?;
+    let mut listener =
+        stack.listen(at, &ListenConfig::default(), LISTENING).map_err(unexpected("listen"))?;
     let options = TransportConfig::default();
     let client = stack.connect(None, listener.local_addr(), &options, CONNECTED);
     let mut client = client.map_err(unexpected("connect"))?;
@@ -357,7 +378,9 @@ fn to_and_fro(mut stack: Box<dyn TransportStack>, at: SocketAddr, timeout: Durat
                     got.extend(recv(&mut **server, 100_000).map_err(unexpected("recv"))?);
                 }
                 (token, _) => {
-                    return Err(CheckStop::Failed(format!("an event of {token:?}, of another shard")));
+                    return Err(CheckStop::Failed(format!(
+                        "an event of {token:?}, of another shard"
+                    )));
                 }
             }
         }

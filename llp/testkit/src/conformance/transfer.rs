@@ -1,7 +1,8 @@
 //! Transfer of data: order, boundaries of calls, and behaviour without room.
 
 use super::session::{
-    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv, send,
+    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv,
+    send,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
@@ -109,7 +110,8 @@ fn gathered(s: &mut Session) -> Verdict {
     let whole = parts.concat();
     let mut sent = s.send_some(HERE, &mut *client, &parts.map(IoVec::from))?;
     while sent < whole.len() {
-        sent += s.send_some(HERE, &mut *client, &[IoVec::from(&b""[..]), IoVec::from(&whole[sent..])])?;
+        sent +=
+            s.send_some(HERE, &mut *client, &[IoVec::from(&b""[..]), IoVec::from(&whole[sent..])])?;
     }
     s.expect(THERE, &mut *server, &whole)
 }
@@ -219,7 +221,9 @@ fn send_would_block(s: &mut Session) -> Verdict {
     while full < 3 {
         match send(&mut *client, &block[sent % block.len()..]) {
             Ok(count @ 1..) => (sent, full) = (sent + count, 0),
-            Ok(_) => return Err(CheckStop::Failed("send took no byte, and says so as success".into())),
+            Ok(_) => {
+                return Err(CheckStop::Failed("send took no byte, and says so as success".into()));
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 s.wait_idle()?;
                 full += 1;

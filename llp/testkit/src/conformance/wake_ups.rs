@@ -65,7 +65,10 @@ fn same_descriptor(s: &mut Session) -> Verdict {
     for which in [CLIENT, SERVER] {
         let fd = s.wait_fd(which)?;
         let again = s.stack(which).wait_fd();
-        ensure!(again.is_some_and(|again| again.as_raw_fd() == fd.as_raw_fd()), "wait_fd has changed");
+        ensure!(
+            again.is_some_and(|again| again.as_raw_fd() == fd.as_raw_fd()),
+            "wait_fd has changed"
+        );
     }
     Ok(())
 }
@@ -164,7 +167,10 @@ fn descriptor_of_the_driver(s: &mut Session) -> Verdict {
         Err(Errno::INVAL) => return Err(CheckStop::NotOffered("an epoll set as its descriptor")),
         result => result.map_err(system)?,
     }
-    ensure!(is_ready(&fd, s.timeout()), "an epoll set with a readable descriptor in it is not readable");
+    ensure!(
+        is_ready(&fd, s.timeout()),
+        "an epoll set with a readable descriptor in it is not readable"
+    );
     for _ in 0..3 {
         s.poll()?;
         let strange = s.events(SERVER).iter().find(|event| event.token != Token(u64::MAX));

@@ -28,7 +28,8 @@ impl SimPair {
         network.set_default_link(link);
         let (mut a, mut b) = (network.stack(A), network.stack(B));
         let mut listener = b.listen((B, 0).into(), &ListenConfig::default(), LISTENER).unwrap();
-        let mut client = a.connect(None, listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
+        let mut client =
+            a.connect(None, listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
         while network.step() {}
         assert!(client.connect_result().unwrap());
         let server = listener.accept(SERVER).unwrap();
@@ -64,7 +65,8 @@ fn connection_takes_round_trips() {
     let (mut a, mut b) = (network.stack(A), network.stack(B));
     let began = network.now();
     let mut listener = b.listen((B, 4791).into(), &ListenConfig::default(), LISTENER).unwrap();
-    let mut client = a.connect(None, (B, 4791).into(), &TransportConfig::default(), CLIENT).unwrap();
+    let mut client =
+        a.connect(None, (B, 4791).into(), &TransportConfig::default(), CLIENT).unwrap();
     assert_eq!(kind(send(&mut *client, b"early")), ErrorKind::WouldBlock);
     assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::WouldBlock);
     network.advance(9 * MS);
@@ -80,7 +82,10 @@ fn connection_takes_round_trips() {
     assert_eq!(events(&mut b), [(1, true, false)]);
     let server = listener.accept(SERVER).unwrap();
     assert_eq!(events(&mut b), []);
-    assert_eq!((server.peer_addr(), server.local_addr()), (client.local_addr(), client.peer_addr()));
+    assert_eq!(
+        (server.peer_addr(), server.local_addr()),
+        (client.local_addr(), client.peer_addr())
+    );
     assert!(!network.step() && network.next_event().is_none());
     assert!(a.wait_fd().is_none() && a.deadline().is_none());
 }
@@ -321,7 +326,10 @@ fn loopback_stream_receives_own_bytes() {
     network.advance(MS);
     assert!(stream.connect_result().unwrap());
     assert_eq!(events(&mut stack), [(CLIENT.0, false, true)]);
-    assert_eq!(kind(stack.connect_self(stream.local_addr(), &options, SERVER)), ErrorKind::AddrInUse);
+    assert_eq!(
+        kind(stack.connect_self(stream.local_addr(), &options, SERVER)),
+        ErrorKind::AddrInUse
+    );
 
     assert_eq!(send(&mut *stream, b"bytes").unwrap(), 4, "the capacity");
     assert_eq!(kind(send(&mut *stream, b"s")), ErrorKind::WouldBlock);
@@ -371,7 +379,8 @@ fn abort_ends_connection_attempt() {
         network.set_default_link(Link { latency: 5 * MS, ..Link::default() });
         let (mut a, mut b) = (network.stack(A), network.stack(B));
         let to = (B, 4791).into();
-        let mut listener = listens.then(|| b.listen(to, &ListenConfig::default(), LISTENER).unwrap());
+        let mut listener =
+            listens.then(|| b.listen(to, &ListenConfig::default(), LISTENER).unwrap());
         let mut client = a.connect(None, to, &TransportConfig::default(), CLIENT).unwrap();
         network.advance(ms * MS);
         client.abort();
@@ -379,7 +388,9 @@ fn abort_ends_connection_attempt() {
         assert_eq!(kind(client.connect_result()), ErrorKind::NotConnected, "{listens} {ms}");
         assert_eq!(events(&mut a), []);
         match listener.as_mut().map(|listener| listener.accept(SERVER)) {
-            Some(Ok(mut server)) => assert_eq!(kind(recv(&mut *server, 9)), ErrorKind::ConnectionReset),
+            Some(Ok(mut server)) => {
+                assert_eq!(kind(recv(&mut *server, 9)), ErrorKind::ConnectionReset);
+            }
             Some(Err(error)) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             None => {}
         }

@@ -184,7 +184,9 @@ impl World {
     }
 
     fn request_stalled(&self, request: &ConnectAttempt) -> bool {
-        self.ends.get(&request.client).is_some_and(|c| self.link(c.local.ip(), request.to.ip()).stalled)
+        self.ends
+            .get(&request.client)
+            .is_some_and(|c| self.link(c.local.ip(), request.to.ip()).stalled)
     }
 
     /// Processes everything that is due.
@@ -222,7 +224,9 @@ impl World {
             }
             let Some(end) = self.ends.get_mut(&id) else { return };
             match packet {
-                SimPacket::Established if end.state == WorldState::Connecting => end.state = WorldState::Made,
+                SimPacket::Established if end.state == WorldState::Connecting => {
+                    end.state = WorldState::Made;
+                }
                 SimPacket::Refused if end.state == WorldState::Connecting => {
                     end.state = WorldState::Failed(ErrorKind::ConnectionRefused);
                 }
@@ -274,7 +278,8 @@ impl World {
         }
         let backlog = backlog.max(1) as usize;
         let id = self.id();
-        self.listeners.insert(id, ListeningPort { stack, token, local, backlog, queue: VecDeque::new() });
+        self.listeners
+            .insert(id, ListeningPort { stack, token, local, backlog, queue: VecDeque::new() });
         Ok((id, local))
     }
 
@@ -305,7 +310,10 @@ impl World {
         let client = self.id();
         self.ends.insert(
             client,
-            SimulatedEnd { named: true, ..SimulatedEnd::new(stack, token, Interest::WRITE, local, peer) },
+            SimulatedEnd {
+                named: true,
+                ..SimulatedEnd::new(stack, token, Interest::WRITE, local, peer)
+            },
         );
         let due = self.time + self.link(local.ip(), peer.ip()).latency;
         self.requests.push(ConnectAttempt { due, client, to: peer });
@@ -320,14 +328,19 @@ impl World {
         token: Token,
     ) -> io::Result<(EndId, SocketAddr)> {
         let local = self.with_port(local);
-        if self.listener_at(local).is_some() || self.ends.values().any(|end| end.held && end.local == local) {
+        if self.listener_at(local).is_some()
+            || self.ends.values().any(|end| end.held && end.local == local)
+        {
             return Err(ErrorKind::AddrInUse.into());
         }
         let id = self.id();
         let due = self.time + self.link(local.ip(), local.ip()).latency;
         let inbound = VecDeque::from([(due, SimPacket::Established)]);
         let end = SimulatedEnd::new(stack, token, Interest::WRITE, local, local);
-        self.ends.insert(id, SimulatedEnd { named: true, other: Some(id), inbound, last_due: due, ..end });
+        self.ends.insert(
+            id,
+            SimulatedEnd { named: true, other: Some(id), inbound, last_due: due, ..end },
+        );
         Ok((id, local))
     }
 
@@ -374,7 +387,8 @@ impl World {
             return Err(ErrorKind::NotConnected.into());
         };
         let ends = &self.ends;
-        let is_made = |id: &EndId| ends.get(id).is_some_and(|end| end.state != WorldState::Connecting);
+        let is_made =
+            |id: &EndId| ends.get(id).is_some_and(|end| end.state != WorldState::Connecting);
         let ready = listening.queue.iter().position(is_made);
         let id = ready.and_then(|at| listening.queue.remove(at)).ok_or(ErrorKind::WouldBlock)?;
         let end = self.end(id)?;
@@ -434,7 +448,8 @@ impl World {
         }
         // When the second end is dropped, both are removed. Until then, the end that was dropped
         // first still answers packets that arrive.
-        let other_held = other.and_then(|other| self.ends.get(&other)).is_some_and(|other| other.held);
+        let other_held =
+            other.and_then(|other| self.ends.get(&other)).is_some_and(|other| other.held);
         if !other_held {
             self.ends.remove(&id);
             if let Some(other) = other {
@@ -480,7 +495,9 @@ impl World {
             let port = self.next_port;
             self.next_port = port.checked_add(1).unwrap_or(FIRST_EPHEMERAL_PORT);
             let candidate = SocketAddr::new(address.ip(), port);
-            if self.listener_at(candidate).is_none() && !self.ends.values().any(|e| e.local == candidate) {
+            if self.listener_at(candidate).is_none()
+                && !self.ends.values().any(|e| e.local == candidate)
+            {
                 address = candidate;
             }
         }
@@ -489,7 +506,13 @@ impl World {
 }
 
 impl SimulatedEnd {
-    fn new(stack: u32, token: Token, interest: Interest, local: SocketAddr, peer: SocketAddr) -> Self {
+    fn new(
+        stack: u32,
+        token: Token,
+        interest: Interest,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Self {
         Self {
             stack,
             token,

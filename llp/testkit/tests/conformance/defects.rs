@@ -85,7 +85,13 @@ const OF_ANY_STACK: &[(DefectKind, &[&str])] = &[
 const OF_DESCRIPTORS_AND_SHARDS: &[(DefectKind, &[&str])] = &[
     (
         NoWakeUp,
-        &["woken_by_connection", "woken_by_bytes", "woken_by_fin", "woken_by_reset", "woken_by_interest"],
+        &[
+            "woken_by_connection",
+            "woken_by_bytes",
+            "woken_by_fin",
+            "woken_by_reset",
+            "woken_by_interest",
+        ],
     ),
     (AlwaysAwake, &["idle_descriptor"]),
     (StaysAttached, &["move_accepted", "move_back"]),
@@ -97,9 +103,13 @@ const OF_DESCRIPTORS_AND_SHARDS: &[(DefectKind, &[&str])] = &[
 /// Runs the checks that are expected to fail, and checks that they do.
 fn failing(defect: DefectKind, expected: &[&'static str], mut peers: impl FnMut() -> Peers) {
     for name in expected {
-        let check = conformance::checks().find(|check| check.name() == *name).expect("such a check");
+        let check =
+            conformance::checks().find(|check| check.name() == *name).expect("such a check");
         let outcome = check.run(peers());
-        assert!(matches!(outcome, Outcome::Failed(_)), "{defect:?} is not found by {name}: {outcome:?}");
+        assert!(
+            matches!(outcome, Outcome::Failed(_)),
+            "{defect:?} is not found by {name}: {outcome:?}"
+        );
     }
 }
 
@@ -136,14 +146,22 @@ struct DefectiveStack {
 
 impl DefectiveStack {
     fn with(defect: DefectKind, inner: impl TransportStack + 'static) -> WrappedStack<Self> {
-        WrappedStack { inner: Box::new(inner), hooks: Self { defect, told: Vec::new(), listening: None } }
+        WrappedStack {
+            inner: Box::new(inner),
+            hooks: Self { defect, told: Vec::new(), listening: None },
+        }
     }
 }
 
 impl StackHooks for DefectiveStack {
     type Stream = DefectiveStream;
 
-    fn stream(&self, _inner: &dyn TransportStream, _origin: Origin, token: Token) -> DefectiveStream {
+    fn stream(
+        &self,
+        _inner: &dyn TransportStream,
+        _origin: Origin,
+        token: Token,
+    ) -> DefectiveStream {
         DefectiveStream { defect: self.defect, token, has_failed: false }
     }
 
@@ -164,10 +182,16 @@ impl StackHooks for DefectiveStack {
                     (event.readable, event.writable) = (true, true);
                 }
             }
-            WrongToken => found.iter_mut().for_each(|event| event.token.0 = event.token.0.wrapping_add(1)),
+            WrongToken => {
+                found.iter_mut().for_each(|event| event.token.0 = event.token.0.wrapping_add(1));
+            }
             EventsReplaced => events.clear(),
             ListenerAlwaysReady => {
-                found.extend(self.listening.map(|token| Event { token, readable: true, writable: false }));
+                found.extend(self.listening.map(|token| Event {
+                    token,
+                    readable: true,
+                    writable: false,
+                }));
             }
             _ => {}
         }
@@ -200,7 +224,11 @@ impl StackHooks for DefectiveStack {
         };
         let token = if self.defect == KeepsItsToken { stream.hooks.token } else { token };
         inner.adopt(&mut stream.inner, token)?;
-        if self.defect == LosesItsInterest { stream.inner.set_interest(Interest::NONE) } else { Ok(()) }
+        if self.defect == LosesItsInterest {
+            stream.inner.set_interest(Interest::NONE)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -225,7 +253,11 @@ impl StreamHooks for DefectiveStream {
         }
     }
 
-    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        bufs: &mut [IoVecMut<'_>],
+    ) -> io::Result<usize> {
         if self.defect == FirstBufferOnly && bufs.len() > 1 {
             let mut bytes = vec![0; IoVecMut::total(bufs)];
             let count = inner.recv(&mut [IoVecMut::from(&mut bytes[..])])?;
@@ -242,7 +274,9 @@ impl StreamHooks for DefectiveStream {
 
     fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
         match inner.connect_result() {
-            Err(_) if self.defect == ErrorOnce && std::mem::replace(&mut self.has_failed, true) => Ok(false),
+            Err(_) if self.defect == ErrorOnce && std::mem::replace(&mut self.has_failed, true) => {
+                Ok(false)
+            }
             result => result,
         }
     }

@@ -32,13 +32,23 @@ const DESCRIPTOR: &[&str] = &[
     "recv_wakes_for_others",
     "descriptor_of_the_driver",
 ];
-const DATAGRAMS: &[&str] =
-    &["datagram_ports", "datagram_both_ways", "datagram_boundaries", "datagram_interest", "datagram_closed"];
+const DATAGRAMS: &[&str] = &[
+    "datagram_ports",
+    "datagram_both_ways",
+    "datagram_boundaries",
+    "datagram_interest",
+    "datagram_closed",
+];
 const TO_ITSELF: &[&str] = &["to_itself"];
 const NO_SOCKET: &[&str] = &["take_socket"];
 const READABLE: &[&str] = &["readable", "readable_has_room"];
-const PEEKS: &[&str] =
-    &["peek_takes_nothing", "peek_and_consume", "peek_and_wait", "peek_at_the_fin", "peek_round_the_buffer"];
+const PEEKS: &[&str] = &[
+    "peek_takes_nothing",
+    "peek_and_consume",
+    "peek_and_wait",
+    "peek_at_the_fin",
+    "peek_round_the_buffer",
+];
 const NO_SHARDS: &[&str] = &["without_shards"];
 const SHARDS: &[&str] = &[
     "shard_of_its_own",
@@ -95,7 +105,11 @@ fn kernel_mptcp() {
 #[test]
 fn kernel_tcp_captured() {
     let stack = || -> io::Result<_> {
-        Ok(CaptureStack::new(Box::new(TcpStack::new()?), PcapSink::new(Box::new(io::sink()))?, "one"))
+        Ok(CaptureStack::new(
+            Box::new(TcpStack::new()?),
+            PcapSink::new(Box::new(io::sink()))?,
+            "one",
+        ))
     };
     let ip = Ipv4Addr::LOCALHOST;
     conforms(|| Ok(Peers::new((stack()?, ip), (stack()?, ip))), &[PEEKS, NO_SHARDS]);
@@ -103,9 +117,13 @@ fn kernel_tcp_captured() {
 
 #[test]
 fn kernel_tcp_in_small_pieces() {
-    let faults =
-        Faults { send_split: Split::Random(900), recv_split: Split::Random(900), ..Faults::default() };
-    let stack = || -> io::Result<_> { Ok(FaultHooks::wrap(Box::new(TcpStack::new()?), 1, faults.clone())) };
+    let faults = Faults {
+        send_split: Split::Random(900),
+        recv_split: Split::Random(900),
+        ..Faults::default()
+    };
+    let stack =
+        || -> io::Result<_> { Ok(FaultHooks::wrap(Box::new(TcpStack::new()?), 1, faults.clone())) };
     let ip = Ipv4Addr::LOCALHOST;
     conforms(|| Ok(Peers::new((stack()?, ip), (stack()?, ip))), &[PEEKS, NO_SHARDS]);
 }
@@ -115,7 +133,11 @@ fn config(host: u8, v6: bool) -> SmolConfig {
 }
 
 fn address(host: u8, v6: bool) -> IpAddr {
-    if v6 { Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host.into()).into() } else { [10, 9, 0, host].into() }
+    if v6 {
+        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host.into()).into()
+    } else {
+        [10, 9, 0, host].into()
+    }
 }
 
 fn smoltcp((a, b): (PipeLink, PipeLink), clock: &Clock, v6: bool) -> io::Result<Peers> {
@@ -125,12 +147,18 @@ fn smoltcp((a, b): (PipeLink, PipeLink), clock: &Clock, v6: bool) -> io::Result<
 
 #[test]
 fn smoltcp_over_a_pipe() {
-    conforms(|| smoltcp(pipe(1500)?, &Clock::system(), false), &[TO_ITSELF, NO_SOCKET, READABLE, SHARDS]);
+    conforms(
+        || smoltcp(pipe(1500)?, &Clock::system(), false),
+        &[TO_ITSELF, NO_SOCKET, READABLE, SHARDS],
+    );
 }
 
 #[test]
 fn smoltcp_over_a_pipe_and_ipv6() {
-    conforms(|| smoltcp(pipe(9000)?, &Clock::system(), true), &[TO_ITSELF, NO_SOCKET, READABLE, SHARDS]);
+    conforms(
+        || smoltcp(pipe(9000)?, &Clock::system(), true),
+        &[TO_ITSELF, NO_SOCKET, READABLE, SHARDS],
+    );
 }
 
 #[test]
@@ -148,7 +176,9 @@ fn smoltcp_over_rough_virtual_path() {
         let (a, b) = pipe(1500)?;
         let mut through = |end: PipeLink| {
             seed += 1;
-            Ok::<_, io::Error>(end.through(Direction::new(&rough, seed).map_err(io::Error::other)?, &clock))
+            Ok::<_, io::Error>(
+                end.through(Direction::new(&rough, seed).map_err(io::Error::other)?, &clock),
+            )
         };
         let peers = smoltcp((through(a)?, through(b)?), &clock, false)?;
         Ok(peers.with_clock(move |deadline| {
@@ -169,7 +199,10 @@ fn smoltcp_over_packet() {
     let peers = || {
         let client = namespaces.inside_client(|| PacketLink::open("veth0", &here))?;
         let server = namespaces.inside_server(|| PacketLink::open("veth0", &there))?;
-        Ok(Peers::new((SmolStack::new(client, &here)?, ours), (SmolStack::new(server, &there)?, theirs)))
+        Ok(Peers::new(
+            (SmolStack::new(client, &here)?, ours),
+            (SmolStack::new(server, &there)?, theirs),
+        ))
     };
     conforms(peers, &[TO_ITSELF, NO_SOCKET, READABLE, SHARDS]);
 }
@@ -208,7 +241,8 @@ fn tls_pair() -> io::Result<[Tls; 2]> {
     let tls = |own: &SecretKey, peer: &SecretKey| {
         let mut pinned = PinnedKeys::default();
         pinned.add(peer.public_key(), "peer");
-        Tls::new(TlsConfig::raw_keys(own, pinned).expect("a configuration")).map_err(io::Error::other)
+        Tls::new(TlsConfig::raw_keys(own, pinned).expect("a configuration"))
+            .map_err(io::Error::other)
     };
     Ok([tls(&a, &b)?, tls(&b, &a)?])
 }
@@ -234,8 +268,11 @@ fn tls_over_kernel_tcp() {
 
 #[test]
 fn tls_over_fragmented_kernel_tcp() {
-    let faults =
-        Faults { send_split: Split::Random(900), recv_split: Split::Random(900), ..Faults::default() };
+    let faults = Faults {
+        send_split: Split::Random(900),
+        recv_split: Split::Random(900),
+        ..Faults::default()
+    };
     let stack = || -> io::Result<Box<dyn TransportStack>> {
         Ok(Box::new(FaultHooks::wrap(Box::new(TcpStack::new()?), 1, faults.clone())))
     };
@@ -276,7 +313,8 @@ fn simulated_tls(link: &Link) -> io::Result<Peers> {
     let (a, b) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
     let network = Network::new(1);
     network.set_default_link(link.clone());
-    let peers = encrypted((Box::new(network.stack(a)), a.into()), (Box::new(network.stack(b)), b.into()))?;
+    let peers =
+        encrypted((Box::new(network.stack(a)), a.into()), (Box::new(network.stack(b)), b.into()))?;
     Ok(peers.with_clock(move |_| {
         network.step();
     }))

@@ -26,8 +26,10 @@ impl Conn {
         if self.is_aborted() {
             return Err(ErrorKind::NotConnected.into());
         }
-        if matches!(self.state, ConnState::Connecting { .. } | ConnState::Cleartext { connecting: true })
-            && self.failure.is_none()
+        if matches!(
+            self.state,
+            ConnState::Connecting { .. } | ConnState::Cleartext { connecting: true }
+        ) && self.failure.is_none()
         {
             let event = Event { token: Token(0), readable: false, writable: true };
             self.on_event(event, scratch);
@@ -43,7 +45,11 @@ impl Conn {
         }
     }
 
-    pub(crate) fn recv(&mut self, bufs: &mut [IoVecMut<'_>], scratch: &mut Scratch) -> io::Result<usize> {
+    pub(crate) fn recv(
+        &mut self,
+        bufs: &mut [IoVecMut<'_>],
+        scratch: &mut Scratch,
+    ) -> io::Result<usize> {
         if self.is_aborted() {
             return Err(ErrorKind::NotConnected.into());
         }
@@ -69,7 +75,11 @@ impl Conn {
                 (self.plain, self.plain_at) = (Vec::new(), 0);
             }
         }
-        while !self.has_plaintext() && !self.is_cleartext() && !self.peer_closed && self.failure.is_none() {
+        while !self.has_plaintext()
+            && !self.is_cleartext()
+            && !self.peer_closed
+            && self.failure.is_none()
+        {
             let room = sink.room();
             if room == 0 || matches!(self.state, ConnState::Connecting { .. }) {
                 break;
@@ -130,14 +140,19 @@ impl Conn {
         while !self.has_output() {
             let Some(plain) = gather(bufs, &mut at, &mut scratch.plain) else {
                 // If data was sent before, that is reported first.
-                return if sent == 0 { Err(io::Error::from_raw_os_error(libc::EFAULT)) } else { Ok(sent) };
+                return if sent == 0 {
+                    Err(io::Error::from_raw_os_error(libc::EFAULT))
+                } else {
+                    Ok(sent)
+                };
             };
             if plain == 0 {
                 break;
             }
             let ConnState::Open(session) = &mut self.state else { break };
             scratch.cipher.clear();
-            let encrypted = session.encrypt(&scratch.plain[..plain], &mut self.incoming, &mut scratch.cipher);
+            let encrypted =
+                session.encrypt(&scratch.plain[..plain], &mut self.incoming, &mut scratch.cipher);
             if let Err(error) = encrypted {
                 self.fail(Failure::Tls(error));
                 break;

@@ -33,7 +33,8 @@ impl Conn {
             Ok(true) => {}
             Err(error) => return self.fail(Failure::from(&error)),
         }
-        let ConnState::Connecting { name } = std::mem::replace(&mut self.state, ConnState::Aborted) else {
+        let ConnState::Connecting { name } = std::mem::replace(&mut self.state, ConnState::Aborted)
+        else {
             return;
         };
         self.deadline = None;
@@ -53,7 +54,12 @@ impl Conn {
 
     /// Handles bytes that precede the session: a ClientHello at an acceptor, or the marker for the
     /// same process at an initiator. Returns true if the session has nothing to process.
-    pub(super) fn begin(&mut self, bytes: &[u8], first_bytes: bool, sink: &mut Sink<'_, '_>) -> bool {
+    pub(super) fn begin(
+        &mut self,
+        bytes: &[u8],
+        first_bytes: bool,
+        sink: &mut Sink<'_, '_>,
+    ) -> bool {
         match &self.state {
             ConnState::Accepted => {
                 let Some(&first) = bytes.first() else { return true };
@@ -69,7 +75,10 @@ impl Conn {
             }
             ConnState::AcceptedSameProcess => {
                 self.keep(bytes);
-                let length = self.incoming.get(3..5).map(|length| u16::from_be_bytes([length[0], length[1]]));
+                let length = self
+                    .incoming
+                    .get(3..5)
+                    .map(|length| u16::from_be_bytes([length[0], length[1]]));
                 if length.is_some_and(|length| self.incoming.len() >= 5 + usize::from(length)) {
                     self.incoming = Vec::new();
                     self.out.push(SAME_PROCESS);
@@ -104,7 +113,8 @@ impl Conn {
     }
 
     pub(super) fn finish_handshake(&mut self) {
-        let ConnState::Handshake(session) = std::mem::replace(&mut self.state, ConnState::Aborted) else {
+        let ConnState::Handshake(session) = std::mem::replace(&mut self.state, ConnState::Aborted)
+        else {
             return;
         };
         self.own = None;
@@ -128,7 +138,12 @@ impl Conn {
         self.snapshot = Arc::clone(snapshot);
         let ConnState::Open(session) = &self.state else { return };
         let reason = match snapshot.verifier.check(session.peer_certificates(), &self.role) {
-            Ok(now) if self.identity.as_ref().is_some_and(|before| options(before) != options(&now)) => {
+            Ok(now)
+                if self
+                    .identity
+                    .as_ref()
+                    .is_some_and(|before| options(before) != options(&now)) =>
+            {
                 Some("the options of its key have changed".to_owned())
             }
             Ok(_) => None,

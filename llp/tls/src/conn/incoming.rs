@@ -59,7 +59,12 @@ impl<'a, 'b> Sink<'a, 'b> {
 impl Conn {
     /// Reads up to `limit` bytes from the inner stream and processes them. Returns false if no more
     /// data is available now.
-    pub(super) fn read(&mut self, scratch: &mut Scratch, limit: usize, sink: &mut Sink<'_, '_>) -> bool {
+    pub(super) fn read(
+        &mut self,
+        scratch: &mut Scratch,
+        limit: usize,
+        sink: &mut Sink<'_, '_>,
+    ) -> bool {
         let have = self.incoming.len();
         if scratch.incoming.len() < have + limit {
             scratch.incoming.resize(have + limit, 0);
@@ -104,13 +109,16 @@ impl Conn {
             let first_bytes = self.handshake_bytes == 0;
             self.handshake_bytes += len - kept.min(len);
             if self.handshake_bytes > MAX_HANDSHAKE {
-                return self.fail(Failure::Tls(TlsError::HandshakeTooLong { limit: MAX_HANDSHAKE }));
+                return self
+                    .fail(Failure::Tls(TlsError::HandshakeTooLong { limit: MAX_HANDSHAKE }));
             }
             if self.begin(&scratch.incoming[..len], first_bytes, sink) {
                 return;
             }
         }
-        let (ConnState::Handshake(session) | ConnState::Open(session)) = &mut self.state else { return };
+        let (ConnState::Handshake(session) | ConnState::Open(session)) = &mut self.state else {
+            return;
+        };
         let (plain, received) = (&mut self.plain, &mut self.received);
         let progress = session.advance(&mut scratch.incoming[..len], &mut self.out, |bytes| {
             *received += bytes.len() as u64;
@@ -119,7 +127,8 @@ impl Conn {
         });
         self.keep(&scratch.incoming[progress.used..len]);
         self.peer_closed |= progress.peer_closed;
-        let done = matches!(&self.state, ConnState::Handshake(session) if !session.is_handshaking());
+        let done =
+            matches!(&self.state, ConnState::Handshake(session) if !session.is_handshaking());
         if done && progress.error.is_none() {
             self.finish_handshake();
             if self.failure.is_some() {

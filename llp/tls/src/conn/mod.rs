@@ -202,7 +202,11 @@ impl Conn {
     }
 
     /// Creates a connection whose two ends are the same stream, without TLS.
-    pub(super) fn new_loopback(inner: Box<dyn TransportStream>, shared: &Arc<Shared>, token: Token) -> Self {
+    pub(super) fn new_loopback(
+        inner: Box<dyn TransportStream>,
+        shared: &Arc<Shared>,
+        token: Token,
+    ) -> Self {
         let state = ConnState::Cleartext { connecting: true };
         let mut conn = Self::new(inner, shared, state, Interest::WRITE, PeerRole::Client);
         conn.outer = Some(token);
@@ -269,7 +273,8 @@ impl Conn {
     pub(super) fn is_ready(&self) -> bool {
         self.outer.is_some()
             && !self.is_aborted()
-            && (self.failure.is_some() || self.interest.read && (self.has_plaintext() || self.peer_closed))
+            && (self.failure.is_some()
+                || self.interest.read && (self.has_plaintext() || self.peer_closed))
     }
 
     /// Returns the event to report to the user, given the event of the inner stream, if it has one.
@@ -380,7 +385,8 @@ impl Conn {
         }
         if let Failure::Tls(error) = &failure {
             self.shared.counts.failed.fetch_add(1, Ordering::Relaxed);
-            let [local, peer] = [self.inner.local_addr(), self.inner.peer_addr()].map(uiw_llp::canonical);
+            let [local, peer] =
+                [self.inner.local_addr(), self.inner.peer_addr()].map(uiw_llp::canonical);
             if matches!(self.state, ConnState::Open(_)) {
                 // The engine logs this failure as well, together with the queue pair.
                 tracing::debug!(%local, %peer, %error, "TLS: the connection ends");
@@ -401,14 +407,18 @@ impl Conn {
         let wanted = match &self.state {
             ConnState::Aborted => return,
             _ if self.failure.is_some() => Interest { read: false, write: output },
-            ConnState::Connecting { .. } | ConnState::Cleartext { connecting: true } => Interest::WRITE,
+            ConnState::Connecting { .. } | ConnState::Cleartext { connecting: true } => {
+                Interest::WRITE
+            }
             ConnState::Accepted | ConnState::AcceptedSameProcess | ConnState::Handshake(_) => {
                 Interest { read: true, write: output }
             }
             ConnState::Open(_) => {
                 Interest { read: user.read && !self.peer_closed, write: user.write || output }
             }
-            ConnState::Cleartext { .. } => Interest { read: user.read, write: user.write || output },
+            ConnState::Cleartext { .. } => {
+                Interest { read: user.read, write: user.write || output }
+            }
         };
         if wanted != self.inner_interest {
             match self.inner.set_interest(wanted) {

@@ -13,7 +13,11 @@ fn clear_peer_closed_without_answer() {
         socket.write_all(first).unwrap();
         server.until("the end", |server| (server.tls.counts().failed > before).then_some(()));
         let mut got = Vec::new();
-        assert_eq!(socket.read_to_end(&mut got).unwrap(), 0, "{first:x?} is answered with {got:x?}");
+        assert_eq!(
+            socket.read_to_end(&mut got).unwrap(),
+            0,
+            "{first:x?} is answered with {got:x?}"
+        );
         assert!(server.listener.accept(SERVER).is_err());
     }
     assert_eq!(server.tls.counts().connections, 0);

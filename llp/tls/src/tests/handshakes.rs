@@ -9,7 +9,8 @@ fn truncated_handshakes_time_out() {
     let (own, theirs) = pair_of_configs();
     let mut server = ServerStack::new(own.handshake_timeout(Duration::from_millis(50)));
     let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
-    let mut conn = rustls::ClientConnection::new(Arc::new(plain_config(&theirs, false)), name).unwrap();
+    let mut conn =
+        rustls::ClientConnection::new(Arc::new(plain_config(&theirs, false)), name).unwrap();
     let mut flight = Vec::new();
     conn.write_tls(&mut flight).unwrap();
     let mut sockets = Vec::new();
@@ -35,9 +36,11 @@ fn truncated_handshakes_time_out() {
 #[test]
 fn client_of_another_protocol_is_refused() {
     let (own, theirs) = pair_of_configs();
-    for (offered, is_accepted) in
-        [(&[b"http/1.1".to_vec()][..], false), (&[b"h2".to_vec(), b"iwarp".to_vec()], true), (&[], true)]
-    {
+    for (offered, is_accepted) in [
+        (&[b"http/1.1".to_vec()][..], false),
+        (&[b"h2".to_vec(), b"iwarp".to_vec()], true),
+        (&[], true),
+    ] {
         let mut server = ServerStack::new(own.clone());
         let mut config = plain_config(&theirs, false);
         config.alpn_protocols = offered.to_vec();
@@ -45,7 +48,10 @@ fn client_of_another_protocol_is_refused() {
             let mut byte = [0];
             let read = stream.read(&mut byte);
             assert_eq!(read.is_ok(), is_accepted, "{read:?}");
-            assert_eq!(stream.conn.alpn_protocol().is_some(), stream.conn.alpn_protocol() == Some(b"iwarp"));
+            assert_eq!(
+                stream.conn.alpn_protocol().is_some(),
+                stream.conn.alpn_protocol() == Some(b"iwarp")
+            );
         });
         if is_accepted {
             let mut accepted = accept_plain(&mut server);
@@ -120,9 +126,11 @@ fn flood_evicts_own_handshakes() {
     let mut server = ServerStack::new(own.max_handshakes(8));
     let other = (Ipv4Addr::new(127, 0, 0, 2), 0).into();
     let mut stack = TcpStack::new().unwrap();
-    let mut first = stack.connect(Some(other), server.at(), &TransportConfig::default(), SERVER).unwrap();
+    let mut first =
+        stack.connect(Some(other), server.at(), &TransportConfig::default(), SERVER).unwrap();
     let progress = |server: &mut ServerStack, count| {
-        server.until("handshakes", |server| (server.tls.counts().handshakes == count).then_some(()));
+        server
+            .until("handshakes", |server| (server.tls.counts().handshakes == count).then_some(()));
     };
     progress(&mut server, 1);
     let mut flood = Vec::new();
@@ -145,7 +153,8 @@ fn timeout_of_opened_socket_reported() {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let _peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let socket = listener.accept().unwrap().0;
-    let mut stream = stack.open_socket(socket.into(), None, &TransportConfig::default(), SERVER).unwrap();
+    let mut stream =
+        stack.open_socket(socket.into(), None, &TransportConfig::default(), SERVER).unwrap();
     let end = Instant::now() + LONGEST;
     let mut events = Vec::new();
     while events.is_empty() {

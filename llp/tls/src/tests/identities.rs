@@ -141,9 +141,11 @@ fn certificates_of_an_authority() {
     let mut client = ClientStack::new(server.at(), other);
     assert!(matches!(failure(&mut server, &mut client), TlsError::Alert { .. }));
     // The connection is made by name instead of by address.
-    let named = |name: &str| TransportConfig { peer_name: Some(name.into()), ..TransportConfig::default() };
+    let named =
+        |name: &str| TransportConfig { peer_name: Some(name.into()), ..TransportConfig::default() };
     let tcp = || Box::new(TcpStack::new().unwrap());
-    let mut client = ClientStack::with(tcp(), server.at(), theirs.clone(), &named("server.example"));
+    let mut client =
+        ClientStack::with(tcp(), server.at(), theirs.clone(), &named("server.example"));
     connect(&mut server, &mut client);
     let mut client = ClientStack::with(tcp(), server.at(), theirs, &named("another.example"));
     assert!(
@@ -161,7 +163,8 @@ fn certificates_that_are_refused() {
     let foreign = {
         let issued = other.issue("one.example", localhost);
         let directory = TestDirectory::new();
-        let key = SecretKey::read(&directory.write("key.pem", &issued.key.serialize_pem(), 0o600)).unwrap();
+        let key = SecretKey::read(&directory.write("key.pem", &issued.key.serialize_pem(), 0o600))
+            .unwrap();
         TlsConfig::x509(issued.chain, &key, vec![authority.0.der().clone()]).unwrap()
     };
     let servers_only = authority.config(&authority.issue("one.example", |params| {
@@ -234,7 +237,9 @@ fn removed_keys_end_connections() {
     );
     server.poll();
     let error = recv(&mut *accepted[0], 1).unwrap_err();
-    assert!(matches!(tls_error(&error), TlsError::Removed { identity, .. } if identity.starts_with("node0")));
+    assert!(
+        matches!(tls_error(&error), TlsError::Removed { identity, .. } if identity.starts_with("node0"))
+    );
     assert_eq!(recv(&mut *accepted[1], 1).unwrap_err().kind(), ErrorKind::WouldBlock);
     let mut client = ClientStack::new(server.at(), raw(&gone, &[&ours]));
     assert!(matches!(failure(&mut server, &mut client), TlsError::Alert { .. }));
@@ -364,9 +369,14 @@ fn key_files() {
         PinnedKeys::read(&directory.write("open", &line, 0o666)),
         Err(KeyError::Writable { .. })
     ));
-    let wrong = PinnedKeys::read(&directory.write("wrong", &format!("{line}AAAA x"), 0o600)).unwrap_err();
-    assert!(wrong.to_string().ends_with("wrong:4: not a public key: no SubjectPublicKeyInfo"), "{wrong}");
-    let twice = directory.write("twice", &format!("shares=a {} x\n{line}", made.public_key()), 0o600);
+    let wrong =
+        PinnedKeys::read(&directory.write("wrong", &format!("{line}AAAA x"), 0o600)).unwrap_err();
+    assert!(
+        wrong.to_string().ends_with("wrong:4: not a public key: no SubjectPublicKeyInfo"),
+        "{wrong}"
+    );
+    let twice =
+        directory.write("twice", &format!("shares=a {} x\n{line}", made.public_key()), 0o600);
     let repeated = PinnedKeys::read(&twice).unwrap_err();
     assert!(repeated.to_string().ends_with("this key is in an earlier line as well"), "{repeated}");
     let config = |file: &std::path::Path| raw(&made, &[&made]).key_log(file).map(drop);

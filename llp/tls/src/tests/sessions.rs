@@ -114,21 +114,28 @@ fn faults_below_tls() {
                 1 => Faults { cut_sent: Some(at), ..Faults::default() },
                 _ => Faults { fin_sent: Some(at), ..Faults::default() },
             };
-            let mut server = ServerStack::new(own.clone().handshake_timeout(Duration::from_secs(2)));
+            let mut server =
+                ServerStack::new(own.clone().handshake_timeout(Duration::from_secs(2)));
             let stack = FaultHooks::wrap(Box::new(TcpStack::new().unwrap()), at, faults);
-            let mut client =
-                ClientStack::with(Box::new(stack), server.at(), theirs.clone(), &TransportConfig::default());
-            let (mut sent, mut got, mut accepted) = (0, Vec::new(), None::<Box<dyn TransportStream>>);
+            let mut client = ClientStack::with(
+                Box::new(stack),
+                server.at(),
+                theirs.clone(),
+                &TransportConfig::default(),
+            );
+            let (mut sent, mut got, mut accepted) =
+                (0, Vec::new(), None::<Box<dyn TransportStream>>);
             let ended = server.until("the transfer ends, one way or the other", |server| {
                 client.stack.poll(&mut Vec::new()).unwrap();
                 if accepted.is_none() {
                     accepted = server.listener.accept(SERVER).ok();
                 }
                 if sent < bytes.len() && client.stream.connect_result().is_ok_and(|made| made) {
-                    sent +=
-                        send(&mut *client.stream, &bytes[sent..bytes.len().min(sent + 3000)]).unwrap_or(0);
+                    sent += send(&mut *client.stream, &bytes[sent..bytes.len().min(sent + 3000)])
+                        .unwrap_or(0);
                 }
-                let failed = server.tls.counts().failed > 0 || client.stream.connect_result().is_err();
+                let failed =
+                    server.tls.counts().failed > 0 || client.stream.connect_result().is_err();
                 let Some(stream) = &mut accepted else { return failed.then_some(true) };
                 match recv(&mut **stream, 9000) {
                     Ok(part) if part.is_empty() => {

@@ -52,7 +52,10 @@ fn nothing_after(
             memory.iter().for_each(|byte| byte.store(0, Relaxed));
             for _ in 0..20 {
                 thread::yield_now();
-                assert!(memory.iter().all(|byte| byte.load(Relaxed) == 0), "written after revocation");
+                assert!(
+                    memory.iter().all(|byte| byte.load(Relaxed) == 0),
+                    "written after revocation"
+                );
             }
             stag.store(u64::MAX, Relaxed);
             if region.is_live() {
@@ -66,7 +69,10 @@ fn nothing_after(
 // [test:RFC5040-8.1.1-07] [test:RFC5041-8.3.1-07]
 #[test]
 fn nothing_is_written_after_deregistration() {
-    nothing_after(|table, region, _| table.deregister(region.stag()).unwrap(), |_, region| region.stag());
+    nothing_after(
+        |table, region, _| table.deregister(region.stag()).unwrap(),
+        |_, region| region.stag(),
+    );
 }
 
 #[test]
@@ -75,7 +81,9 @@ fn nothing_is_written_after_invalidation() {
         |table, _, stag| table.invalidate_local(stag, STREAM, PD).unwrap(),
         |table, region| {
             let window = table.alloc_window(PD, WindowType::Two).unwrap();
-            table.bind(&window, region, Some(STREAM), BASE, 512, Access::REMOTE_WRITE, Some(1)).unwrap()
+            table
+                .bind(&window, region, Some(STREAM), BASE, 512, Access::REMOTE_WRITE, Some(1))
+                .unwrap()
         },
     );
 }
@@ -86,7 +94,9 @@ fn nothing_written_after_stream_ended() {
         |table, _, _| table.unbind_stream(STREAM),
         |table, region| {
             let window = table.alloc_window(PD, WindowType::Two).unwrap();
-            table.bind(&window, region, Some(STREAM), BASE, 512, Access::REMOTE_WRITE, Some(1)).unwrap()
+            table
+                .bind(&window, region, Some(STREAM), BASE, 512, Access::REMOTE_WRITE, Some(1))
+                .unwrap()
         },
     );
 }
@@ -178,8 +188,9 @@ fn streams_bind_while_another_ends() {
     let table = table();
     let region = plain(&table);
     let windows = [(); 2].map(|()| table.alloc_window(PD, WindowType::Two).unwrap());
-    let bind =
-        |window, stream| table.bind(window, &region, Some(stream), BASE, 9, Access::REMOTE_WRITE, None);
+    let bind = |window, stream| {
+        table.bind(window, &region, Some(stream), BASE, 9, Access::REMOTE_WRITE, None)
+    };
     let span = write(&table, bind(&windows[0], STREAM).unwrap(), BASE, 9).unwrap();
     let pinned = span.pin().unwrap();
     thread::scope(|scope| {
@@ -203,7 +214,9 @@ fn window_invalid_until_recorded() {
     let stag = STag::from_parts(window.stag().index(), 1);
     thread::scope(|scope| {
         let streams = table.streams.lock();
-        scope.spawn(|| table.bind(&window, &region, Some(STREAM), BASE, 9, Access::REMOTE_WRITE, Some(1)));
+        scope.spawn(|| {
+            table.bind(&window, &region, Some(STREAM), BASE, 9, Access::REMOTE_WRITE, Some(1))
+        });
         // Time to become valid too early.
         thread::sleep(Duration::from_millis(20));
         let early = write(&table, stag, BASE, 9).is_ok();
@@ -221,8 +234,8 @@ fn bind_against_deregister() {
         let region = plain(&table);
         let window = table.alloc_window(PD, WindowType::One).unwrap();
         let (bound, gone) = thread::scope(|scope| {
-            let bind =
-                scope.spawn(|| table.bind(&window, &region, None, BASE, 1, Access::REMOTE_WRITE, None));
+            let bind = scope
+                .spawn(|| table.bind(&window, &region, None, BASE, 1, Access::REMOTE_WRITE, None));
             let gone = table.deregister(region.stag()).is_ok();
             (bind.join().unwrap().is_ok(), gone)
         });

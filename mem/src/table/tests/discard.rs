@@ -42,8 +42,13 @@ fn discarded_pages_refused() {
     let kept = write(&table, stag, BASE + 4 * PAGE as u64 - 8, 16).unwrap();
     table.discard(addresses(&region, 4..5));
     for stag in [stag, bound] {
-        assert!(takes(&table, stag, 0, 4 * PAGES) && takes(&table, stag, 5 * PAGES, 5 * PAGES), "{stag}");
-        for (offset, len) in [(0, 10 * PAGES), (4 * PAGES - 1, 2), (5 * PAGES - 1, 2), (4 * PAGES, PAGES)] {
+        assert!(
+            takes(&table, stag, 0, 4 * PAGES) && takes(&table, stag, 5 * PAGES, 5 * PAGES),
+            "{stag}"
+        );
+        for (offset, len) in
+            [(0, 10 * PAGES), (4 * PAGES - 1, 2), (5 * PAGES - 1, 2), (4 * PAGES, PAGES)]
+        {
             assert!(!takes(&table, stag, offset, len), "{stag}: {offset} + {len}");
         }
     }
@@ -71,7 +76,8 @@ fn discarded_pages_refused_after_rereg() {
     let mut memory = pages(3);
     let region = foreign(&table, &mut memory);
     table.discard(addresses(&region, 1..2));
-    let change = Rereg { access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE), ..Rereg::default() };
+    let change =
+        Rereg { access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE), ..Rereg::default() };
     let stag = table.rereg(region.stag(), change).unwrap().stag();
     assert!(takes(&table, stag, 0, 8) && takes(&table, stag, 2 * PAGES, 8));
     assert!(!takes(&table, stag, PAGES, 8));
@@ -121,7 +127,9 @@ fn region_of_revoked_window_deregistered() {
     let region = plain(&table);
     let window = table.alloc_window(PD, WindowType::One).unwrap();
     let bound = table.bind(&window, &region, None, BASE, 100, Access::REMOTE, None).unwrap();
-    if let Some(TableSlot::Entry(_, Some(binding))) = table.shard(bound).0.read().get(&bound.index()) {
+    if let Some(TableSlot::Entry(_, Some(binding))) =
+        table.shard(bound).0.read().get(&bound.index())
+    {
         binding.pin_count().revoke();
     }
     assert!(write(&table, bound, BASE, 8).is_err());

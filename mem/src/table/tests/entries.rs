@@ -28,7 +28,10 @@ fn type_1_window_changes_key() {
     let region = plain(&table);
     let window = window(&table, WindowType::One);
     let unbound = window.stag();
-    assert_eq!(write(&table, unbound, BASE, 1).map(drop), Err(RemoteError::InvalidStag { stag: unbound }));
+    assert_eq!(
+        write(&table, unbound, BASE, 1).map(drop),
+        Err(RemoteError::InvalidStag { stag: unbound })
+    );
     let first = table.bind(&window, &region, Some(STREAM), BASE + 10, 10, WRITE, Some(99)).unwrap();
     assert_eq!(first, STag::from_parts(unbound.index(), 1));
     assert_eq!(window.stag(), first);
@@ -39,7 +42,10 @@ fn type_1_window_changes_key() {
     table.remote(first, OTHER_STREAM, PD, BASE + 10, 1, Right::Write).unwrap();
     for (to, len) in [(BASE + 9, 1), (BASE + 10, 11), (BASE + 20, 1)] {
         let stag = first;
-        assert_eq!(write(&table, first, to, len).map(drop), Err(RemoteError::BaseOrBounds { stag, to, len }));
+        assert_eq!(
+            write(&table, first, to, len).map(drop),
+            Err(RemoteError::BaseOrBounds { stag, to, len })
+        );
     }
     assert!(matches!(
         table.remote(first, STREAM, PD, BASE + 10, 1, Right::Read),
@@ -49,9 +55,13 @@ fn type_1_window_changes_key() {
         table.remote(first, STREAM, OTHER_PD, BASE + 10, 1, Right::Write),
         Err(RemoteError::NotAssociated { .. })
     ));
-    assert!(table.local(STag(first.0), PD, BASE + 10, 1, false).is_err(), "windows have no local key");
+    assert!(
+        table.local(STag(first.0), PD, BASE + 10, 1, false).is_err(),
+        "windows have no local key"
+    );
     // Bound anew: the old one is gone.
-    let second = table.bind(&window, &region, None, BASE + 50, 5, Access::REMOTE_READ, None).unwrap();
+    let second =
+        table.bind(&window, &region, None, BASE + 50, 5, Access::REMOTE_READ, None).unwrap();
     assert_eq!(second.key(), 2);
     assert!(span.pin().is_err());
     assert!(write(&table, first, BASE + 10, 1).is_err());
@@ -143,7 +153,8 @@ fn invalid_binds_rejected() {
     };
     for window in [&one, &two] {
         let legal_key = window.stag();
-        for (to, len) in [(BASE - 1, 5), (BASE, 101), (BASE + 100, 1), (u64::MAX, 2), (0, u64::MAX)] {
+        for (to, len) in [(BASE - 1, 5), (BASE, 101), (BASE + 100, 1), (u64::MAX, 2), (0, u64::MAX)]
+        {
             let expected = Err(BindError::OutOfRange { stag: s, to, len });
             assert_eq!(bind(window, &region, to, len, WRITE), expected);
         }
@@ -171,7 +182,10 @@ fn invalid_binds_rejected() {
         );
         let dead = plain(&table);
         table.deregister(dead.stag()).unwrap();
-        assert_eq!(bind(window, &dead, BASE, 1, WRITE), Err(BindError::NotARegion { stag: dead.stag() }));
+        assert_eq!(
+            bind(window, &dead, BASE, 1, WRITE),
+            Err(BindError::NotARegion { stag: dead.stag() })
+        );
         assert_eq!(window.stag(), legal_key, "a failed bind changes nothing");
         let reading = bind(window, &read_only, BASE, 1, Access::REMOTE_READ);
         assert_eq!(reading, Ok(()));
@@ -185,13 +199,19 @@ fn invalid_binds_rejected() {
     assert_eq!(bind(&entry, &region, BASE, 1, WRITE), Err(BindError::NotAWindow { stag }));
     let onto_fast =
         table.fast_register(&table.alloc_fast(PD, 10).unwrap(), vec![0].into(), BASE, ALL, None, 1);
-    assert!(bind(&fresh, &onto_fast.unwrap(), BASE, 1, WRITE).is_err(), "windows are bound to plain regions");
+    assert!(
+        bind(&fresh, &onto_fast.unwrap(), BASE, 1, WRITE).is_err(),
+        "windows are bound to plain regions"
+    );
     table.dealloc(&fresh);
     let stag = fresh.stag();
     assert_eq!(bind(&fresh, &region, BASE, 1, WRITE), Err(BindError::NotAWindow { stag }));
     let gone = window(&table, WindowType::One);
     table.dealloc(&gone);
-    assert_eq!(bind(&gone, &region, BASE, 0, WRITE), Err(BindError::NotAWindow { stag: gone.stag() }));
+    assert_eq!(
+        bind(&gone, &region, BASE, 0, WRITE),
+        Err(BindError::NotAWindow { stag: gone.stag() })
+    );
     table.deregister(region.stag()).unwrap();
 }
 
@@ -214,7 +234,10 @@ fn region_outlives_windows() {
     assert_eq!(table.deregister(stag), Err(DeregisterError::WindowsBound { stag, windows: 1 }));
     assert!(table.dealloc(&other));
     table.deregister(stag).unwrap();
-    assert_eq!(table.deregister(window.stag()), Err(DeregisterError::InvalidStag { stag: window.stag() }));
+    assert_eq!(
+        table.deregister(window.stag()),
+        Err(DeregisterError::InvalidStag { stag: window.stag() })
+    );
 }
 
 // [test:RFC5040-5.3-15] [test:RFC5040-7.2-04] [test:RFC5040-7.2-05]
@@ -287,7 +310,10 @@ fn lenient_as_siw() {
     table.invalidate_remote(stag, STREAM, PD).unwrap();
     assert!(span.pin().is_err() && write(&table, stag, BASE, 1).is_err());
     assert!(table.local(STag(stag.0), PD, BASE, 1, false).is_err());
-    assert_eq!(table.invalidate_remote(stag, STREAM, PD), Err(InvalidateError::InvalidStag { stag }));
+    assert_eq!(
+        table.invalidate_remote(stag, STREAM, PD),
+        Err(InvalidateError::InvalidStag { stag })
+    );
     // Registered anew it works again; and what was invalidated can be deregistered.
     let region = table.rereg(stag, Rereg::default()).unwrap();
     write(&table, region.stag(), BASE, 1).unwrap();
@@ -338,7 +364,10 @@ fn fast_registration() {
     let table = table();
     let entry = table.alloc_fast(PD, 10).unwrap();
     let invalid = entry.stag();
-    assert_eq!(write(&table, invalid, BASE, 1).map(drop), Err(RemoteError::InvalidStag { stag: invalid }));
+    assert_eq!(
+        write(&table, invalid, BASE, 1).map(drop),
+        Err(RemoteError::InvalidStag { stag: invalid })
+    );
     assert!(table.local(STag(invalid.0), PD, BASE, 1, false).is_err());
     let long = table.fast_register(&entry, vec![0; 11].into(), BASE, ALL, None, 5).map(drop);
     assert_eq!(long, Err(FastRegisterError::TooLong { stag: invalid, len: 11, max: 10 }));
@@ -382,7 +411,9 @@ fn bindings_end_with_stream() {
     let span = write(&table, mine, BASE + 10, 1).unwrap();
     table.unbind_stream(STREAM);
     assert!(span.pin().is_err());
-    assert!(write(&table, mine, BASE + 10, 1).is_err() && write(&table, also_mine, BASE, 1).is_err());
+    assert!(
+        write(&table, mine, BASE + 10, 1).is_err() && write(&table, also_mine, BASE, 1).is_err()
+    );
     write(&table, everybodys, BASE, 1).unwrap();
     for stag in [others, moved] {
         table.remote(stag, OTHER_STREAM, PD, BASE, 1, Right::Write).unwrap();

@@ -2,9 +2,17 @@
 
 use super::*;
 
-fn hold(table: &Table, cache: &mut MrCache, region: &Region, bytes: &[u8]) -> Result<(), RemoteError> {
+fn hold(
+    table: &Table,
+    cache: &mut MrCache,
+    region: &Region,
+    bytes: &[u8],
+) -> Result<(), RemoteError> {
     let range = (BASE, u32::try_from(bytes.len()).unwrap());
-    table.pin_remote(cache, region.stag(), (STREAM, PD), range, Right::Write)?.copy_from(0, bytes).unwrap();
+    table
+        .pin_remote(cache, region.stag(), (STREAM, PD), range, Right::Write)?
+        .copy_from(0, bytes)
+        .unwrap();
     Ok(())
 }
 
@@ -22,7 +30,11 @@ fn batch_takes_one_pin() {
     hold(&table, &mut cache, &two, b"other").unwrap();
     assert_eq!((one.pins(), two.pins()), (0, 1));
     let stag = two.stag();
-    table.pin_local(&mut cache, STag(stag.0), PD, (BASE, 4), true).unwrap().copy_from(0, b"mine").unwrap();
+    table
+        .pin_local(&mut cache, STag(stag.0), PD, (BASE, 4), true)
+        .unwrap()
+        .copy_from(0, b"mine")
+        .unwrap();
     assert_eq!(two.pins(), 2, "one for the peer's name, one for ours");
     cache.unpin();
     assert_eq!(two.pins(), 0);
@@ -48,7 +60,10 @@ fn deregistration_waits_for_batch() {
         }
         // Its end has begun: nothing more goes there, and to find that out lets it end.
         let stag = region.stag();
-        assert_eq!(hold(&table, &mut cache, &region, b"two"), Err(RemoteError::InvalidStag { stag }));
+        assert_eq!(
+            hold(&table, &mut cache, &region, b"two"),
+            Err(RemoteError::InvalidStag { stag })
+        );
         ending.join().unwrap();
     });
     assert_eq!(region.pins(), 0);

@@ -5,8 +5,8 @@
 //! and the fourth is folded by `pclmulqdq`. The four results are joined at the end of a block.
 
 use core::arch::x86_64::{
-    __m128i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi128_si64, _mm_extract_epi64,
-    _mm_set_epi64x, _mm_setzero_si128, _mm_xor_si128,
+    __m128i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi128_si64,
+    _mm_extract_epi64, _mm_set_epi64x, _mm_setzero_si128, _mm_xor_si128,
 };
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -63,8 +63,10 @@ enum Level {
 
 #[cold]
 fn detect() -> u8 {
-    let has_scalar = std::is_x86_feature_detected!("sse4.2") && std::is_x86_feature_detected!("pclmulqdq");
-    let has_wide = std::is_x86_feature_detected!("avx512f") && std::is_x86_feature_detected!("vpclmulqdq");
+    let has_scalar =
+        std::is_x86_feature_detected!("sse4.2") && std::is_x86_feature_detected!("pclmulqdq");
+    let has_wide =
+        std::is_x86_feature_detected!("avx512f") && std::is_x86_feature_detected!("vpclmulqdq");
     let level = match (has_scalar, has_wide) {
         (true, true) => Level::Wide,
         (true, false) => Level::Scalar,
@@ -220,7 +222,9 @@ mod tests {
     #[test]
     fn lengths_agree_with_table() {
         let bytes: Vec<u8> = (0..3 * MAX_STEPS * STEP).map(|n| (n * n % 251) as u8).collect();
-        for len in (0..6 * STEP).chain((1..=3 * MAX_STEPS).map(|n| n * STEP)).chain([bytes.len() - 1]) {
+        for len in
+            (0..6 * STEP).chain((1..=3 * MAX_STEPS).map(|n| n * STEP)).chain([bytes.len() - 1])
+        {
             check(&bytes[..len], 0);
             check(&bytes[..len], len / 3);
         }

@@ -1,10 +1,10 @@
 //! Folding of vectors of 64 bytes.
 
 use core::arch::x86_64::{
-    __m128i, __m512i, _mm_cvtsi32_si128, _mm_xor_si128, _mm256_castsi256_si128, _mm256_extracti128_si256,
-    _mm256_xor_si256, _mm512_castsi512_si256, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
-    _mm512_extracti64x4_epi64, _mm512_loadu_si512, _mm512_set_epi64, _mm512_ternarylogic_epi64,
-    _mm512_xor_si512, _mm512_zextsi128_si512,
+    __m128i, __m512i, _mm_cvtsi32_si128, _mm_xor_si128, _mm256_castsi256_si128,
+    _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256, _mm512_clmulepi64_epi128,
+    _mm512_extracti32x4_epi32, _mm512_extracti64x4_epi64, _mm512_loadu_si512, _mm512_set_epi64,
+    _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
 };
 
 use super::{extend_words, reduce};
@@ -62,7 +62,8 @@ fn join(folded: __m512i) -> __m128i {
     let factors = four(const { [factors::fold(48), factors::fold(32), factors::fold(16), [0; 2]] });
     let last = _mm512_extracti32x4_epi32::<3>(folded);
     let moved = fold(folded, factors, _mm512_zextsi128_si512(last));
-    let halves = _mm256_xor_si256(_mm512_castsi512_si256(moved), _mm512_extracti64x4_epi64::<1>(moved));
+    let halves =
+        _mm256_xor_si256(_mm512_castsi512_si256(moved), _mm512_extracti64x4_epi64::<1>(moved));
     _mm_xor_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves))
 }
 

@@ -1,7 +1,8 @@
 //! The grammar of one line, in `nom`.
 
 use super::syntax::{
-    Action, Atom, CaseCondition, ExpectedFrame, Field, FrameKind, Operation, Relation, SentFrame, Step, Test,
+    Action, Atom, CaseCondition, ExpectedFrame, Field, FrameKind, Operation, Relation, SentFrame,
+    Step, Test,
 };
 use nom::branch::alt;
 use nom::bytes::complete::{tag, take_while, take_while1};
@@ -76,9 +77,11 @@ fn keyword<'a>(name: &'static str) -> impl FnMut(&'a str) -> Parsed<'a, ()> {
 }
 
 pub(super) fn number(input: &str) -> Parsed<'_, u64> {
-    let (rest, (digits, radix)) =
-        alt((preceded(tag("0x"), hex_digit1).map(|digits| (digits, 16)), digit1.map(|digits| (digits, 10))))
-            .parse(input)?;
+    let (rest, (digits, radix)) = alt((
+        preceded(tag("0x"), hex_digit1).map(|digits| (digits, 16)),
+        digit1.map(|digits| (digits, 10)),
+    ))
+    .parse(input)?;
     match u64::from_str_radix(digits, radix) {
         Ok(number) => Ok((rest, number)),
         Err(_) => fail(input, "a number has at most 64 bits"),
@@ -109,7 +112,8 @@ fn hex_bytes(input: &str) -> Parsed<'_, Vec<u8>> {
     let (rest, digits) = preceded(tag("x\""), take_while(|c| c != '"')).parse(input)?;
     let (rest, _) = required("a closing \"", char('"'))(rest)?;
     let digits: String = digits.chars().filter(|c| !c.is_whitespace()).collect();
-    let byte = |at: usize| digits.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    let byte =
+        |at: usize| digits.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
     match (0..digits.len()).step_by(2).map(byte).collect() {
         Some(bytes) => Ok((rest, bytes)),
         None => fail(input, "expected pairs of hexadecimal digits"),
@@ -117,8 +121,10 @@ fn hex_bytes(input: &str) -> Parsed<'_, Vec<u8>> {
 }
 
 fn variable(input: &str) -> Parsed<'_, Atom> {
-    let (rest, name) = preceded(char('$'), required("the name of a variable", variable_name)).parse(input)?;
-    let (rest, add) = opt(pair(alt((char('+'), char('-'))), required("a number", number))).parse(rest)?;
+    let (rest, name) =
+        preceded(char('$'), required("the name of a variable", variable_name)).parse(input)?;
+    let (rest, add) =
+        opt(pair(alt((char('+'), char('-'))), required("a number", number))).parse(rest)?;
     let add = match add {
         Some(('-', number)) => (number as i64).wrapping_neg(),
         Some((_, number)) => number as i64,
@@ -188,14 +194,20 @@ fn requirement_ids(input: &str) -> Parsed<'_, Vec<String>> {
     Ok((rest, ids.unwrap_or_default().into_iter().map(str::to_owned).collect()))
 }
 
-fn field<'a>(allowed: &'static [&'static str], of: &'static str) -> impl FnMut(&'a str) -> Parsed<'a, Field> {
+fn field<'a>(
+    allowed: &'static [&'static str],
+    of: &'static str,
+) -> impl FnMut(&'a str) -> Parsed<'a, Field> {
     move |input| {
         let (rest, name) = lexeme(input)?;
         if name == "or" {
             return Err(nom::Err::Error(SyntaxError { at: input, what: String::new() }));
         }
         if !allowed.contains(&name) {
-            return fail(input, format!("no field `{name}` of {of}: there are {}", allowed.join(", ")));
+            return fail(
+                input,
+                format!("no field `{name}` of {of}: there are {}", allowed.join(", ")),
+            );
         }
         let (rest, test) = required("a value", terminated(test, space0))(rest)?;
         let (rest, judges) = requirement_ids(rest)?;
@@ -211,7 +223,9 @@ fn single_value_field<'a>(
     move |input| {
         let (rest, field) = field(allowed, of)(input)?;
         match &field.test {
-            Test::OneOf(values) if matches!(values.as_slice(), [(Relation::Equal, _)]) => Ok((rest, field)),
+            Test::OneOf(values) if matches!(values.as_slice(), [(Relation::Equal, _)]) => {
+                Ok((rest, field))
+            }
             _ => fail(input, "a field that is sent has one value"),
         }
     }
@@ -237,13 +251,15 @@ fn expected_frame(input: &str) -> Parsed<'_, ExpectedFrame> {
 
 fn times(input: &str) -> Parsed<'_, u64> {
     let (rest, times) =
-        opt(preceded(keyword("times"), terminated(number_up_to(MAX_REPETITIONS), space0))).parse(input)?;
+        opt(preceded(keyword("times"), terminated(number_up_to(MAX_REPETITIONS), space0)))
+            .parse(input)?;
     Ok((rest, times.unwrap_or(1)))
 }
 
 fn sent_frame(input: &str) -> Parsed<'_, Action> {
     let (rest, times) = times(input)?;
-    let (rest, cut) = opt(preceded(keyword("cut"), terminated(number_up_to(65535), space0))).parse(rest)?;
+    let (rest, cut) =
+        opt(preceded(keyword("cut"), terminated(number_up_to(65535), space0))).parse(rest)?;
     let (rest, hold) = opt(keyword("hold")).parse(rest)?;
     let end = alt((keyword("fin").map(|()| Action::Fin), keyword("reset").map(|()| Action::Reset)));
     if let (rest, Some(action)) = opt(end).parse(rest)? {
@@ -275,7 +291,9 @@ fn refusal(input: &str) -> Parsed<'_, Action> {
 }
 
 fn message(input: &str) -> Parsed<'_, Action> {
-    preceded(keyword("message"), expected_frame).map(|expected| Action::Message { expected }).parse(input)
+    preceded(keyword("message"), expected_frame)
+        .map(|expected| Action::Message { expected })
+        .parse(input)
 }
 
 fn expect(input: &str) -> Parsed<'_, Action> {
@@ -330,8 +348,11 @@ pub(super) fn step(input: &str) -> Parsed<'_, Step> {
         preceded(pair(char('>'), space0), cut(sent_frame)),
         preceded(pair(char('<'), space0), cut(expect)),
         keyword("connect").map(|()| Action::Connect),
-        preceded(keyword("start"), many0(single_value_field(FrameKind::Request.fields(), "a request")))
-            .map(Action::Start),
+        preceded(
+            keyword("start"),
+            many0(single_value_field(FrameKind::Request.fields(), "a request")),
+        )
+        .map(Action::Start),
         preceded(keyword("order"), cut(order)),
         preceded(keyword("reads"), cut(reads)),
     ));

@@ -19,6 +19,6 @@ mod syntax;
 
 pub use parse::{ParseError, parse};
 pub use syntax::{
-    Action, Atom, Case, CaseCondition, ExpectedFrame, Field, FrameKind, Operation, Relation, SentFrame, Step,
-    Test,
+    Action, Atom, Case, CaseCondition, ExpectedFrame, Field, FrameKind, Operation, Relation,
+    SentFrame, Step, Test,
 };

@@ -49,7 +49,9 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, ParseError> {
                 let what = "expected `case NAME \"TITLE\"`".to_owned();
                 return Err(error(SyntaxError { at: &line.text, what }));
             }
-            ("needs", Some(case)) => case.needs.extend(parsed_value(grammar::needs(rest)).map_err(error)?),
+            ("needs", Some(case)) => {
+                case.needs.extend(parsed_value(grammar::needs(rest)).map_err(error)?);
+            }
             (_, Some(case)) => {
                 let mut step = parsed_value(grammar::step(&line.text)).map_err(error)?;
                 step.line = line.number;
@@ -80,7 +82,8 @@ fn to_parse_error(file: &str, line: &LogicalLine, problem: &SyntaxError<'_>) -> 
     let index = line.parts.iter().rposition(|(begin, _)| *begin <= at).unwrap_or(0);
     let (begin, indent) = line.parts.get(index).copied().unwrap_or_default();
     let column = indent + line.text.get(begin..at).map_or(0, |text| text.chars().count()) + 1;
-    let what = if problem.what.is_empty() { "not understood".to_owned() } else { problem.what.clone() };
+    let what =
+        if problem.what.is_empty() { "not understood".to_owned() } else { problem.what.clone() };
     ParseError { file: file.to_owned(), line: line.number + index as u32, column, what }
 }
 
@@ -103,7 +106,9 @@ fn logical_lines(text: &str) -> Vec<LogicalLine> {
                 line.text.push_str(code);
             }
             None if code.is_empty() => {}
-            None => lines.push(LogicalLine { number, text: code.to_owned(), parts: vec![(0, indent)] }),
+            None => {
+                lines.push(LogicalLine { number, text: code.to_owned(), parts: vec![(0, indent)] });
+            }
         }
         open = continues;
     }
@@ -144,7 +149,10 @@ mod tests {
         let lines: Vec<u32> = case.steps.iter().map(|step| step.line).collect();
         assert_eq!(lines, [4, 5, 7, 8, 9, 10, 11, 12, 13]);
         let Action::Send(sent) = &case.steps[1].action else { panic!() };
-        assert_eq!((sent.kind, sent.times, sent.cut, sent.hold), (FrameKind::ReadRequest, 3, 1, true));
+        assert_eq!(
+            (sent.kind, sent.times, sent.cut, sent.hold),
+            (FrameKind::ReadRequest, 3, 1, true)
+        );
         let source = Test::OneOf(vec![(Relation::Equal, Atom::Variable("to".into(), 4))]);
         assert_eq!(sent.fields[1].test, source);
         assert_eq!(case.steps[1].delay.as_millis(), 500);

@@ -259,8 +259,8 @@ impl FrameKind {
     #[must_use]
     pub fn fields(self) -> &'static [&'static str] {
         const STARTUP: &[&str] = &[
-            "key", "markers", "crc", "reject", "enhanced", "reserved", "revision", "length", "a", "b", "c",
-            "d", "ird", "ord", "private",
+            "key", "markers", "crc", "reject", "enhanced", "reserved", "revision", "length", "a",
+            "b", "c", "d", "ird", "ord", "private",
         ];
         const SEGMENT: &[&str] = &[
             "tagged",

@@ -26,7 +26,10 @@ impl FileHeader {
         }
     }
 
-    pub(super) fn next<R: Read>(&self, source: &mut FileSource<R>) -> Result<Option<Packet>, Error> {
+    pub(super) fn next<R: Read>(
+        &self,
+        source: &mut FileSource<R>,
+    ) -> Result<Option<Packet>, Error> {
         let parse = match (self.header.is_modified_format(), self.header.is_bigendian()) {
             (true, _) => parse_pcap_frame_modified,
             (false, true) => parse_pcap_frame_be,
@@ -39,8 +42,8 @@ impl FileHeader {
 
     fn packet(&self, record: &LegacyPcapBlock<'_>) -> Packet {
         let nanoseconds_per_unit = if self.header.is_nanosecond_precision() { 1 } else { 1000 };
-        let time =
-            u64::from(record.ts_sec) * 1_000_000_000 + u64::from(record.ts_usec) * nanoseconds_per_unit;
+        let time = u64::from(record.ts_sec) * 1_000_000_000
+            + u64::from(record.ts_usec) * nanoseconds_per_unit;
         // The upper 16 bits describe a frame check sequence after each packet, which is cut off by
         // the length in the IP header.
         let link = LinkType(self.header.network.0.cast_unsigned() & 0xffff);

@@ -137,7 +137,9 @@ impl<R: Read> Reader<R> {
             [0x1f, 0x8b, ..] => return Err(Error::Compressed("gzip")),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => return Err(Error::Compressed("zstd")),
             [0x04, 0x22, 0x4d, 0x18, ..] => return Err(Error::Compressed("lz4")),
-            bytes if bytes.starts_with(&ng::SECTION_HEADER) => FileFormat::Ng(ng::SectionState::default()),
+            bytes if bytes.starts_with(&ng::SECTION_HEADER) => {
+                FileFormat::Ng(ng::SectionState::default())
+            }
             _ => FileFormat::Classic(classic::FileHeader::read(&mut source)?),
         };
         Ok(Self { source, format, packets: 0 })
@@ -234,7 +236,11 @@ impl<R: Read> FileSource<R> {
                     }
                     let is_empty = bytes.is_empty();
                     if !self.fill()? {
-                        return if is_empty { Ok(None) } else { Err(Error::Truncated { offset, what }) };
+                        return if is_empty {
+                            Ok(None)
+                        } else {
+                            Err(Error::Truncated { offset, what })
+                        };
                     }
                 }
                 Err(_) => return Err(Error::Malformed { offset, what }),

@@ -4,7 +4,8 @@ use std::io::Read;
 
 use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{
-    Block, EnhancedPacketBlock, InterfaceDescriptionBlock, SimplePacketBlock, parse_block_be, parse_block_le,
+    Block, EnhancedPacketBlock, InterfaceDescriptionBlock, SimplePacketBlock, parse_block_be,
+    parse_block_le,
 };
 
 use super::{Error, FileSource, LinkType, MAX_RECORD, Packet, Parsed};
@@ -68,7 +69,10 @@ impl SectionState {
         (!self.secrets.is_empty()).then(|| std::mem::take(&mut self.secrets))
     }
 
-    pub(super) fn next<R: Read>(&mut self, source: &mut FileSource<R>) -> Result<Option<Packet>, Error> {
+    pub(super) fn next<R: Read>(
+        &mut self,
+        source: &mut FileSource<R>,
+    ) -> Result<Option<Packet>, Error> {
         loop {
             let offset = source.offset;
             let parse = if self.big_endian { parse_block_be } else { parse_block_le };
@@ -98,12 +102,22 @@ impl SectionState {
                     let of = of.ok_or(Error::Interface { offset, interface })?;
                     let captured = of.captured(length) as usize;
                     if captured > bytes.len() {
-                        return Err(Error::Length { offset, what: "packet", length: captured as u64 });
+                        return Err(Error::Length {
+                            offset,
+                            what: "packet",
+                            length: captured as u64,
+                        });
                     }
                     bytes.truncate(captured);
                     let time = time.map(|units| of.nanoseconds(units));
                     let original_length = original as usize;
-                    return Ok(Some(Packet { number: 0, time, link: of.link, bytes, original_length }));
+                    return Ok(Some(Packet {
+                        number: 0,
+                        time,
+                        link: of.link,
+                        bytes,
+                        original_length,
+                    }));
                 }
                 Some(BlockContent::Other) => {}
             }

@@ -90,7 +90,10 @@ fn classic_in_the_modified_form() {
     file.splice(40..40, [2, 0, 0, 0, 0, 8, 4, 0]);
     let packets = packets(&file).unwrap();
     let (time, bytes) = (Some(7_000_005_000), b"abc".to_vec());
-    assert_eq!(packets, [Packet { number: 1, time, link: LinkType::ETHERNET, bytes, original_length: 3 }]);
+    assert_eq!(
+        packets,
+        [Packet { number: 1, time, link: LinkType::ETHERNET, bytes, original_length: 3 }]
+    );
 }
 
 #[test]
@@ -104,7 +107,8 @@ fn pcapng_with_two_interfaces_and_two_sections() {
             ByteOrder::Little => [9, 0, 1, 0, 9, 0, 0, 0],
         };
         file.extend(interface(order, 101, &option));
-        let packet = |interface, time| [&numbers(order, &[interface, 0, time, 2, 2])[..], b"xy"].concat();
+        let packet =
+            |interface, time| [&numbers(order, &[interface, 0, time, 2, 2])[..], b"xy"].concat();
         file.extend(block(order, 6, &packet(0, 3)));
         file.extend(block(order, 0x0bad, b"unknown block"));
         file.extend(block(order, 6, &packet(1, 3)));
@@ -113,7 +117,8 @@ fn pcapng_with_two_interfaces_and_two_sections() {
         file.extend(section(other));
         file.extend(interface(other, 113, &[]));
         file.extend(block(other, 3, &[&numbers(other, &[1])[..], b"q"].concat()));
-        let seen: Vec<_> = packets(&file).unwrap().into_iter().map(|p| (p.time, p.link.0, p.bytes)).collect();
+        let seen: Vec<_> =
+            packets(&file).unwrap().into_iter().map(|p| (p.time, p.link.0, p.bytes)).collect();
         let expected = [
             (Some(3000), 1, b"xy".to_vec()),
             (Some(3), 101, b"xy".to_vec()),

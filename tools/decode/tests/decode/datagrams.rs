@@ -44,7 +44,8 @@ impl TwoHosts {
         let network = Network::new(1);
         let file = MemoryFile::default();
         let sink = PcapSink::new(Box::new(file.clone())).unwrap();
-        let captured = CaptureStack::new(Box::new(network.stack(addresses[0])), Arc::clone(&sink), "sim");
+        let captured =
+            CaptureStack::new(Box::new(network.stack(addresses[0])), Arc::clone(&sink), "sim");
         let other = Box::new(network.stack(addresses[1]));
         Self { network, captured, other, sink, file, addresses }
     }
@@ -65,7 +66,13 @@ impl TwoHosts {
     }
 
     /// Sends a datagram from `from` to `to`, receives it at `at`, and returns its decoded events.
-    fn pass(&self, from: &mut dyn DatagramSocket, to: SocketAddr, at: &mut dyn DatagramSocket, bytes: &[u8]) {
+    fn pass(
+        &self,
+        from: &mut dyn DatagramSocket,
+        to: SocketAddr,
+        at: &mut dyn DatagramSocket,
+        bytes: &[u8],
+    ) {
         assert_eq!(from.send(bytes, &[Outgoing::new(to, bytes.len())]).unwrap(), 1);
         while self.network.step() {}
         let mut incoming = Vec::new();
@@ -84,10 +91,15 @@ impl TwoHosts {
         });
         let summary = summary.unwrap();
         assert!(summary.followed(), "{summary}");
-        let unique = format!("uiw-datagrams-{}-{:?}.pcapng", std::process::id(), std::thread::current().id());
+        let unique = format!(
+            "uiw-datagrams-{}-{:?}.pcapng",
+            std::process::id(),
+            std::thread::current().id()
+        );
         let path = std::env::temp_dir().join(unique);
         std::fs::write(&path, bytes).unwrap();
-        let args = decode::DecodeConfig { files: vec![path.clone()], ..decode::DecodeConfig::default() };
+        let args =
+            decode::DecodeConfig { files: vec![path.clone()], ..decode::DecodeConfig::default() };
         let printed = decode::decode_to(&args, &mut text);
         std::fs::remove_file(path).unwrap();
         assert_eq!(printed.unwrap(), summary);
@@ -127,7 +139,8 @@ fn requests_and_replies_of_sidr() {
         for _ in 0..2 {
             hosts.pass(&mut *there, ends[1], &mut *here, &request(&[9; 180]));
         }
-        for (status, data) in [(Status::Valid, &[8; 136][..]), (Status::Rejected, b"no"), (Status::NoQp, b"")]
+        for (status, data) in
+            [(Status::Valid, &[8; 136][..]), (Status::Rejected, b"no"), (Status::NoQp, b"")]
         {
             hosts.pass(&mut *here, ends[0], &mut *there, &reply(status, data));
         }
@@ -198,8 +211,10 @@ fn sidr_messages_that_break_a_rule() {
     hosts.pass(&mut *there, to, &mut *here, &request(b"and one that is well"));
     let (mut found, _, departures) = hosts.decoded();
     assert_eq!(found.pop().map(|(_, _, event)| event["name"].clone()), Some(json!("SIDR request")));
-    let expected: Vec<_> =
-        (1..).zip(&cases).filter_map(|(packet, (_, what))| Some((packet, what.as_deref()?))).collect();
+    let expected: Vec<_> = (1..)
+        .zip(&cases)
+        .filter_map(|(packet, (_, what))| Some((packet, what.as_deref()?)))
+        .collect();
     let said: Vec<_> =
         found.iter().map(|(packet, _, event)| (*packet, event["what"].as_str().unwrap())).collect();
     assert_eq!((said, departures), (expected, 5));
@@ -259,7 +274,11 @@ fn messages_to_groups() {
         let expected = [
             (1, [from, to], event("Send", theirs, 1, 6)),
             (2, [from, to], event("Send with SE", theirs, 2, 0)),
-            (3, [from, to], with(event("Send", theirs, 4, 1024), "order", json!("1 before it not captured"))),
+            (
+                3,
+                [from, to],
+                with(event("Send", theirs, 4, 1024), "order", json!("1 before it not captured")),
+            ),
             (4, [from, to], with(late, "order", json!("late"))),
             (5, [own_address, to], event("Send", ours, 1, 3)),
             (6, [own_address, to], copy),

@@ -81,11 +81,21 @@ impl ScriptedTalk {
 fn frame(kind: FrameKind, crc: bool) -> Frame {
     let enhanced = Some(Enhanced { ird: 2, ord: 2, ..Enhanced::default() });
     let private_data = Vec::new();
-    Frame { kind, markers: false, crc, reject: false, enhanced, reserved: 0, revision: 2, private_data }
+    Frame {
+        kind,
+        markers: false,
+        crc,
+        reject: false,
+        enhanced,
+        reserved: 0,
+        revision: 2,
+        private_data,
+    }
 }
 
 fn peer_to_peer(kind: FrameKind, rtr_write: bool, rtr_read: bool) -> Frame {
-    let enhanced = Enhanced { peer_to_peer: true, rtr_write, rtr_read, rtr_send: false, ird: 2, ord: 2 };
+    let enhanced =
+        Enhanced { peer_to_peer: true, rtr_write, rtr_read, rtr_send: false, ird: 2, ord: 2 };
     Frame { enhanced: Some(enhanced), ..frame(kind, true) }
 }
 
@@ -114,7 +124,8 @@ fn send(msn: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 fn read_request(msn: u32, length: u32) -> Vec<u8> {
-    let header = [&[0, 0, 0, 7][..], &[0; 8], &length.to_be_bytes(), &[0, 0, 0, 9], &[0; 8]].concat();
+    let header =
+        [&[0, 0, 0, 7][..], &[0; 8], &length.to_be_bytes(), &[0, 0, 0, 9], &[0; 8]].concat();
     untagged([0x41, 0x41], 0, [1, msn, 0], &header)
 }
 
@@ -148,7 +159,8 @@ fn startup_frames() {
     request(|frame| frame.reserved = 0x08).departs("siw's offer");
     request(|frame| frame.reject = true).departs("R is set in a Request");
     request(|frame| frame.revision = 3).departs("unknown revision 3");
-    request(|frame| frame.enhanced.as_mut().unwrap().rtr_read = true).departs("without peer-to-peer");
+    request(|frame| frame.enhanced.as_mut().unwrap().rtr_read = true)
+        .departs("without peer-to-peer");
 
     let reply = |change: fn(&mut Frame)| {
         let mut talk = ScriptedTalk::new();
@@ -161,7 +173,8 @@ fn startup_frames() {
     reply(|frame| (frame.revision, frame.enhanced) = (1, None))
         .departs("revision 1 to a Request of revision 2");
     reply(|frame| frame.enhanced = None).departs("a Reply without S");
-    reply(|frame| frame.enhanced.as_mut().unwrap().ord = 3).departs("ORD 3 is above the initiator's IRD 2");
+    reply(|frame| frame.enhanced.as_mut().unwrap().ord = 3)
+        .departs("ORD 3 is above the initiator's IRD 2");
     reply(|frame| frame.kind = FrameKind::Request).departs("two initiators");
     reply(|frame| frame.reject = true).is_fine();
 }
@@ -236,7 +249,8 @@ fn markers() {
         bytes
     };
     let talk = |marker| {
-        ScriptedTalk { segments: talk.segments.clone(), next: talk.next }.raw(CLIENT, &with_marker(marker))
+        ScriptedTalk { segments: talk.segments.clone(), next: talk.next }
+            .raw(CLIENT, &with_marker(marker))
     };
     talk([0; 4]).is_fine();
     talk([0, 0, 0, 8]).departs("points 8 bytes back, the FPDU begins 0 back");
@@ -246,13 +260,16 @@ fn markers() {
 #[test]
 fn headers() {
     let first = |ulpdu: Vec<u8>| ScriptedTalk::started(true).fpdu(CLIENT, &ulpdu);
-    first(untagged([0x45, 0x43], 0, [0, 1, 0], b"")).departs("reserved bits 0x04 of the DDP control byte");
-    first(untagged([0x41, 0x63], 0, [0, 1, 0], b"")).departs("reserved bits 0x20 of the RDMAP control byte");
+    first(untagged([0x45, 0x43], 0, [0, 1, 0], b""))
+        .departs("reserved bits 0x04 of the DDP control byte");
+    first(untagged([0x41, 0x63], 0, [0, 1, 0], b""))
+        .departs("reserved bits 0x20 of the RDMAP control byte");
     first(untagged([0x41, 0x83], 0, [0, 1, 0], b"")).departs("unknown RDMAP version 2");
     first(untagged([0x41, 0x03], 0, [0, 1, 0], b"")).departs("the RDMA Consortium's");
     first(untagged([0x41, 0x4c], 0, [0, 1, 0], b"")).departs("unknown OpCode 12");
     first(untagged([0x41, 0x43], 9, [0, 1, 0], b"")).departs("0x00000009 where an Invalidate STag");
-    first(untagged([0x41, 0x43], 0, [1, 1, 0], b"")).departs("Send on queue 1, it belongs on queue 0");
+    first(untagged([0x41, 0x43], 0, [1, 1, 0], b""))
+        .departs("Send on queue 1, it belongs on queue 0");
     first(untagged([0x41, 0x40], 0, [0, 1, 0], b"")).departs("RDMA Write in an untagged segment");
     first(tagged([0xc1, 0x43], 0, 0, b"")).departs("Send in a tagged segment");
     first(untagged([0x41, 0x44], 9, [0, 1, 0], b"")).is_fine();
@@ -267,10 +284,14 @@ fn sequence() {
     begun()
         .fpdu(CLIENT, &untagged([0x41, 0x43], 0, [0, 1, 4], b""))
         .departs("MO 4 in MSN 1 on queue 0, 3 is due");
-    begun().fpdu(CLIENT, &send(2, b"")).departs("MSN 2 on queue 0 before the last segment of MSN 1");
+    begun()
+        .fpdu(CLIENT, &send(2, b""))
+        .departs("MSN 2 on queue 0 before the last segment of MSN 1");
     begun().fpdu(CLIENT, &untagged([0x41, 0x45], 0, [0, 1, 3], b"")).departs("RsvdULP differs");
     let writing = || first(tagged([0x81, 0x40], 5, 100, b"ab"));
-    writing().fpdu(CLIENT, &tagged([0xc1, 0x40], 5, 103, b"")).departs("TO 0x67 in a message to STag");
+    writing()
+        .fpdu(CLIENT, &tagged([0xc1, 0x40], 5, 103, b""))
+        .departs("TO 0x67 in a message to STag");
     writing()
         .fpdu(CLIENT, &tagged([0xc1, 0x40], 6, 102, b""))
         .departs("before the last segment of the RDMA Write");
@@ -280,10 +301,18 @@ fn sequence() {
 fn reads() {
     let asked = || ScriptedTalk::started(true).fpdu(CLIENT, &read_request(1, 4));
     asked().fpdu(SERVER, &read_response(7, 0, b"data")).is_fine();
-    asked().fpdu(SERVER, &read_response(8, 0, b"data")).departs("its request named STag 0x00000007");
-    asked().fpdu(SERVER, &read_response(7, 1, b"data")).departs("its request named STag 0x00000007 TO 0x0");
-    asked().fpdu(SERVER, &read_response(7, 0, b"dat")).departs("of 3 bytes, its request asked for 4");
-    asked().fpdu(SERVER, &read_response(7, 0, b"datum")).departs("of 5 bytes, its request asked for 4");
+    asked()
+        .fpdu(SERVER, &read_response(8, 0, b"data"))
+        .departs("its request named STag 0x00000007");
+    asked()
+        .fpdu(SERVER, &read_response(7, 1, b"data"))
+        .departs("its request named STag 0x00000007 TO 0x0");
+    asked()
+        .fpdu(SERVER, &read_response(7, 0, b"dat"))
+        .departs("of 3 bytes, its request asked for 4");
+    asked()
+        .fpdu(SERVER, &read_response(7, 0, b"datum"))
+        .departs("of 5 bytes, its request asked for 4");
     ScriptedTalk::started(true)
         .fpdu(CLIENT, &send(1, b""))
         .fpdu(SERVER, &read_response(7, 0, b""))
@@ -294,7 +323,9 @@ fn reads() {
         .fpdu(CLIENT, &read_request(3, 4))
         .departs("3 Reads and Atomics outstanding, the peer's IRD is 2");
     let short = untagged([0x41, 0x41], 0, [1, 1, 0], &[0; 20]);
-    ScriptedTalk::started(true).fpdu(CLIENT, &short).departs("RDMA Read Request of 20 bytes, it has 28");
+    ScriptedTalk::started(true)
+        .fpdu(CLIENT, &short)
+        .departs("RDMA Read Request of 20 bytes, it has 28");
 }
 
 #[test]
@@ -330,7 +361,8 @@ fn siw_refusal_with_zero_crc_read() {
     let details = messages[0]["details"].as_str().unwrap();
     assert!(details.contains("(if siw sent it: ") && details.contains("RTR"), "{details}");
     assert_eq!(of_type(&records, "fpdu")[0]["crc"], "bad");
-    let records = ScriptedTalk::started(true).raw(CLIENT, &without_crc(&send(1, b"data"))).records();
+    let records =
+        ScriptedTalk::started(true).raw(CLIENT, &without_crc(&send(1, b"data"))).records();
     assert!(of_type(&records, "message").is_empty());
 }
 
@@ -369,7 +401,8 @@ fn raw_tcp_comparison_named() {
     let (records, _) = decode(&capture_of(&cut.segments, Link::Ethernet));
     assert_eq!((of_type(&records, "departure").len(), of_type(&records, "missing").len()), (0, 0));
     // After any other Request, the same bytes are reported as invalid FPDUs.
-    let (records, _) = decode(&capture_of(&talk(&order(b"other"), &reply).segments, Link::Ethernet));
+    let (records, _) =
+        decode(&capture_of(&talk(&order(b"other"), &reply).segments, Link::Ethernet));
     assert!(of_type(&records, "raw_tcp").is_empty() && !of_type(&records, "departure").is_empty());
 }
 
@@ -383,7 +416,11 @@ fn missing_header_not_judged() {
         talk.next[CLIENT] += 10;
         talk.say(CLIENT, &bytes[2 + known + 10..]);
         let (records, summary) = decode(&capture_of(&talk.segments, Link::Ethernet));
-        assert_eq!((summary.departures, summary.fpdus, summary.missing_bytes), (0, 1, 10), "{records:#?}");
+        assert_eq!(
+            (summary.departures, summary.fpdus, summary.missing_bytes),
+            (0, 1, 10),
+            "{records:#?}"
+        );
         assert!(of_type(&records, "departure").is_empty(), "{records:#?}");
     }
 }

@@ -47,13 +47,16 @@ impl RandomBytes {
 /// Returns the decoded FPDUs, each with its sender, CRC field and length.
 fn fpdus(records: &[Value]) -> Vec<String> {
     let fpdus = records.iter().filter(|record| record["type"] == "fpdu");
-    fpdus.map(|fpdu| format!("{} {} {}", fpdu["from"], fpdu["crc_field"], fpdu["ulpdu_length"])).collect()
+    fpdus
+        .map(|fpdu| format!("{} {} {}", fpdu["from"], fpdu["crc_field"], fpdu["ulpdu_length"]))
+        .collect()
 }
 
 /// Returns how many of `expected` are in `found`, counting repetitions.
 fn common(expected: &[String], found: &[String]) -> usize {
     let mut left = found.to_vec();
-    let mut take = |one: &String| left.iter().position(|other| other == one).map(|at| left.swap_remove(at));
+    let mut take =
+        |one: &String| left.iter().position(|other| other == one).map(|at| left.swap_remove(at));
     expected.iter().filter(|one| take(one).is_some()).count()
 }
 
@@ -76,7 +79,8 @@ impl OriginalCapture {
         let segments = segments_of(name);
         let (records, _) = decode(&capture_of(&segments, Link::Ethernet));
         let departures = records.iter().filter(|record| record["type"] == "departure");
-        let departures = departures.map(|record| format!("{} {}", record["rule"], record["what"])).collect();
+        let departures =
+            departures.map(|record| format!("{} {}", record["rule"], record["what"])).collect();
         Self { name, fpdus: fpdus(&records), departures, segments }
     }
 
@@ -132,7 +136,8 @@ fn lost_packets_cost_only_their_bytes() {
         let original = OriginalCapture::new(name);
         for seed in 1..=VARIANTS {
             let mut random = RandomBytes(seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
-            let lost: BTreeSet<_> = (0..=random.below(3)).map(|_| original.pick(&mut random)).collect();
+            let lost: BTreeSet<_> =
+                (0..=random.below(3)).map(|_| original.pick(&mut random)).collect();
             let (mut kept, mut gone) = (Vec::new(), 0);
             for (at, segment) in original.segments.iter().enumerate() {
                 if lost.contains(&at) {
@@ -154,7 +159,10 @@ fn lost_packets_cost_only_their_bytes() {
             let at = random.below(kept.len() - 1);
             kept.swap(at, at + 1);
             original.check(&kept, &format!("{what}, {at} and the next one swapped"));
-            assert!(right * 100 >= expected * 50, "{name} {what}: {right} of {expected}\n{summary}");
+            assert!(
+                right * 100 >= expected * 50,
+                "{name} {what}: {right} of {expected}\n{summary}"
+            );
             (all, decoded, captures) = (all + expected, decoded + right, captures + 1);
         }
     }

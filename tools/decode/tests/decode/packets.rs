@@ -113,7 +113,9 @@ pub(crate) fn capture(link: u32, packets: impl IntoIterator<Item = Vec<u8>>) -> 
     let mut file: Vec<u8> = header.into_iter().flat_map(u32::to_be_bytes).collect();
     for (n, packet) in packets.into_iter().enumerate() {
         let (n, length) = (u32::try_from(n).unwrap(), u32::try_from(packet.len()).unwrap());
-        file.extend([n / 1000, n % 1000 * 1000, length, length].into_iter().flat_map(u32::to_be_bytes));
+        file.extend(
+            [n / 1000, n % 1000 * 1000, length, length].into_iter().flat_map(u32::to_be_bytes),
+        );
         file.extend(packet);
     }
     file
@@ -137,8 +139,9 @@ pub(crate) fn segments_of(file: &str) -> Vec<Segment> {
 
 pub(crate) fn file_of(file: &str) -> Vec<u8> {
     // The tests of `interop` also include this source file, so the manifest directory differs.
-    let root =
-        Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().find(|path| path.join("interop/data").is_dir());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .find(|path| path.join("interop/data").is_dir());
     let path = root.unwrap().join("interop/data").join(file);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -166,7 +169,8 @@ fn segment_of(packet: &Packet) -> Option<Segment> {
 /// Decodes a capture. Returns the events as JSON.
 pub(crate) fn decode(file: &[u8]) -> (Vec<Value>, Summary) {
     let mut records = Vec::new();
-    let summary = decode::decode(file, &mut |record| records.push(serde_json::to_value(record).unwrap()));
+    let summary =
+        decode::decode(file, &mut |record| records.push(serde_json::to_value(record).unwrap()));
     (records, summary.expect("a capture"))
 }
 

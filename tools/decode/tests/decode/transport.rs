@@ -2,7 +2,8 @@
 //! missing bytes are reported.
 
 use crate::packets::{
-    ACK, FIN, Link, SYN, Segment, capture, capture_of, decode, essence, of_type, packet, segments_of,
+    ACK, FIN, Link, SYN, Segment, capture, capture_of, decode, essence, of_type, packet,
+    segments_of,
 };
 
 const VECTORS: &str = "vectors/vectors.pcap";
@@ -85,7 +86,8 @@ fn sequence_numbers_wrap() {
 #[test]
 fn without_the_handshake() {
     let segments = segments_of(VECTORS);
-    let mid_stream: Vec<_> = segments.iter().filter(|segment| segment.flags & SYN == 0).cloned().collect();
+    let mid_stream: Vec<_> =
+        segments.iter().filter(|segment| segment.flags & SYN == 0).cloned().collect();
     assert_eq!(found(&mid_stream), found(&segments));
 }
 
@@ -116,7 +118,9 @@ fn connection_followed_from_fpdu() {
         let (whole, _) = decode(&capture_of(&segments, Link::Ethernet));
         let fields = |records: &[serde_json::Value]| -> Vec<String> {
             let fpdus = of_type(records, "fpdu").into_iter();
-            fpdus.map(|fpdu| format!("{} {} {}", fpdu["from"], fpdu["crc_field"], fpdu["segment"])).collect()
+            fpdus
+                .map(|fpdu| format!("{} {} {}", fpdu["from"], fpdu["crc_field"], fpdu["segment"]))
+                .collect()
         };
         let startup = |segment: &Segment| segment.payload.starts_with(b"MPA ID");
         let first = 1 + segments
@@ -128,12 +132,19 @@ fn connection_followed_from_fpdu() {
                 segments[gone..].iter().filter(|segment| !startup(segment)).cloned().collect();
             let (found, summary) = decode(&capture_of(&rest, Link::Ethernet));
             assert!(of_type(&found, "departure").is_empty(), "{name} from {gone} on: {found:#?}");
-            let due: Vec<String> = fields(&whole).into_iter().rev().take(fields(&found).len()).collect();
+            let due: Vec<String> =
+                fields(&whole).into_iter().rev().take(fields(&found).len()).collect();
             let payloads = rest.iter().filter(|segment| !segment.payload.is_empty()).count();
-            assert!(summary.connections > 0 && !summary.followed(), "{name} from {gone} on: {summary}");
+            assert!(
+                summary.connections > 0 && !summary.followed(),
+                "{name} from {gone} on: {summary}"
+            );
             assert!(fields(&found).len() * 10 >= payloads * 9, "{name} from {gone} on: {summary}");
             assert!(due.iter().all(|fpdu| fields(&found).contains(fpdu)), "{name} from {gone} on");
-            assert!(summary.to_string().contains("could not be decoded from the beginning on"), "{summary}");
+            assert!(
+                summary.to_string().contains("could not be decoded from the beginning on"),
+                "{summary}"
+            );
         }
     }
     // Without CRCs, an FPDU cannot be recognised.
@@ -144,7 +155,8 @@ fn connection_followed_from_fpdu() {
 #[test]
 fn missing_request_uses_reply_flags() {
     let segments = segments_of("siw/rping-crc-on.pcap");
-    let request = segments.iter().position(|segment| segment.payload.starts_with(b"MPA ID Req")).unwrap();
+    let request =
+        segments.iter().position(|segment| segment.payload.starts_with(b"MPA ID Req")).unwrap();
     let (records, summary) = decode(&capture_of(&segments[request + 1..], Link::Ethernet));
     assert_eq!((summary.fpdus, summary.crc_good), (21, 21));
     let not_followed = of_type(&records, "not_followed");
@@ -181,7 +193,10 @@ fn snapped_packet_costs_only_payload() {
     assert_eq!(summary.missing_bytes, segments[long].payload.len() as u64 - (200 - 54));
     assert!(!summary.followed());
     let messages = |records: &[serde_json::Value]| {
-        essence(records).into_iter().filter(|found| found.2["type"] == "message").collect::<Vec<_>>()
+        essence(records)
+            .into_iter()
+            .filter(|found| found.2["type"] == "message")
+            .collect::<Vec<_>>()
     };
     assert_eq!(messages(&records), messages(&whole));
 }
@@ -191,7 +206,8 @@ fn any_payload_may_be_cut() {
     let segments = segments_of(VECTORS);
     let (whole, _) = decode(&capture_of(&segments, Link::Ethernet));
     let departures = of_type(&whole, "departure").len();
-    let long = |segment: &Segment| segment.payload.len() > 40 && !segment.payload.starts_with(b"MPA ID");
+    let long =
+        |segment: &Segment| segment.payload.len() > 40 && !segment.payload.starts_with(b"MPA ID");
     let long: Vec<_> = (0..segments.len()).filter(|n| long(&segments[*n])).collect();
     assert!(long.len() > 10);
     for cut in long {
@@ -282,7 +298,8 @@ fn not_iwarp_at_all() {
 fn impossible_acknowledgment_ignored() {
     let mut segments = segments_of("siw/write-bw-64k.pcapng");
     let expected = found(&segments);
-    let at = segments.iter().position(|segment| segment.payload.starts_with(b"MPA ID Rep")).unwrap();
+    let at =
+        segments.iter().position(|segment| segment.payload.starts_with(b"MPA ID Rep")).unwrap();
     let acknowledgment = segments[at].acknowledgment.wrapping_add(100_000_000);
     segments.insert(at + 1, Segment { acknowledgment, ..segments[at].clone() });
     let (records, summary) = decode(&capture_of(&segments, Link::Ethernet));

@@ -7,7 +7,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_llp::{DatagramConfig, DatagramSocket, Interest, Token};
 
-pub(super) fn bind(core: &mut Core, local: SocketAddr, token: Token) -> Result<Box<dyn DatagramSocket>> {
+pub(super) fn bind(
+    core: &mut Core,
+    local: SocketAddr,
+    token: Token,
+) -> Result<Box<dyn DatagramSocket>> {
     let bound = core.stack.bind_datagrams(local, &DatagramConfig::default(), token);
     let mut socket = bound.map_err(Error::io("binding a UDP port"))?;
     socket.set_interest(Interest::READ).map_err(Error::io("waiting for datagrams"))?;

@@ -34,7 +34,11 @@ impl SidrListener {
     /// # Errors
     /// [`Error::Io`] if an address is not available or the stack does not support datagrams;
     /// [`Error::Zero`] if no address is left.
-    pub fn bind(device: &Device, addresses: &[SocketAddr], channel: &Arc<CmChannel>) -> Result<Self> {
+    pub fn bind(
+        device: &Device,
+        addresses: &[SocketAddr],
+        channel: &Arc<CmChannel>,
+    ) -> Result<Self> {
         let driver = Arc::clone(device.driver());
         let shard = driver.shard_for_listener();
         shard.start()?;
@@ -51,13 +55,16 @@ impl SidrListener {
                     Ok(socket) => socket,
                     // The address was removed since the list was made, or duplicate address
                     // detection is not complete.
-                    Err(Error::Io { source, .. }) if several && is_not_available(&source) => continue,
+                    Err(Error::Io { source, .. }) if several && is_not_available(&source) => {
+                        continue;
+                    }
                     Err(error) => return Err(error),
                 };
                 port = socket.local_addr().port();
                 sockets.push(socket);
             }
-            let local = sockets.first().ok_or(Error::Zero { what: "number of addresses" })?.local_addr();
+            let local =
+                sockets.first().ok_or(Error::Zero { what: "number of addresses" })?.local_addr();
             let role = Role::Responder(Responder::new(ListenerId(token.0)));
             core.fill_slot(token, Slot::Sidr(Box::new(SidrSlot { sockets, channel, role })));
             Ok::<_, Error>((token, local))

@@ -60,7 +60,8 @@ impl Requester {
             return DueAction::Nothing;
         }
         if self.sent == REQUESTS {
-            let error = Error::TimedOut { peer: self.peer, awaits_reply: false, after: total_timeout() };
+            let error =
+                Error::TimedOut { peer: self.peer, awaits_reply: false, after: total_timeout() };
             return DueAction::GivenUp(self.end(CmEventKind::Failed(error)));
         }
         self.sent += 1;
@@ -124,7 +125,13 @@ mod tests {
     fn negative_replies_told_apart() {
         let (local, peer) = ("127.0.0.1:1".parse().unwrap(), "127.0.0.2:2".parse().unwrap());
         let error_of = |status| {
-            let reply = Reply { transaction: 7, status, qpn: Qpn::from_raw(0), qkey: 0, private_data: b"no" };
+            let reply = Reply {
+                transaction: 7,
+                status,
+                qpn: Qpn::from_raw(0),
+                qkey: 0,
+                private_data: b"no",
+            };
             let mut requester = Requester::new(ConnId(1), peer, 7, [0; LEN]);
             match requester.on_reply((local, peer), &reply.emit().unwrap()).unwrap().kind {
                 CmEventKind::Failed(error) => error,

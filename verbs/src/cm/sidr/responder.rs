@@ -92,7 +92,8 @@ impl Responder {
         if self.pending.contains(&transaction) {
             return Outcome::Nothing;
         }
-        let of_host = self.pending.iter().filter(|other| host(other.peer.ip()) == host(peer.ip())).count();
+        let of_host =
+            self.pending.iter().filter(|other| host(other.peer.ip()) == host(peer.ip())).count();
         if self.pending.len() >= MAX_PENDING || of_host >= MAX_PENDING_OF_HOST {
             tracing::debug!(%peer, "a SIDR request is dropped: too many wait for a decision");
             return Outcome::Nothing;

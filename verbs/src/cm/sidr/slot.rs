@@ -61,14 +61,16 @@ impl SidrSlot {
         services: &mut Services,
     ) {
         let event = match &mut self.role {
-            Role::Responder(responder) => match responder.on_request(ends, datagram, driver, services) {
-                Outcome::Nothing => None,
-                Outcome::Asked(event) => Some(event),
-                Outcome::Answered(reply) => {
-                    send(&mut self.sockets, ends, &reply[..]);
-                    None
+            Role::Responder(responder) => {
+                match responder.on_request(ends, datagram, driver, services) {
+                    Outcome::Nothing => None,
+                    Outcome::Asked(event) => Some(event),
+                    Outcome::Answered(reply) => {
+                        send(&mut self.sockets, ends, &reply[..]);
+                        None
+                    }
                 }
-            },
+            }
             Role::Requester(requester) => requester.on_reply(ends, datagram),
         };
         if let Some(event) = event {
@@ -112,8 +114,14 @@ impl SidrSlot {
 
 /// Sends one datagram from `local` to `peer`. Errors are ignored, because the protocol repeats lost
 /// datagrams.
-fn send(sockets: &mut [Box<dyn DatagramSocket>], (local, peer): (SocketAddr, SocketAddr), datagram: &[u8]) {
-    let Some(socket) = sockets.iter_mut().find(|socket| socket.local_addr() == local) else { return };
+fn send(
+    sockets: &mut [Box<dyn DatagramSocket>],
+    (local, peer): (SocketAddr, SocketAddr),
+    datagram: &[u8],
+) {
+    let Some(socket) = sockets.iter_mut().find(|socket| socket.local_addr() == local) else {
+        return;
+    };
     if let Err(error) = socket.send(datagram, &[Outgoing::new(peer, datagram.len())]) {
         tracing::debug!(%error, %peer, "a SIDR message cannot be sent");
     }

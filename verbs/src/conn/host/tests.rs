@@ -29,7 +29,8 @@ fn receive(host: &mut QpHost<'_>, count: usize) {
     for _ in 0..count {
         host.begin_receive().unwrap();
         let kind = ReceivedKind::Send { len: 0, imm: None };
-        let message = ReceivedMessage { kind, solicited: false, invalidated: None, awaits_ack: false };
+        let message =
+            ReceivedMessage { kind, solicited: false, invalidated: None, awaits_ack: false };
         host.receive(message).unwrap();
     }
 }
@@ -64,7 +65,10 @@ fn assert_reported_before_unlock(
         step.wait();
         let mut wakes = Wakes::default();
         let mut completions = qp.send_cq.appender(&mut wakes);
-        completions.push(&Cqe { wc: Wc::plain(99, WcStatus::Success, WcOpcode::Send, 0), solicited: false });
+        completions.push(&Cqe {
+            wc: Wc::plain(99, WcStatus::Success, WcOpcode::Send, 0),
+            solicited: false,
+        });
         step.wait();
         // Time to unlock the queue too early.
         std::thread::sleep(Duration::from_millis(20));
@@ -82,7 +86,12 @@ fn receives_reported_before_unlock() {
         matches!(&qp.rq, RecvSource::Own(receives) if receives.is_locked())
     }
     assert_reported_before_unlock(is_locked, |host| receive(host, 3), |host| host.release(), 3);
-    assert_reported_before_unlock(is_locked, |host| receive(host, 3), |host| acknowledge(host, 0..1), 4);
+    assert_reported_before_unlock(
+        is_locked,
+        |host| receive(host, 3),
+        |host| acknowledge(host, 0..1),
+        4,
+    );
     assert_reported_before_unlock(is_locked, |host| receive(host, 16), |host| receive(host, 1), 17);
 }
 
@@ -91,8 +100,18 @@ fn sends_reported_before_unlock() {
     fn is_locked(qp: &QpInner) -> bool {
         qp.sq.is_locked()
     }
-    assert_reported_before_unlock(is_locked, |host| acknowledge(host, 0..3), |host| host.release(), 3);
-    assert_reported_before_unlock(is_locked, |host| acknowledge(host, 0..3), |host| receive(host, 1), 4);
+    assert_reported_before_unlock(
+        is_locked,
+        |host| acknowledge(host, 0..3),
+        |host| host.release(),
+        3,
+    );
+    assert_reported_before_unlock(
+        is_locked,
+        |host| acknowledge(host, 0..3),
+        |host| receive(host, 1),
+        4,
+    );
     assert_reported_before_unlock(
         is_locked,
         |host| acknowledge(host, 0..15),

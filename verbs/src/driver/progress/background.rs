@@ -179,7 +179,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
         // poller.
         let polled = state.poll_hint.load(Ordering::SeqCst) != 0;
         let by_poller = polled && self.has_rounds();
-        if readable && self.memory_polls.is_to_be_checked(polled && !by_poller, ARRIVALS_PER_CHECK) {
+        if readable && self.memory_polls.is_to_be_checked(polled && !by_poller, ARRIVALS_PER_CHECK)
+        {
             self.take_hint();
             self.check();
         }
@@ -369,7 +370,10 @@ mod tests {
         }
     }
 
-    fn background_thread<'a, D: Drive>(state: &'a State, drive: &'a Weak<D>) -> BackgroundThread<'a, D> {
+    fn background_thread<'a, D: Drive>(
+        state: &'a State,
+        drive: &'a Weak<D>,
+    ) -> BackgroundThread<'a, D> {
         BackgroundThread {
             state,
             drive,

@@ -66,7 +66,8 @@ impl MemoryPolls {
         };
         self.arrivals = 0;
         let confirmed = self.assumption == before;
-        self.per_check = if confirmed { (self.per_check * 2).clamp(1, ARRIVALS_PER_CHECK) } else { 1 };
+        self.per_check =
+            if confirmed { (self.per_check * 2).clamp(1, ARRIVALS_PER_CHECK) } else { 1 };
         if !unserved {
             self.last_arrival = None;
         }

@@ -270,7 +270,8 @@ impl State {
         // program may post hundreds of messages between two polls, and on two processors a third
         // thread that takes the core is likely to be preempted while it holds it.
         let timer = self.standby_timer();
-        let hinted = self.poll_hint.load(Ordering::Relaxed) != 0 || timer == StandbyTimer::Polled as u32;
+        let hinted =
+            self.poll_hint.load(Ordering::Relaxed) != 0 || timer == StandbyTimer::Polled as u32;
         if hinted && timer != StandbyTimer::Off as u32 {
             return;
         }

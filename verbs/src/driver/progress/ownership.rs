@@ -190,7 +190,11 @@ impl Ownership {
     /// Like [`Ownership::claim`] for the thread of `parker`, but takes over the role of a task, and
     /// puts the thread on standby if another thread is the active poller. Does neither while waiting
     /// threads leave the shard to a thread that polls ([`Ownership::leave`]).
-    pub(super) fn claim_or_stand_by(&self, parker: &Arc<Parker>, now: impl Fn() -> Nanos) -> WaitRole {
+    pub(super) fn claim_or_stand_by(
+        &self,
+        parker: &Arc<Parker>,
+        now: impl Fn() -> Nanos,
+    ) -> WaitRole {
         let mut inner = self.inner.lock();
         // Usually no thread has left the shard, and the clock is not read.
         if inner.left_until > 0 {
@@ -259,7 +263,12 @@ impl Ownership {
     /// poller, another armed program, or a pause ([`PAUSE`]). Returns whether it is the owner.
     /// `begin` is called before the program's descriptor can become readable, unless the program
     /// was armed already.
-    pub(super) fn arm(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos, begin: impl FnOnce()) -> bool {
+    pub(super) fn arm(
+        &self,
+        watch: &Arc<Watch>,
+        now: impl Fn() -> Nanos,
+        begin: impl FnOnce(),
+    ) -> bool {
         let mut inner = self.inner.lock();
         // Usually there is no pause, and the clock is not read.
         let paused = inner.paused_until > 0 && now() < inner.paused_until;
@@ -387,7 +396,8 @@ impl Ownership {
         let mut inner = self.inner.lock();
         let is_new = std::mem::replace(&mut seen.epoch, inner.epoch) != inner.epoch;
         let is_active = driven || is_new;
-        let (was_unserved, was_awake) = (std::mem::take(&mut seen.unserved), std::mem::take(&mut seen.awake));
+        let (was_unserved, was_awake) =
+            (std::mem::take(&mut seen.unserved), std::mem::take(&mut seen.awake));
         (seen.armed, seen.stays_awake) = (false, false);
         match &inner.owner {
             ShardOwner::Polled(poller) => {

@@ -17,7 +17,10 @@ pub(crate) struct ActiveTask {
 
 impl ActiveTask {
     /// Makes the task of `waker` the active poller, unless there is one.
-    pub(in super::super) fn claim(state: &Arc<State>, waker: impl FnOnce() -> Waker) -> Option<Self> {
+    pub(in super::super) fn claim(
+        state: &Arc<State>,
+        waker: impl FnOnce() -> Waker,
+    ) -> Option<Self> {
         let claimed = state.ownership.claim(|| ActivePoller::Task(waker()));
         claimed.then(|| Self { state: Arc::clone(state), released: AtomicBool::new(false) })
     }

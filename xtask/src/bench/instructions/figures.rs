@@ -6,8 +6,7 @@ use super::super::{RatioBar, RatioLine, RatioSpread, median};
 /// which are never changed.
 const COMMITTED: &str = include_str!("figures.tsv");
 /// First line of the table.
-pub(in super::super) const HEAD: &str =
-    "case\tinstructions\tlocked\tsystem calls\tall threads\t02b5a5a: instructions\tlocked\tsystem calls";
+pub(in super::super) const HEAD: &str = "case\tinstructions\tlocked\tsystem calls\tall threads\t02b5a5a: instructions\tlocked\tsystem calls";
 
 /// Commits to compare with, and the maximum number of instructions as a multiple of the figure of
 /// each. The limit relative to 02b5a5a applies to all changes since then together.
@@ -56,7 +55,8 @@ pub(super) fn lines((committed, base): CommittedCost, now: Cost, is_c: bool) -> 
             now[0], now[1], before[1], now[2], before[2], now[3]
         );
         lines.push(
-            RatioLine::new(format!("instructions of {whose}"), ratio, note).bar(RatioBar::AtMost(most)),
+            RatioLine::new(format!("instructions of {whose}"), ratio, note)
+                .bar(RatioBar::AtMost(most)),
         );
         for (at, what) in [(1, "locked"), (2, "system calls")] {
             let more = now[at] - before[at];
@@ -64,7 +64,11 @@ pub(super) fn lines((committed, base): CommittedCost, now: Cost, is_c: bool) -> 
             // A line is printed only if the limit is exceeded, because almost all cases are below
             // it.
             if more > most {
-                let line = RatioLine::new(format!("more {what} than {whose}"), RatioSpread::new([more]), "");
+                let line = RatioLine::new(
+                    format!("more {what} than {whose}"),
+                    RatioSpread::new([more]),
+                    "",
+                );
                 lines.push(line.bar(RatioBar::AtMost(most)));
             }
         }
@@ -83,8 +87,9 @@ pub(super) fn line(case: &str, counts: &[Cost]) -> String {
     let [instructions, locked, calls, all] =
         [0, 1, 2, 3].map(|at| median(&counts.iter().map(|cost| cost[at]).collect::<Vec<_>>()));
     let now = [instructions, locked, calls];
-    let columns =
-        |[instructions, locked, calls]: ThreadCost| format!("{instructions:.0}\t{locked:.1}\t{calls:.1}");
+    let columns = |[instructions, locked, calls]: ThreadCost| {
+        format!("{instructions:.0}\t{locked:.1}\t{calls:.1}")
+    };
     let base = committed(case).map_or(now, |(_, base)| base);
     format!("{case}\t{}\t{all:.0}\t{}", columns(now), columns(base))
 }
@@ -135,7 +140,8 @@ mod tests {
 
     #[test]
     fn lines_of_file_read_back() {
-        let counts = [[1001.0, 70.0, 5.0, 1100.0], [1000.0, 71.0, 7.0, 1102.0], [999.0, 69.0, 6.0, 1101.0]];
+        let counts =
+            [[1001.0, 70.0, 5.0, 1100.0], [1000.0, 71.0, 7.0, 1102.0], [999.0, 69.0, 6.0, 1101.0]];
         let columns = "1000\t70.0\t6.0\t1101\t1000\t70.0\t6.0";
         assert_eq!(line("no such case", &counts), format!("no such case\t{columns}"));
         assert_eq!(read(columns), Some(([1000.0, 70.0, 6.0, 1101.0], COST)));

@@ -83,7 +83,8 @@ fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<RatioLine>> {
         cost = [0, 1, 2, 3].map(|at| cost[at].min(again[at]));
     }
     let mut lines = compared(cost);
-    lines[0].note += &format!(", {:.0} ns of processor time", processor_time(&program, case, rounds)?);
+    lines[0].note +=
+        &format!(", {:.0} ns of processor time", processor_time(&program, case, rounds)?);
     Ok(lines)
 }
 
@@ -161,9 +162,12 @@ fn ended_time(stat: &str) -> Option<f64> {
 /// Returns the sums of a dump (<https://valgrind.org/docs/manual/cl-format.html>). A "global bus
 /// event" is a locked instruction.
 fn summary(dump: &str) -> Option<ThreadCost> {
-    let words = |name: &str| dump.lines().find_map(|line| line.strip_prefix(name)).map(str::split_whitespace);
+    let words = |name: &str| {
+        dump.lines().find_map(|line| line.strip_prefix(name)).map(str::split_whitespace)
+    };
     let events: Vec<&str> = words("events: ")?.collect();
-    let sums: Vec<f64> = words("summary: ")?.map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
+    let sums: Vec<f64> =
+        words("summary: ")?.map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
     let sum = |name: &str| sums.get(events.iter().position(|event| *event == name)?).copied();
     Some([sum("Ir")?, sum("Ge")?, sum("sysCount")?])
 }
@@ -174,8 +178,7 @@ mod tests {
 
     #[test]
     fn sums_of_dump_read() {
-        let dump =
-            "version: 1\nevents: Ir Ge sysCount sysTime\nsummary: 17 2 3 40\n\nob=/lib/libc.so.6\n0x40 5\n";
+        let dump = "version: 1\nevents: Ir Ge sysCount sysTime\nsummary: 17 2 3 40\n\nob=/lib/libc.so.6\n0x40 5\n";
         assert_eq!(summary(dump), Some([17.0, 2.0, 3.0]));
         assert_eq!(summary(&dump.replace("Ge", "Xe")), None);
         assert_eq!(summary(""), None);

@@ -26,7 +26,8 @@ impl TestSide {
         let device = Device::open().unwrap();
         let worker = Worker::start(&device).unwrap();
         let options = Arc::new(worker.options());
-        let listener = Listener::bind(&device, (IP, 0).into(), 16, &options, worker.channel()).unwrap();
+        let listener =
+            Listener::bind(&device, (IP, 0).into(), 16, &options, worker.channel()).unwrap();
         let port = listener.local_addr().port();
         let number = u32::from(port) << 8 | 7;
         let cq = device.create_cq(64, CqConfig::default()).unwrap();

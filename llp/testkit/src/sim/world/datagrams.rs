@@ -47,7 +47,8 @@ impl World {
             return Err(ErrorKind::AddrInUse.into());
         }
         let id = self.id();
-        let socket = Socket { stack, token, interest: Interest::NONE, local, inbound: VecDeque::new() };
+        let socket =
+            Socket { stack, token, interest: Interest::NONE, local, inbound: VecDeque::new() };
         self.sockets.insert(id, socket);
         Ok((id, local))
     }
@@ -93,7 +94,8 @@ impl World {
         let faults = link.datagrams;
         for receiver in receivers {
             let mut chance = |of: u32| self.random.below(MILLION) < of as usize;
-            let (lost, twice, late) = (chance(faults.loss), chance(faults.duplicate), chance(faults.reorder));
+            let (lost, twice, late) =
+                (chance(faults.loss), chance(faults.duplicate), chance(faults.reorder));
             if lost || link.stalled {
                 continue;
             }
@@ -111,7 +113,14 @@ impl World {
     ///
     /// The queue holds datagrams in flight as well as unread ones, so its limit is twice the
     /// `capacity` of the link in bytes.
-    fn enqueue_datagram(&mut self, to: u64, due: Time, from: SocketAddr, bytes: &[u8], capacity: usize) {
+    fn enqueue_datagram(
+        &mut self,
+        to: u64,
+        due: Time,
+        from: SocketAddr,
+        bytes: &[u8],
+        capacity: usize,
+    ) {
         let Some(socket) = self.sockets.get_mut(&to) else { return };
         let held: usize = socket.inbound.iter().map(|datagram| datagram.bytes.len()).sum();
         if held >= 2 * capacity {

@@ -7,7 +7,11 @@ use std::time::Duration;
 
 impl World {
     /// Returns the addresses of the established connections from `a` to `b`, the oldest first.
-    pub(in crate::sim) fn connections(&self, a: IpAddr, b: IpAddr) -> Vec<(SocketAddr, SocketAddr)> {
+    pub(in crate::sim) fn connections(
+        &self,
+        a: IpAddr,
+        b: IpAddr,
+    ) -> Vec<(SocketAddr, SocketAddr)> {
         let is_one = |end: &&SimulatedEnd| {
             end.held && end.state == WorldState::Made && (end.local.ip(), end.peer.ip()) == (a, b)
         };

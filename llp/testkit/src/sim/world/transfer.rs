@@ -70,7 +70,11 @@ impl World {
         }
     }
 
-    pub(in crate::sim) fn recv(&mut self, id: EndId, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    pub(in crate::sim) fn recv(
+        &mut self,
+        id: EndId,
+        bufs: &mut [IoVecMut<'_>],
+    ) -> io::Result<usize> {
         self.arrive(id);
         let end = self.end(id)?;
         if IoVecMut::total(bufs) == 0 {
@@ -130,13 +134,17 @@ impl World {
     pub(in crate::sim) fn poll(&mut self, stack: u32, events: &mut Vec<Event>) {
         self.process_due();
         for listening in self.listeners.values().filter(|l| l.stack == stack) {
-            let made = |id: &EndId| self.ends.get(id).is_some_and(|end| end.state != WorldState::Connecting);
+            let made = |id: &EndId| {
+                self.ends.get(id).is_some_and(|end| end.state != WorldState::Connecting)
+            };
             if listening.queue.iter().any(made) {
                 events.push(Event { token: listening.token, readable: true, writable: false });
             }
         }
         self.poll_datagrams(stack, events);
-        for (id, end) in self.ends.iter().filter(|(_, end)| end.stack == stack && end.held && end.named) {
+        for (id, end) in
+            self.ends.iter().filter(|(_, end)| end.stack == stack && end.held && end.named)
+        {
             let capacity = self.link(end.local.ip(), end.peer.ip()).capacity;
             let room = capacity.max(self.wanted_by_peer(*id)) > end.unread;
             let (readable, writable) = match end.state {
@@ -157,8 +165,10 @@ impl World {
         let (there, back) = (self.link(local, peer), self.link(peer, local));
         let rtt = u32::try_from((there.latency + back.latency).as_micros()).ok();
         let Some(end) = self.ends.get(&id) else { return StreamInfo::default() };
-        let under_way =
-            end.other.and_then(|other| self.ends.get(&other)).map_or(0, |other| other.inbound.len());
+        let under_way = end
+            .other
+            .and_then(|other| self.ends.get(&other))
+            .map_or(0, |other| other.inbound.len());
         StreamInfo {
             rtt_us: rtt,
             min_rtt_us: rtt,

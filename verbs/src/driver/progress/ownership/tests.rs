@@ -61,7 +61,8 @@ impl WatchedStack {
     fn new() -> Self {
         let eventfds = [0, 1].map(|count| eventfd(count, EventfdFlags::CLOEXEC).unwrap());
         let stack = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-        epoll::add(&stack, &eventfds[1], epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
+        epoll::add(&stack, &eventfds[1], epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .unwrap();
         let set = Arc::new(ChannelSet::new(eventfds[0].as_fd()).unwrap());
         let release = parker();
         let watch = Watch::new(&set, &stack, Waker::from(Arc::clone(&release))).unwrap();
@@ -140,7 +141,9 @@ fn waiting_threads_leave_polled_shard() {
     for now in [BEGIN, BEGIN + PAUSE - 1] {
         assert_eq!(role_at(&f, now), WaitRole::LeftUntil(BEGIN + PAUSE));
     }
-    for (now, was_left) in [(PAUSE, true), (2 * PAUSE - 1, true), (2 * PAUSE, false), (PAUSE, false)] {
+    for (now, was_left) in
+        [(PAUSE, true), (2 * PAUSE - 1, true), (2 * PAUSE, false), (PAUSE, false)]
+    {
         assert_eq!(role_at(&f, BEGIN + now), WaitRole::Poller { was_left }, "after {now} ns");
         f.ownership.release();
     }
