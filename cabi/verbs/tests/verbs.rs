@@ -509,6 +509,53 @@ fn asynchronous_events_await_acknowledgement() {
     }
 }
 
+/// `ibv_modify_qp(3)`: `en_sqd_async_notify` enables the notification.
+#[test]
+fn drained_event_only_if_requested() {
+    let opened = open();
+    let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
+    a.connect(&b);
+    b.connect(&a);
+    // A queue pair can be drained once its connection is established.
+    b.receive(1, 0);
+    // SAFETY: `build` passes its live `ex`, between start and completion.
+    assert_eq!(a.build(1, |ex| unsafe { (*ex).wr_send.unwrap()(ex) }), 0);
+    a.done(1);
+    let mut attr: abi::ibv_qp_attr = abi::zeroed();
+    for (notify, mask, expected) in [
+        (0, 0, false),
+        (1, 0, false),
+        (0, flags::IBV_QP_EN_SQD_ASYNC_NOTIFY, false),
+        (1, flags::IBV_QP_EN_SQD_ASYNC_NOTIFY, true),
+    ] {
+        (attr.qp_state, attr.en_sqd_async_notify) = (4, notify);
+        a.modify(&mut attr, flags::IBV_QP_STATE | mask);
+        // The queue is empty, so the event was raised before the call returned.
+        // SAFETY: the context is open until the end of the test, and only this thread uses it.
+        // `event` is a local variable, which is acknowledged only if the library has filled it.
+        // fcntl(2) gets integers.
+        unsafe {
+            libc::fcntl((*opened).async_fd, libc::F_SETFL, libc::O_NONBLOCK);
+            let mut event: abi::ibv_async_event = abi::zeroed();
+            let raised = call!(async_events::ibv_get_async_event(opened, &raw mut event)) == 0;
+            if raised {
+                assert_eq!(
+                    (event.event_type, event.element.qp),
+                    (kinds::IBV_EVENT_SQ_DRAINED, a.qp)
+                );
+                call!(async_events::ibv_ack_async_event(&raw mut event));
+            }
+            assert_eq!(raised, expected, "en_sqd_async_notify {notify}, mask {mask}");
+        }
+        attr.qp_state = 3;
+        a.modify(&mut attr, flags::IBV_QP_STATE);
+    }
+    drop((a, b));
+    // SAFETY: `open` returned the context, which is closed once. The ends, which used it, were
+    // dropped.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
 #[test]
 fn completion_events_have_a_descriptor() {
     let opened = open();

@@ -60,7 +60,7 @@ impl Conn {
             Event::Peer(_) => {}
             Event::Drained => {
                 if let Some(qp) = &self.qp {
-                    qp.raise(AsyncEvent::SqDrained { qp_num: qp.num }, &mut services.wakes);
+                    qp.raise_drained(&mut services.wakes);
                 }
             }
             Event::Ended(ended) => self.on_ended(&ended, services),

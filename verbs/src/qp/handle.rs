@@ -15,7 +15,7 @@ use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use uiw_mem::Access;
 
@@ -116,6 +116,7 @@ impl Qp {
             ud,
             attrs: Mutex::new(ConnAttrs { ird: max_rd_atomic, stream }),
             has_raised: AtomicBool::new(false),
+            reports_drained: AtomicBool::new(true),
             faults: driver.shared.faults.clone(),
             long: init.max_message.map(LongMessages::new),
             log_limit: LogLimit::default(),
@@ -230,6 +231,12 @@ impl Qp {
     /// none, and for RTS while the connection is being closed.
     pub fn modify(&self, to: QpState) -> Result<()> {
         crate::qp::control::modify(&self.0, to)
+    }
+
+    /// Sets whether [`crate::AsyncEvent::SqDrained`] is raised when the transition to SQD is
+    /// complete. By default it is.
+    pub fn set_reports_drained(&self, on: bool) {
+        self.0.reports_drained.store(on, Ordering::Release);
     }
 
     /// Starts the orderly close (`rdma_disconnect`): posted requests are sent, both directions are

@@ -85,6 +85,8 @@ pub(crate) struct QpInner {
     pub(crate) ud: Option<UdState>,
     /// True once an asynchronous event about this queue pair was added to the device's queue.
     pub(super) has_raised: AtomicBool,
+    /// Whether [`AsyncEvent::SqDrained`] is raised (see [`crate::Qp::set_reports_drained`]).
+    pub(super) reports_drained: AtomicBool,
     /// Faults that the device is configured to inject.
     pub(crate) faults: Option<Arc<Faults>>,
     pub(crate) log_limit: LogLimit,
@@ -108,6 +110,13 @@ impl QpInner {
     pub(crate) fn raise(&self, event: AsyncEvent, wakes: &mut Wakes) {
         self.has_raised.store(true, Ordering::Release);
         self.pd.device().events().raise(event, wakes);
+    }
+
+    /// Reports that the send queue is drained, unless the application does not want the event.
+    pub(crate) fn raise_drained(&self, wakes: &mut Wakes) {
+        if self.reports_drained.load(Ordering::Acquire) {
+            self.raise(AsyncEvent::SqDrained { qp_num: self.num }, wakes);
+        }
     }
 
     pub(crate) fn state(&self) -> QpState {

@@ -5,7 +5,6 @@ use super::binding;
 use super::transmit;
 use crate::driver::Core;
 use crate::error::{Error, Result};
-use crate::event::AsyncEvent;
 use crate::qp::{QpInner, QpState, RecvSource, SqMode};
 use std::sync::Arc;
 use uiw_llp::Token;
@@ -56,7 +55,7 @@ fn change(core: &mut Core, qp: &QpInner, token: Token, to: QpState) -> Result<()
             qp.sq.lock().stop_after(false);
             // A datagram is complete once it is sent, so the queue is drained already.
             if from == QpState::Rts {
-                qp.raise(AsyncEvent::SqDrained { qp_num: qp.num }, &mut core.services.wakes);
+                qp.raise_drained(&mut core.services.wakes);
             }
         }
         QpState::Err => qp.flush_unconnected(&mut core.services.wakes),

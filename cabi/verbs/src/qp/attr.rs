@@ -53,6 +53,11 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
         transitions::check(object.qp_type, shown_state(object), to, mask)?;
         check_values(object, attr, mask)?;
     }
+    if to == Some(QpState::Sqd) && object.engine.state() != QpState::Sqd {
+        let requested =
+            mask & flags::IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
+        object.engine.set_reports_drained(requested);
+    }
     if object.is_ud() {
         return ud::modify(object, attr, mask, to);
     }
