@@ -175,6 +175,7 @@ fn create_queue(id: &Id, (queue, channel): QueueFields, depth: u32) -> Result<()
         // the documentation of `rdma_destroy_qp`, and that of `rdma_create_qp` for calls that fail,
         // exclude that.
         channel: Some(unsafe { Object::get(new) }?),
+        parent_domain: None,
         vector: 0,
         timestamps: false,
     };

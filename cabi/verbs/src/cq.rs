@@ -4,6 +4,7 @@ use crate::call_lock::CallLock;
 use crate::channel::{CompChannel, CompEvents};
 use crate::context::{Context, NumberedObject, OpenContext};
 use crate::cursor::Cursor;
+use crate::pd::Pd;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub struct Cq {
     pub engine: Arc<uiw_verbs::Cq>,
     channel: Option<Arc<CompEvents>>,
     _in_channel: Option<UserToken>,
+    _in_domain: Option<UserToken>,
     /// Queue pairs whose requests complete here.
     pub users: Users,
     /// Completion events that were delivered and not acknowledged yet.
@@ -54,6 +56,8 @@ pub struct CqInit<'a> {
     pub cq_context: *mut c_void,
     /// Channel for completion events.
     pub channel: Option<&'a Object<CompChannel>>,
+    /// Parent domain, which is not deallocated before the queue is destroyed.
+    pub parent_domain: Option<&'a Object<Pd>>,
     /// 0 if the engine chooses the shard of the connections whose receives complete here, otherwise
     /// the number of the shard, counted from 1.
     pub vector: u32,
@@ -96,6 +100,7 @@ pub fn create(
         engine,
         channel: channel.map(|c| Arc::clone(&c.events)),
         _in_channel: channel.map(|c| c.users.add()),
+        _in_domain: init.parent_domain.map(|domain| domain.users.add()),
         users: Users::default(),
         events: Arc::default(),
         async_events: Arc::default(),
@@ -124,7 +129,9 @@ pub extern "C" fn ibv_create_cq(
         let vector = u32::try_from(vector).map_err(|_| Errno::INVAL.out_of_range())?;
         let context = context.get()?;
         let channel = if channel.is_null() { None } else { Some(channel.get()?) };
-        create(context, &CqInit { depth, cq_context, channel, vector, timestamps: false }, |_| {})
+        let init =
+            CqInit { depth, cq_context, channel, parent_domain: None, vector, timestamps: false };
+        create(context, &init, |_| {})
     })
 }
 

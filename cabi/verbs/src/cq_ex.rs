@@ -39,10 +39,15 @@ pub(crate) extern "C" fn create_cq_ex(
         let context = context.get()?;
         let channel =
             if given.channel.is_null() { None } else { Some(attr.object(|attr| &attr.channel)?) };
+        let parent_domain = match given.comp_mask & flags::IBV_CQ_INIT_ATTR_MASK_PD {
+            0 => None,
+            _ => Some(attr.object(|attr| &attr.parent_domain)?),
+        };
         let init = CqInit {
             depth: given.cqe,
             cq_context: given.cq_context,
             channel,
+            parent_domain,
             vector: given.comp_vector,
             timestamps: given.wc_flags & timestamps != 0,
         };

@@ -1231,3 +1231,26 @@ fn thread_domain_in_use_not_deallocated() {
         assert_eq!(call!(open::ibv_close_device(opened)), 0);
     }
 }
+
+/// `ibv_dealloc_pd(3)`: it fails if any other resource is associated with the domain.
+#[test]
+fn parent_domain_of_completion_queue_not_deallocated() {
+    let opened = open();
+    // SAFETY: the context is open. The objects live until they are destroyed, each once, and only
+    // this thread uses them. Attributes are a local variable, whose pointers are NULL or these
+    // objects. The tables of the library have this function.
+    unsafe {
+        let domain = call!(pd::ibv_alloc_pd(opened));
+        let parent = alloc_parent_domain(opened, domain, ptr::null_mut());
+        let mut attr: abi::ibv_cq_init_attr_ex = abi::zeroed();
+        (attr.cqe, attr.parent_domain) = (8, parent);
+        attr.comp_mask = cqf::IBV_CQ_INIT_ATTR_MASK_PD;
+        let cq = vctx(opened).create_cq_ex.unwrap()(opened, &raw mut attr);
+        assert!(!cq.is_null());
+        assert_eq!(call!(pd::ibv_dealloc_pd(parent)), libc::EBUSY);
+        assert_eq!(call!(cq::ibv_destroy_cq(cq.cast::<ibv_cq>())), 0);
+        assert_eq!(call!(pd::ibv_dealloc_pd(parent)), 0);
+        assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+    }
+}
