@@ -55,6 +55,11 @@ impl Span {
         &self.region
     }
 
+    /// Returns the address of the first byte (see [`Region::as_ptr`]).
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.region.as_ptr().wrapping_add(self.offset)
+    }
+
     /// Returns whether all accesses must be atomic ([`Region::is_shared`]).
     pub fn is_shared(&self) -> bool {
         self.region.is_shared()

@@ -3,13 +3,13 @@
 use crate::error::{Error, Result};
 use crate::faults::Call;
 use crate::pd::Pd;
-use crate::wr::{Bind, FastRegister, Remote};
+use crate::wr::{Bind, FastRegister, Remote, Sge};
 use std::ops::Range;
 use std::sync::Arc;
 use uiw_ddp::STag;
 use uiw_mem::{
-    Access, BindError, FastRegisterError, Memory, PdId, Region, Rereg, StreamId, Table, Window,
-    WindowType,
+    Access, BindError, FastRegisterError, LocalError, Memory, PdId, Region, Rereg, Span, StreamId,
+    Table, Window, WindowType,
 };
 
 /// A peer's memory, as the peer describes it in a message of the application.
@@ -274,6 +274,14 @@ impl Pd {
     /// [`Error::Register`] if the memory cannot be registered.
     pub fn register_raw(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
         RawMr::register(self, memory, base, access)
+    }
+
+    /// Returns the bytes of a local element, which is to be written if `write` is true.
+    ///
+    /// # Errors
+    /// The [`LocalError`] for which the element is invalid.
+    pub fn resolve(&self, sge: Sge, write: bool) -> std::result::Result<Span, LocalError> {
+        self.driver().shared.table.local(sge.lkey, self.id(), sge.addr, sge.length, write)
     }
 
     /// Allocates a memory window that is not bound.

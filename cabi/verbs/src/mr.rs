@@ -13,8 +13,8 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object, ObjectKind};
 use uiw_cabi_core::users::UserToken;
-use uiw_mem::ReregError;
-use uiw_verbs::{Access, Memory, RawMr, STag};
+use uiw_mem::{LocalError, ReregError};
+use uiw_verbs::{Access, Memory, RawMr, STag, Sge};
 
 /// Memory region that C refers to.
 pub struct Mr {
@@ -339,7 +339,7 @@ fn rereg(
 }
 
 /// `ibv_advise_mr`: makes pages of on-demand regions present. Without the flag to flush, the advice
-/// is a hint, and failures are not reported.
+/// is a hint, and pages that cannot be made present are not reported.
 pub(crate) extern "C" fn advise_mr<'a>(
     pd: Handle<'_, Pd>,
     advice: c_int,
@@ -352,24 +352,35 @@ pub(crate) extern "C" fn advise_mr<'a>(
     const PREFETCH_WRITE: c_int = 1;
     const PREFETCH_NO_FAULT: c_int = 2;
     boundary::code(|| {
-        pd.get()?;
-        let write = match advice {
-            PREFETCH => false,
-            PREFETCH_WRITE => true,
-            // The advice concerns only pages that are already present, so there is nothing to do.
-            PREFETCH_NO_FAULT => return Ok(()),
-            _ => return Err(Errno::UNSUPPORTED.because(format_args!("advice {advice} is unknown"))),
-        };
+        let domain = pd.get()?;
+        if !matches!(advice, PREFETCH | PREFETCH_WRITE | PREFETCH_NO_FAULT) {
+            return Err(Errno::UNSUPPORTED.because(format_args!("advice {advice} is unknown")));
+        }
+        let write = advice == PREFETCH_WRITE;
         if flags & !FLUSH != 0 {
             return Err(Errno::INVAL.because(format_args!("flags {flags:#x} are unknown")));
         }
         for sge in list.copies(count)? {
-            let start = usize::try_from(sge.addr).map_err(|_| Errno::INVAL.out_of_range())?;
-            let checked = mapping::check(start, sge.length as usize, write);
-            if flags & FLUSH != 0 {
-                checked?;
+            let element = Sge { addr: sge.addr, length: sge.length, lkey: STag(sge.lkey) };
+            let span = domain.engine.resolve(element, write).map_err(advice_error)?;
+            // The last advice concerns only pages that are already present.
+            if advice != PREFETCH_NO_FAULT {
+                let checked = mapping::check(span.as_ptr().addr(), span.len(), write);
+                if flags & FLUSH != 0 {
+                    checked?;
+                }
             }
         }
         Ok(())
     })
+}
+
+/// Returns the error of `ibv_advise_mr` for an invalid element, as in the kernel's mlx5 driver.
+fn advice_error(error: LocalError) -> Errno {
+    let number = match error {
+        LocalError::InvalidLkey { .. } => libc::ENOENT,
+        LocalError::ProtectionDomain { .. } | LocalError::NotWritable { .. } => libc::EPERM,
+        LocalError::OutOfRange { .. } => libc::EFAULT,
+    };
+    Errno(number).because(error)
 }

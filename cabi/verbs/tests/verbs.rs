@@ -1254,3 +1254,42 @@ fn parent_domain_of_completion_queue_not_deallocated() {
         assert_eq!(call!(open::ibv_close_device(opened)), 0);
     }
 }
+
+/// `ibv_advise_mr(3)`: the keys of all elements are checked, whatever the advice and the flags are.
+#[test]
+fn advice_with_wrong_key_refused() {
+    let opened = open();
+    let end = TestEnd::new(opened, false);
+    // SAFETY: the objects live (see `TestEnd`), and only this thread uses them. The other domain and
+    // the other regions are destroyed below, each once, before the words of `end` are freed; no
+    // request uses them. Elements are local variables. The table of the library has this function.
+    unsafe {
+        let other = call!(pd::ibv_alloc_pd(opened));
+        let words = (&raw const *end.memory).cast_mut().cast();
+        let read_only = call!(mr::ibv_reg_mr(end.pd, words, 512, 0));
+        let zero_based = call!(mr::ibv_reg_mr(end.pd, words, 512, 1 | 1 << 5));
+        assert!(!other.is_null() && !read_only.is_null() && !zero_based.is_null());
+        let right = end.sge(0, 512);
+        let start = end.address(0);
+        for (advice, flags) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)] {
+            let advise = |pd, sge: ibv_sge| {
+                vctx(opened).advise_mr.unwrap()(pd, advice, flags, &raw const sge, 1)
+            };
+            let with = |addr, length, lkey| advise(end.pd, ibv_sge { addr, length, lkey });
+            assert_eq!(with(start, 512, right.lkey), 0);
+            assert_eq!(with(0, 512, (*zero_based).lkey), 0);
+            assert_eq!(with(start, 512, right.lkey ^ 1), libc::ENOENT);
+            assert_eq!(with(start, 513, right.lkey), libc::EFAULT);
+            assert_eq!(advise(other, right), libc::EPERM);
+            let writes = advice == 1;
+            assert_eq!(with(start, 512, (*read_only).lkey), if writes { libc::EPERM } else { 0 });
+        }
+        for mr in [read_only, zero_based] {
+            assert_eq!(call!(mr::ibv_dereg_mr(mr)), 0);
+        }
+        assert_eq!(call!(pd::ibv_dealloc_pd(other)), 0);
+    }
+    drop(end);
+    // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
