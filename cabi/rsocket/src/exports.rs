@@ -70,6 +70,8 @@ pub(super) fn new_set() -> SocketOptions {
         tos: None,
         keep_alive: false,
         keep_idle: KEEP_IDLE,
+        keep_interval: None,
+        keep_count: None,
         no_delay: false,
         oob_inline: false,
         linger: None,

@@ -138,12 +138,12 @@ pub(crate) fn set(
             return Err(Errno::INVAL.because("TCP_KEEPIDLE of no seconds"));
         }
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => set.keep_idle = value,
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => set.keep_interval = Some(value),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => set.keep_count = Some(value),
         (libc::IPPROTO_TCP, libc::TCP_LINGER2) => set.orphan_timeout = orphan_timeout(value),
         (
             libc::IPPROTO_TCP,
-            libc::TCP_KEEPCNT
-            | libc::TCP_KEEPINTVL
-            | libc::TCP_MAXSEG
+            libc::TCP_MAXSEG
             | libc::TCP_CONGESTION
             | libc::TCP_QUICKACK
             | libc::TCP_CORK

@@ -43,6 +43,10 @@ pub(crate) struct SocketOptions {
     pub(crate) tos: Option<u8>,
     pub(crate) keep_alive: bool,
     pub(crate) keep_idle: c_int,
+    /// TCP_KEEPINTVL and TCP_KEEPCNT, used only after a fallback to TCP. `None` means the system's
+    /// default.
+    pub(crate) keep_interval: Option<c_int>,
+    pub(crate) keep_count: Option<c_int>,
     pub(crate) no_delay: bool,
     pub(crate) oob_inline: bool,
     /// SO_LINGER: the time in seconds, if enabled.

@@ -90,6 +90,8 @@ fn set_of(fd: RawFd) -> SocketOptions {
         tos: None,
         keep_alive: flag(libc::SOL_SOCKET, libc::SO_KEEPALIVE),
         keep_idle: sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE).unwrap_or(KEEP_IDLE),
+        keep_interval: sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+        keep_count: sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
         no_delay: flag(libc::IPPROTO_TCP, libc::TCP_NODELAY),
         oob_inline: flag(libc::SOL_SOCKET, libc::SO_OOBINLINE),
         orphan_timeout: sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2)
@@ -247,9 +249,15 @@ fn restore(fd: RawFd, flags: c_int, set: &SocketOptions) {
     let linger: [c_int; 2] = [set.linger.is_some().into(), set.linger.unwrap_or(0)];
     let linger = linger.map(c_int::to_ne_bytes).concat();
     let flag = |level, name, on: bool| sys::set_option(fd, level, name, c_int::from(on));
+    let probes = |name, value: Option<c_int>| {
+        value.map_or(Ok(()), |value| sys::set_option(fd, libc::IPPROTO_TCP, name, value))
+    };
     let done = [
         sys::set_option_bytes(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger),
         flag(libc::SOL_SOCKET, libc::SO_KEEPALIVE, set.keep_alive),
+        probes(libc::TCP_KEEPIDLE, Some(set.keep_idle)),
+        probes(libc::TCP_KEEPINTVL, set.keep_interval),
+        probes(libc::TCP_KEEPCNT, set.keep_count),
         flag(libc::IPPROTO_TCP, libc::TCP_NODELAY, set.no_delay),
         sys::set_status_flags(fd, flags),
     ];
@@ -291,4 +299,27 @@ pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_restored_on_fallback() {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let fd = socket.as_raw_fd();
+        let options = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT];
+        let values = || options.map(|name| sys::int_option(fd, libc::IPPROTO_TCP, name).unwrap());
+        let change = |values: [c_int; 3]| {
+            for (name, value) in options.into_iter().zip(values) {
+                sys::set_option(fd, libc::IPPROTO_TCP, name, value).unwrap();
+            }
+        };
+        change([50, 20, 7]);
+        let set = set_of(fd);
+        change([450, 113, 3]);
+        restore(fd, sys::status_flags(fd).unwrap(), &set);
+        assert_eq!(values(), [50, 20, 7]);
+    }
 }
