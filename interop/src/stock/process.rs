@@ -244,12 +244,6 @@ impl ProcessEnd {
         self
     }
 
-    /// Like [`ProcessEnd::well`], but returns nothing.
-    #[track_caller]
-    pub fn is_well(&self) {
-        self.well();
-    }
-
     /// Returns the number of lines that contain `text`.
     #[must_use]
     pub fn count(&self, text: &str) -> usize {

@@ -26,8 +26,8 @@ fn default_is_reno(network: &Network) {
         command.args(["-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"]);
         command
     };
-    Running::start(network.server(write())).end().is_well();
-    Running::start(network.client(write())).end().is_well();
+    Running::start(network.server(write())).end().well();
+    Running::start(network.client(write())).end().well();
 }
 
 /// Connects from the client's namespace and returns the congestion control of the connection.
@@ -95,7 +95,7 @@ fn requested_control_replaces_route_setting() {
             "congctl",
             "cubic",
         ]);
-        Running::start(ip).end().is_well();
+        Running::start(ip).end().well();
     }
     for outcome in [connected, accepted] {
         assert_eq!(outcome(&network, "bbr"), "bbr");

@@ -54,7 +54,7 @@ fn probing_of_the_path_is_reported() {
     for (value, state) in [("0", "limited"), ("1", "ok"), ("2", "ok")] {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("echo {value} > /proc/sys/net/ipv4/tcp_mtu_probing")]);
-        Running::start(network.server(command)).end().is_well();
+        Running::start(network.server(command)).end().well();
         let (found, _) = report(Command::new(uiw()), &network);
         let probing = check(&found, "path MTU probing", None);
         assert_eq!(probing["details"]["tcp_mtu_probing"], value, "{probing}");

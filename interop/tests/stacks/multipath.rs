@@ -44,18 +44,18 @@ impl TwoLinks {
             [(&names[0], "server1", "10.78.0.1/24"), (&names[1], "client1", "10.78.0.2/24")]
         {
             let cable = format!("link add {there} type veth peer name veth1 netns {name}");
-            Running::start(network.middle(ip(&cable))).end().is_well();
-            Running::start(network.middle(ip(&format!("link set {there} up")))).end().is_well();
+            Running::start(network.middle(ip(&cable))).end().well();
+            Running::start(network.middle(ip(&format!("link set {there} up")))).end().well();
             for words in [
                 format!("-n {name} address add {address} dev veth1"),
                 format!("-n {name} link set veth1 up"),
                 format!("-n {name} mptcp limits set subflow 2 add_addr_accepted 2"),
             ] {
-                Running::start(ip(&words)).end().is_well();
+                Running::start(ip(&words)).end().well();
             }
         }
         let signal = format!("-n {} mptcp endpoint add 10.78.0.1 dev veth1 signal", names[0]);
-        Running::start(ip(&signal)).end().is_well();
+        Running::start(ip(&signal)).end().well();
         let emulators =
             [["server", "client"], ["server1", "client1"]].map(|link| emulator(&network, link));
         Some(Self { network, emulators })
@@ -83,7 +83,7 @@ impl TwoLinks {
 }
 
 fn result(ended: &ProcessEnd) -> Value {
-    ended.is_well();
+    ended.well();
     serde_json::from_str(ended.said.lines().last().expect("a result")).expect("JSON")
 }
 
@@ -151,7 +151,7 @@ fn dead_peer_detected() {
     let client = links.perf(port, &["--seconds", "120", "--dead-after", "3s"]);
     thread::sleep(Duration::from_secs(2));
     for emulator in links.emulators {
-        emulator.interrupt().is_well();
+        emulator.interrupt().well();
     }
     let ended = client.end();
     assert_eq!(ended.code, 4, "{ended:?}");

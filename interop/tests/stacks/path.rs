@@ -28,7 +28,7 @@ impl Path {
     /// the server.
     pub(crate) fn end(self) -> [Value; 2] {
         let ended = self.wan.interrupt();
-        ended.is_well();
+        ended.well();
         let last: Value =
             serde_json::from_str(ended.said.lines().last().expect("statistics")).expect("JSON");
         let way = |n: usize| {
@@ -228,8 +228,8 @@ fn copies_through_path_mtu_black_hole() {
             command.args(["-c", "echo 0 > /proc/sys/net/ipv4/tcp_mtu_probing"]);
             command
         };
-        Running::start(network.server(off())).end().is_well();
-        Running::start(network.client(off())).end().is_well();
+        Running::start(network.server(off())).end().well();
+        Running::start(network.client(off())).end().well();
         let protected = |conf: &str| {
             if has_tls {
                 vec!["--tls".to_owned(), folder.name(conf)]
@@ -275,7 +275,7 @@ fn emulator_with_real_time_priority() {
     server.wait_saying("listening on");
     let mut command = Command::new(uiw());
     command.args(["ping", "10.77.0.1", "-c", "3"]);
-    Running::start(path.network.client(command)).end().is_well();
+    Running::start(path.network.client(command)).end().well();
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", path.wan.id())).expect("it runs");
     let behind_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     // proc(5): field 41 is the scheduling policy, and the first field after the name is field 3.

@@ -327,7 +327,7 @@ fn detached_xdp_program_ends_connections() {
     client.wait_saying("round 1");
     let mut command = Command::new(python);
     command.args(["-c", DETACH, &client.id().to_string()]);
-    Running::start(network.client(command)).end().is_well();
+    Running::start(network.client(command)).end().well();
     let ended = client.end();
     assert_eq!((ended.code, ended.count("error: ")), (4, 1), "{}", ended.said);
     let _ = server.stop();

@@ -89,7 +89,7 @@ fn capture(network: &Network, version: usize, name: &str) -> (Vec<TcpSegment>, S
     let _ = server.stop();
     file.wait_idle();
     let captured = tshark.interrupt();
-    captured.is_well();
+    captured.well();
     let mut command = Command::new("tshark");
     command.arg("-r").arg(&file.0).args(["-o", "tcp.check_checksum:TRUE", "-T", "fields"]);
     for field in [

@@ -31,7 +31,9 @@ impl ProgramPair<'_> {
         for network in [&Network::Loopback, &veth] {
             for user in [User::Same, user] {
                 let Some(ends) = self.run(network, user, true) else { return };
-                ends.iter().for_each(ProcessEnd::is_well);
+                for end in &ends {
+                    end.well();
+                }
             }
         }
     }
@@ -61,7 +63,9 @@ fn ucmatose_sets_options() {
     let pair =
         ProgramPair { server: "ucmatose", client: "ucmatose", args: &["-t", "16", "-a", "14"] };
     let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
-    ends.iter().for_each(ProcessEnd::is_well);
+    for end in &ends {
+        end.well();
+    }
 }
 
 #[test]
@@ -90,7 +94,9 @@ fn shared_receive_queue_of_rdma_xserver() {
 fn xserver_with_unshared_client() {
     let pair = ProgramPair { server: "rdma_xserver", client: "rdma_client", args: &[] };
     let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
-    ends.iter().for_each(ProcessEnd::is_well);
+    for end in &ends {
+        end.well();
+    }
 }
 
 #[test]

@@ -231,15 +231,19 @@ fn datagrams_have_hop_limit_of_handle() {
         // The server answers with the address handle made from a completion.
         (
             &|| {
-                udaddy(&network, &one, None)
-                    .inspect(|ends| ends.iter().for_each(ProcessEnd::is_well))
-                    .is_some()
+                let ends = udaddy(&network, &one, None);
+                for end in ends.iter().flatten() {
+                    end.well();
+                }
+                ends.is_some()
             },
             &[64, 255],
         ),
         (
             &|| {
-                mckey(&network, "239.77.0.1", own, None).iter().for_each(ProcessEnd::is_well);
+                for end in mckey(&network, "239.77.0.1", own, None) {
+                    end.well();
+                }
                 true
             },
             &[1],
@@ -321,7 +325,9 @@ fn sidr_of_a_capture_is_decoded() {
     let file = libraries.folder().join("sidr.pcapng");
     let args = ["-c", &CONNECTIONS.to_string(), "-C", &MESSAGES.to_string(), "-S", "100"];
     let Some(ends) = udaddy(&network, &args, Some(&file)) else { return };
-    ends.iter().for_each(ProcessEnd::is_well);
+    for end in &ends {
+        end.well();
+    }
     let (found, summary) = decoded(&file);
     assert_eq!(summary.departures, 0, "{summary}");
     let named =
@@ -362,7 +368,9 @@ fn captured_group_messages_decoded() {
     {
         let libraries = Libraries::get();
         let file = libraries.folder().join("group.pcapng");
-        mckey(&network, group, own, Some(&file)).iter().for_each(ProcessEnd::is_well);
+        for end in mckey(&network, group, own, Some(&file)) {
+            end.well();
+        }
         let (found, summary) = decoded(&file);
         // mckey sends 10 messages by default.
         assert_eq!((summary.packets, found.len(), summary.departures), (10, 10, 0), "{summary}");

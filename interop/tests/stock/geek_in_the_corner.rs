@@ -95,7 +95,7 @@ fn messages_are_written_and_read() {
                 let client = Running::start(network.client(client)).end();
                 server.wait_saying("peer disconnected.");
                 let server = server.stop();
-                client.is_well();
+                client.well();
                 for ((end, other), said) in
                     [(&client, "passive/server"), (&server, "active/client")]
                         .into_iter()

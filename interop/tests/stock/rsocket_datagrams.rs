@@ -130,7 +130,7 @@ fn datagrams_on_lossy_path() {
     let client = Running::start(network.client(command("ask", &["300"]))).end();
     assert_eq!(client.well().count("datagrams are as they should be"), 1);
     drop(server.stop());
-    wan.interrupt().is_well();
+    wan.interrupt().well();
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn report_counters_and_capture_agree() {
     let client =
         Running::start(proof.client(&options("iwarp"), &[&peer, "client", &address, &number]))
             .end();
-    server.end().is_well();
+    server.end().well();
     // Other TCP traffic consists of the endpoints and two bytes in each direction.
     proof.holds(&client, 2 * PAYLOAD, Some(port), 200);
 }

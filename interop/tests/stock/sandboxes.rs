@@ -174,7 +174,7 @@ fn devices_are_the_same_without_netlink() {
     for address in ["10.77.9.1/30", "fd77::1/64"] {
         let mut command = Command::new("ip");
         command.args(["address", "add", address, "dev", "veth0", "nodad"]);
-        Running::start(network.server(command)).end().is_well();
+        Running::start(network.server(command)).end().well();
     }
     let devices = |rules: &[String]| {
         let ended =

@@ -67,7 +67,7 @@ fn report_counters_and_capture_agree() {
     server.wait_listening(port);
     let client = proof.client(&options("iwarp"), &[&peer, "client", &address, &number, "extended"]);
     let client = Running::start(client).end();
-    server.end().is_well();
+    server.end().well();
     proof.holds(&client, 2 * PAYLOAD, None, 0);
 }
 

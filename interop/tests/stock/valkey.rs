@@ -94,7 +94,7 @@ fn own_client_passes_between_hosts() {
         let words = [&program[..], "--thread", "4", "-h", &address, "-p", &port];
         let client = isolated(&libraries, &["--require", "--json", "--persona", persona], &words);
         let client = Running::start(network.client(client)).end();
-        client.is_well();
+        client.well();
         drop(server.stop());
     }
 }

@@ -156,7 +156,7 @@ fn report_counters_and_capture_agree() {
         let mut server = Running::start(network.server(server));
         server.wait_listening(9228);
         let client = Running::start(proof.client(&options("iwarp"), &client)).end();
-        server.end().is_well();
+        server.end().well();
         proof.holds(&client, 2 * ROUND_TRIPS * SIZE, None, 0);
     }
 }

@@ -104,7 +104,7 @@ fn file_over_rsockets(rules: impl FnOnce(&Sandboxes<'_>) -> Vec<String>) {
     fs::write(&got, "").expect("a file");
     fs::set_permissions(&got, fs::Permissions::from_mode(0o666)).expect("a file for others");
     let client = Running::start(run(&["curl", "-s", "-o", &got.display().to_string(), &url])).end();
-    client.is_well();
+    client.well();
     assert!(fs::read(got).expect("the file") == file, "the file differs");
     let server = server.interrupt();
     let [client, server] = [&client, server.well()].map(|ended| parsed(&ended.said));
