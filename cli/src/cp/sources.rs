@@ -6,6 +6,7 @@ use super::location::RemotePath;
 use super::plan::CopyPlan;
 use crate::shared::fail::{Exit, Failure, Result};
 use rustix::io::Errno;
+use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use uiw_copy::meta::{EntryKind, Meta};
 use uiw_copy::names::{Name, RelPath};
 use uiw_copy::protocol::{CreateMode, Reply, Request};
-use uiw_copy::root::{ABANDONED, Root};
+use uiw_copy::root::{ABANDONED, Root, sync_names};
 
 fn source_failure(what: impl std::fmt::Display, why: impl std::fmt::Display, fix: &str) -> Failure {
     Failure::new(Exit::Failed, what, why, fix)
@@ -184,7 +185,12 @@ pub(super) fn add_remote_sources(
     let into = there == Some(true) || has_slash || contents || from.len() > 1;
     if into {
         if there.is_none() && !plan.options.dry_run {
-            std::fs::create_dir(to).map_err(|error| failed(&error))?;
+            let made = std::fs::create_dir(to).and_then(|()| match File::open(to.join("..")) {
+                Ok(parent) => sync_names(&parent),
+                // The user may have no right to read it.
+                Err(_) => Ok(()),
+            });
+            made.map_err(|error| failed(&error))?;
         }
         // In a dry run, a missing target counts as empty. The current directory is opened in its
         // place, but entries are not compared with it.

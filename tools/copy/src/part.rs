@@ -6,7 +6,7 @@ use super::meta::{EntryKind, Meta};
 use super::names::{Name, RelPath};
 use super::protocol::{BLOCK, FileHead, Hash, MAX_RANGES};
 use super::ranges::RangeSet;
-use super::root::Root;
+use super::root::{Root, sync_names};
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, fstat, statat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -339,11 +339,8 @@ impl PartialFile {
         rustix::fs::renameat(&self.directory, part, &self.directory, self.name.as_os_str())?;
         *phase = PartPhase::Finished;
         self.remove(&self.name.journal_name());
-        // A directory of some file systems cannot be synced.
-        match rustix::fs::fsync(&self.directory) {
-            Ok(()) | Err(Errno::INVAL) => Ok(PartOutcome::Done),
-            Err(error) => Err(error.into()),
-        }
+        sync_names(&self.directory)?;
+        Ok(PartOutcome::Done)
     }
 
     fn remove(&self, name: &[u8]) {

@@ -244,7 +244,10 @@ impl Root {
                 EntryKind::Directory => Ok(()),
                 _ => Err(Errno::NOTDIR.into()),
             },
-            other => Ok(other?),
+            made => {
+                made?;
+                sync_names(&parent)
+            }
         }
     }
 
@@ -357,6 +360,14 @@ impl Root {
     /// share a system call.
     pub fn sync(&self) -> Result<()> {
         Ok(self.1.run(|| rustix::fs::syncfs(&self.0))?)
+    }
+}
+
+/// Makes the names in a directory durable. A directory of some file systems cannot be synced.
+pub fn sync_names(directory: impl AsFd) -> Result<()> {
+    match rustix::fs::fsync(directory) {
+        Ok(()) | Err(Errno::INVAL) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
