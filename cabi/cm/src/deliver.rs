@@ -140,7 +140,7 @@ fn failed(id: &Arc<Id>, error: &Error) -> Option<DeliveredEvent> {
         state.phase = Phase::Over;
         state.peer.map(tracing::field::display)
     };
-    let qp = id.with_own_qp(|qp| tracing::field::display(Qpn::from_raw(qp.engine().num())));
+    let qp = id.with_own_qp(|qp| tracing::field::display(Qpn::from_raw(qp.engine.num())));
     tracing::info!(peer, qp, %error, "a connection could not be set up");
     let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);

@@ -1,8 +1,7 @@
 //! The id that is created for a request to a listener.
 
-use crate::channel::Channel;
 use crate::id::Id;
-use crate::{devices, lifecycle, registry};
+use crate::{devices, lifecycle};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_cabi_core::boundary::Result;
@@ -14,13 +13,9 @@ pub(super) fn create(listener: &Arc<Id>, local: SocketAddr, peer: SocketAddr) ->
         let state = listener.lock();
         (Arc::clone(&state.channel), state.sync, state.options)
     };
-    let channel = if sync { Channel::new()? } else { channel };
-    if sync {
-        registry::add_channel(&channel);
-    }
-    let id = Id::new(&channel, sync, listener.context());
+    let channel = if sync { lifecycle::own_channel()? } else { channel };
+    let id = lifecycle::create(&channel, sync, listener.context());
     id.set_port_space(listener.port_space());
-    registry::add_id(&id);
     if let Err(error) = devices::bind(&id, local.ip()) {
         lifecycle::discard(&id);
         return Err(error);

@@ -30,8 +30,7 @@ pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
     let (local, channel, v6_only, bound) = {
-        let mut state =
-            id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let mut state = id.lock_checked()?;
         let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
             return Err(Errno::INVAL.because("the id is in another state"));
         };
@@ -78,8 +77,7 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
     let engine = engine::get()?;
     let _control = id.control();
     let (channel, local, peer, params, bound) = {
-        let mut state =
-            id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let mut state = id.lock_checked()?;
         let (Phase::RouteResolved, Some(local), Some(peer)) =
             (&state.phase, state.local, state.peer)
         else {
@@ -114,7 +112,7 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
 /// Answers a request with a queue pair (`rdma_accept`). No event follows.
 pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
-    let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+    let mut state = id.lock_checked()?;
     let params = params::read(param, &state)?;
     CmMessage::SidrReply.check(&params.private_data)?;
     if !matches!(state.phase, Phase::SidrRequested(_)) {
@@ -126,8 +124,8 @@ pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> 
         return Err(Errno::INVAL.because("the id is in another state"));
     };
     drop(state);
-    let qkey = qp.engine().qkey().unwrap_or(RDMA_UDP_QKEY);
-    request.accept(qp.engine().num(), qkey, &params.private_data).map_err(Into::into)
+    let qkey = qp.engine.qkey().unwrap_or(RDMA_UDP_QKEY);
+    request.accept(qp.engine.num(), qkey, &params.private_data).map_err(Into::into)
 }
 
 /// Creates an id for a request, and the event that passes the id to the program. Returns `None` if
