@@ -6,7 +6,7 @@ use crate::event::{DeliveredEvent, EventDraft, UdDestination, create_event};
 use crate::id::{Id, Phase};
 use crate::private_data::{CmMessage, PrivateData};
 use crate::routes::{self, EventSource};
-use crate::{failure, lifecycle, params, request_id};
+use crate::{failure, params, request_id};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_cabi_core::abi::cm::{
@@ -132,32 +132,17 @@ pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> 
 /// the id cannot be created or the listener is being destroyed; the request is then rejected.
 pub(crate) fn deliver_request(listener: &Arc<Id>, request: SidrRequest) -> Option<DeliveredEvent> {
     let private_data = request.private_data().to_vec();
-    let peer = request.peer_addr();
-    let id = match create_request_id(listener, request) {
-        Ok(id) => id,
-        Err(error) => {
-            tracing::warn!(%peer, %error, "a request for a queue pair is rejected: no id can be created for it");
-            return None;
-        }
-    };
     let draft = EventDraft {
         private_data: Some(PrivateData::new(CmMessage::SidrRequest, &private_data)),
         ud: Some(UdDestination::default()),
         ..EventDraft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
     };
-    let given = create_event(listener, &id, &draft);
-    if given.is_none() {
-        lifecycle::discard(&id);
-    }
-    given
-}
-
-fn create_request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
-    let (local, peer) =
-        (address::to_canonical(request.local_addr()), address::to_canonical(request.peer_addr()));
-    let id = request_id::create(listener, local, peer)?;
-    id.lock().phase = Phase::SidrRequested(request);
-    Ok(id)
+    let (local, peer) = (request.local_addr(), request.peer_addr());
+    request_id::deliver(listener, peer, &draft, || {
+        let id = request_id::create(listener, local, peer)?;
+        id.lock().phase = Phase::SidrRequested(request);
+        Ok(id)
+    })
 }
 
 /// Creates the event for the response of the peer, which contains its queue pair. If the device of
