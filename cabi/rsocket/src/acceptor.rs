@@ -79,11 +79,6 @@ impl Acceptor {
         let queue = self.queue.lock();
         queue.ready.len() + queue.begun >= queue.backlog
     }
-
-    /// Changes the backlog.
-    fn set_backlog(&self, backlog: usize) {
-        self.queue.lock().backlog = backlog;
-    }
 }
 
 /// Starts to listen. A socket without an address listens on a free port of every device.
@@ -98,7 +93,7 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
         let state = socket.lock();
         match &state.phase {
             Phase::Listening(acceptor) => {
-                acceptor.set_backlog(backlog);
+                acceptor.queue.lock().backlog = backlog;
                 return Ok(());
             }
             Phase::New(Some(_)) => {}

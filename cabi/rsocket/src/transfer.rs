@@ -262,7 +262,7 @@ fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Res
                 stream.sender.begin_call();
             }
             if total == 0 {
-                return stream.check_room_or_nothing();
+                return stream.check_open().map(|()| 0);
             }
             stream.send(RemainingParts { parts: parts.clone(), skip: done }, (total - done) as u64)
         });
