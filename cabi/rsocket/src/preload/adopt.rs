@@ -60,11 +60,7 @@ fn set_of(fd: RawFd) -> SocketOptions {
     let flag = |level, name| sys::int_option(fd, level, name).is_some_and(|value| value != 0);
     let time = |name| {
         let bytes = sys::option::<{ size_of::<libc::timeval>() }>(fd, libc::SOL_SOCKET, name)?;
-        let (seconds, micros) =
-            (i64::from_ne_bytes(*bytes.first_chunk()?), i64::from_ne_bytes(*bytes.last_chunk()?));
-        let time = Duration::from_secs(seconds.try_into().ok()?)
-            + Duration::from_micros(micros.try_into().ok()?);
-        (!time.is_zero()).then_some(time)
+        options::parse_time(&bytes).ok()?
     };
     let linger = || {
         let bytes =
