@@ -6,9 +6,10 @@ mod monitor;
 
 pub use addresses::InterfaceAddresses;
 pub use monitor::{InterfaceChange, InterfaceMonitor};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,11 +115,7 @@ pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
 /// # Errors
 /// Returns OS errors.
 pub fn socket() -> io::Result<OwnedFd> {
-    // SAFETY: no pointer is passed.
-    let fd =
-        check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor is new and has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
 /// Returns an ioctl(2) request for the interface with this name. All other fields are zero, and the

@@ -304,10 +304,7 @@ pub trait StreamExtensions {
     /// # Errors
     /// `Unsupported`: streams of this stack cannot move. `NotConnected`: the stream was aborted.
     fn detach(&mut self) -> io::Result<()> {
-        Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "streams of this stack cannot move to another one",
-        ))
+        Err(unsupported("streams of this stack cannot move to another one"))
     }
 
     /// Takes the kernel socket that carries exactly the bytes of this stream, and leaves the stream
@@ -323,7 +320,7 @@ pub trait StreamExtensions {
     /// * `NotConnected`: the stream is not connected yet or was aborted, or its socket was taken
     ///   already.
     fn take_socket(&mut self) -> io::Result<OwnedFd> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "the stream has no socket of the kernel"))
+        Err(unsupported("the stream has no socket of the kernel"))
     }
 
     /// Returns the identity of the peer if the stack has verified it. It is available as soon as
@@ -511,10 +508,7 @@ pub trait StackExtensions {
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let _ = (local, options, token);
-        Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "this stack cannot connect a stream to itself",
-        ))
+        Err(unsupported("this stack cannot connect a stream to itself"))
     }
 
     /// Creates a stream from a kernel socket over which nothing was sent.
@@ -533,7 +527,7 @@ pub trait StackExtensions {
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let _ = (socket, peer, options, token);
-        Err(io::Error::new(io::ErrorKind::Unsupported, "the TCP of this stack is not the kernel's"))
+        Err(unsupported("the TCP of this stack is not the kernel's"))
     }
 
     /// Binds a UDP socket at `local` (port 0: any). Its events have `token`.
@@ -551,7 +545,7 @@ pub trait StackExtensions {
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         let _ = (local, options, token);
-        Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no datagrams"))
+        Err(unsupported("this stack has no datagrams"))
     }
 
     /// Creates another shard of this stack: an independent stack with the same addresses, which
@@ -589,7 +583,7 @@ pub trait StackExtensions {
     /// After an error the stream is unchanged, and another shard may still adopt it.
     fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         let _ = (stream, token);
-        Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no shards"))
+        Err(unsupported("this stack has no shards"))
     }
 
     /// Closes all streams because the process is about to exit, and delivers the bytes that were
@@ -600,6 +594,10 @@ pub trait StackExtensions {
     fn drain(&mut self) -> bool {
         true
     }
+}
+
+fn unsupported(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
 /// Returns whether `error` is EFAULT: a buffer is not mapped or not writable, because the program

@@ -20,6 +20,12 @@ pub(crate) const BUFFER: usize = 32 << 10;
 /// Size of the message header in bytes.
 const HEADER: usize = 16;
 
+/// Converts text that the kernel ends with a zero.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
 /// Makes one query of type `kind`, with the header that its family requires (a multiple of four
 /// bytes) and an optional attribute. Returns the part of the answer after the message header and
 /// the first `skip` bytes.

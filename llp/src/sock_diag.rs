@@ -50,10 +50,7 @@ pub fn info(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<StreamInfo
     let has_peer = answer.get(6..8) == Some(&peer.port().to_be_bytes()[..]);
     let attributes = answer.get(ANSWER..).filter(|_| has_peer).unwrap_or_default();
     let Some(info) = attribute(attributes, INFO) else { return Ok(None) };
-    let congestion = attribute(attributes, CONGESTION).map(|name| {
-        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-        String::from_utf8_lossy(&name[..end]).into_owned()
-    });
+    let congestion = attribute(attributes, CONGESTION).map(netlink::text);
     Ok(Some(tcp::stream_info(info, congestion)))
 }
 

@@ -37,10 +37,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    fn new(device: &Device, inner: crate::Connection) -> Self {
-        Self { device: device.clone(), inner }
-    }
-
     /// Connects to `peer`.
     ///
     /// # Errors
@@ -273,7 +269,7 @@ impl Listener {
     /// The errors are those of [`crate::Listener::accept`].
     pub fn accept(&self) -> Result<Connection> {
         let inner = self.device.block_on(self.inner.accept())?;
-        Ok(Connection::new(&self.device, inner))
+        Ok(inner.into())
     }
 
     /// Like [`Listener::accept`], but waits for at most `timeout`, and returns `None` after that
@@ -285,7 +281,7 @@ impl Listener {
     /// The errors are those of [`Listener::accept`].
     pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<Connection>> {
         let inner = self.device.block_on_for(timeout, self.inner.accept()).transpose()?;
-        Ok(inner.map(|inner| Connection::new(&self.device, inner)))
+        Ok(inner.map(Connection::from))
     }
 
     /// Waits for the next connection request, which the program can inspect before it accepts or
@@ -443,7 +439,7 @@ impl ByteStream {
     /// uses.
     #[must_use]
     pub fn connection(&self) -> Connection {
-        Connection::new(&self.device, self.inner.connection().clone())
+        self.inner.connection().clone().into()
     }
 
     /// Converts this handle to the async form of the same stream.

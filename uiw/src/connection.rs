@@ -12,7 +12,7 @@ use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEvent, CmEventKind, ConnInfo};
+use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo};
 use uiw_verbs::integration;
 use uiw_verbs::{
     Access, Memory, Qp, QpCap, QpInit, QpState, Remote, RemoteMr, STag, SendFlags, SendOp, Sge,
@@ -110,34 +110,25 @@ impl PendingConnection {
 
     /// Waits until the connection is established. Dropping the future abandons the connection.
     pub(crate) async fn established(self) -> Result<Connection> {
-        let abandon = AbandonOnDrop(Some(&self.dispatcher));
-        let event = poll_fn(|cx| self.dispatcher.channel.poll_pop(cx)).await;
-        match event {
-            CmEvent { kind: CmEventKind::Established(info), .. } => {
+        let abandon = AbandonOnDrop(self.qp());
+        match poll_fn(|cx| self.channel().poll_pop(cx)).await.kind {
+            CmEventKind::Established(info) => {
                 let _ = self.dispatcher.info.set(info);
             }
-            CmEvent { kind: CmEventKind::Failed(error), .. } => return Err(error.into()),
-            CmEvent { .. } => return Err(ErrorKind::NotConnected.into()),
+            CmEventKind::Failed(error) => return Err(error.into()),
+            _ => return Err(ErrorKind::NotConnected.into()),
         }
-        abandon.disarm();
-        Ok(Connection { dispatcher: Arc::clone(&self.dispatcher), pd: self.pd.clone() })
+        std::mem::forget(abandon);
+        Ok(Connection { dispatcher: self.dispatcher, pd: self.pd })
     }
 }
 
 /// Guard that abandons the connection when a connect future fails or is dropped.
-struct AbandonOnDrop<'a>(Option<&'a Arc<ConnectionHandle>>);
-
-impl AbandonOnDrop<'_> {
-    fn disarm(mut self) {
-        self.0 = None;
-    }
-}
+struct AbandonOnDrop<'a>(&'a Qp);
 
 impl Drop for AbandonOnDrop<'_> {
     fn drop(&mut self) {
-        if let Some(dispatcher) = self.0 {
-            cm::abandon(dispatcher.qp());
-        }
+        cm::abandon(self.0);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::connection::Connection;
 use crate::error::{Error, Result};
+use crate::waiting::WaitingTasks;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
@@ -10,8 +11,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use uiw_verbs::integration::register_waker;
+use std::task::{Context, Poll, Waker};
 
 /// Maximum number of concurrent handshakes. Further requests wait in the listener's queue.
 const MAX_HANDSHAKES: usize = 1024;
@@ -43,18 +43,6 @@ pub(crate) struct Handshakes {
 struct FailureLog {
     count: u64,
     kept: VecDeque<AcceptFailure>,
-}
-
-/// Tasks that wait for a connection. All of them are woken together, because any of them may have
-/// dropped its future.
-#[derive(Default)]
-struct WaitingTasks(Mutex<Vec<Waker>>);
-
-impl Wake for WaitingTasks {
-    fn wake(self: Arc<Self>) {
-        let wakers = std::mem::take(&mut *self.0.lock());
-        wakers.into_iter().for_each(Waker::wake);
-    }
 }
 
 impl Handshakes {
@@ -90,7 +78,7 @@ impl Handshakes {
     pub(crate) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Connection> {
         // The waker is registered before the handshakes are polled, so that a handshake that
         // completes meanwhile wakes it.
-        register_waker(&mut self.waiting.0.lock(), cx.waker());
+        self.waiting.register(cx.waker());
         let waker = Waker::from(Arc::clone(&self.waiting));
         let mut running = self.running.lock();
         loop {

@@ -75,6 +75,7 @@ mod op;
 mod pd;
 mod settings;
 mod shared;
+mod waiting;
 
 pub mod blocking;
 pub mod raw;

@@ -212,18 +212,8 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
         let answer = move || {
             let resolved = query.answer();
             let note = match resolved.error() {
-                0 => LocalEvent {
-                    event: RDMA_CM_EVENT_ADDRINFO_RESOLVED,
-                    status: 0,
-                    arg: 0,
-                    group: None,
-                },
-                error => LocalEvent {
-                    event: RDMA_CM_EVENT_ADDRINFO_ERROR,
-                    status: error,
-                    arg: 0,
-                    group: None,
-                },
+                0 => LocalEvent::new(RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0),
+                error => LocalEvent::new(RDMA_CM_EVENT_ADDRINFO_ERROR, error),
             };
             if let Some(mut state) = id.lock_alive() {
                 state.resolved = Some(resolved);
@@ -248,7 +238,7 @@ pub extern "C" fn rdma_query_addrinfo(
     boundary::minus_one(|| {
         let id = id.get()?;
         info.check()?;
-        let resolved = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.resolved.take();
+        let resolved = id.lock_checked()?.resolved.take();
         let resolved = resolved
             .ok_or_else(|| Errno::INVAL.because("the id has no result of rdma_resolve_addrinfo"))?;
         let list = resolved.take().map_err(|_| Errno::INVAL.because("the look-up has failed"))?;

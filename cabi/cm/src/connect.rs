@@ -6,11 +6,10 @@
 use crate::channel::Channel;
 use crate::id::{Id, IdOptions, Phase};
 use crate::params::{self, ConnParams};
-use crate::placeholder::Placeholder;
 use crate::private_data::CmMessage;
 use crate::registry::RegisteredPtr as _;
 use crate::routes::{self, EventSource};
-use crate::{address_vector, failure, sidr, sync};
+use crate::{address_vector, failure, placeholder, sidr, sync};
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -18,11 +17,9 @@ use uiw_cabi_core::abi::{ibv_qp_attr, rdma_cm_id, rdma_conn_param, zeroed};
 use uiw_cabi_core::arguments::{AnyPtr, ArrayPtr, Count, InOutPtr, InPtr, OutPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::object::Object;
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::ports::PortReservation;
 use uiw_cabi_verbs::device::{gid, port};
-use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm;
 use uiw_verbs::{Error, QpState};
 
@@ -31,33 +28,18 @@ fn persona(id: &Id) -> Result<Persona> {
     Ok(id.verbs()?.persona)
 }
 
-/// Queue pair that the engine connects.
-enum QueuePair<'a> {
-    Program(&'a Object<Qp>),
-    Placeholder(Arc<Placeholder>),
-}
-
-impl QueuePair<'_> {
-    fn engine(&self) -> &uiw_verbs::Qp {
-        match self {
-            Self::Program(qp) => qp.engine(),
-            Self::Placeholder(placeholder) => placeholder.engine(),
-        }
-    }
-}
-
 /// Returns the queue pair with which the id is connected: its own queue pair, or the queue pair of
 /// its device with the number `qp_num`. Moves the queue pair to INIT if it is in RESET. If the
 /// program has not given the id such a queue pair, and the transport is not iWARP, creates a
 /// placeholder.
-fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair<'_>> {
+fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<Arc<uiw_verbs::Qp>> {
     let context = id.verbs()?;
     let qp = match id.queue_pair(qp_num) {
         Ok(qp) if !qp.is_ud() => qp,
         _ if id.has_foreign_qp() && context.persona != Persona::Iwarp => {
-            let placeholder = Arc::new(Placeholder::new(context)?);
+            let placeholder = Arc::new(placeholder::create(context)?);
             id.lock().placeholder = Some(Arc::clone(&placeholder));
-            return Ok(QueuePair::Placeholder(placeholder));
+            return Ok(placeholder);
         }
         Ok(_) => {
             return Err(
@@ -66,15 +48,15 @@ fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair
         }
         Err(error) => return Err(error),
     };
-    if qp.engine().state() == QpState::Reset {
+    if qp.engine.state() == QpState::Reset {
         // With other transports, programs move the queue pair themselves after the peer has
         // answered. The engine connects it from INIT.
-        qp.engine().modify(QpState::Init)?;
+        qp.engine.modify(QpState::Init)?;
     }
     if let Some(timeout) = ack_timeout {
         qp.record_timeout(timeout);
     }
-    Ok(QueuePair::Program(qp))
+    Ok(Arc::clone(&qp.engine))
 }
 
 /// `rdma_connect`.
@@ -94,7 +76,7 @@ pub extern "C-unwind" fn rdma_connect(
 fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
     let (channel, local, peer, params, set) = {
-        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let mut state = id.lock_checked()?;
         let (Phase::RouteResolved, Some(local), Some(peer)) =
             (&state.phase, state.local, state.peer)
         else {
@@ -154,8 +136,7 @@ fn begin(
     let options = params::connection_config(set, params, persona(id)?)?;
     let call = channel.begin_unrouted_call();
     let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
-    let begun =
-        connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
+    let begun = connect(&qp, Some(local), peer, &options, &params.private_data, channel.queue());
     // From here on, another thread may take the connection's events and destroy its queue pair.
     let handle = match begun {
         Ok(handle) => handle,
@@ -199,7 +180,7 @@ pub extern "C-unwind" fn rdma_accept(
 fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
     let (channel, params, set) = {
-        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let state = id.lock_checked()?;
         if !matches!(state.phase, Phase::Requested(_)) {
             return Err(
                 Errno::INVAL.because("rdma_accept for an id that is not a connection request")
@@ -224,8 +205,7 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
             }
         }
     };
-    let accepted =
-        request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
+    let accepted = request.accept(&qp, Some(&options), &params.private_data, Some(channel.queue()));
     match accepted {
         // From here on, another thread may take the connection's events and destroy its queue pair.
         Ok(handle) => {
@@ -263,7 +243,7 @@ pub extern "C" fn rdma_reject<'a>(
         let message = if id.is_ud() { CmMessage::SidrReply } else { CmMessage::Reject };
         message.check(data)?;
         let request = {
-            let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+            let mut state = id.lock_checked()?;
             match std::mem::replace(&mut state.phase, Phase::Over) {
                 Phase::Requested(request) => request,
                 Phase::SidrRequested(request) => {
@@ -351,7 +331,7 @@ fn disconnect(id: &Id) -> Result<bool> {
     // connection.
     let _control = id.control();
     let (in_order, handle) = {
-        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let mut state = id.lock_checked()?;
         let established = match state.phase {
             Phase::Connected => true,
             Phase::Connecting => false,

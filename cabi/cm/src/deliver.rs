@@ -62,18 +62,7 @@ fn deliver_request(listener: &Arc<Id>, request: ConnRequest) -> Option<Delivered
         ..EventDraft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
     };
     let peer = request.peer_addr();
-    let id = match create_request_id(listener, request, &draft) {
-        Ok(id) => id,
-        Err(error) => {
-            tracing::warn!(%peer, %error, "a connection request is rejected: no id can be created for it");
-            return None;
-        }
-    };
-    let given = create_event(listener, &id, &draft);
-    if given.is_none() {
-        lifecycle::discard(&id);
-    }
-    given
+    request_id::deliver(listener, peer, &draft, || create_request_id(listener, request, &draft))
 }
 
 fn create_request_id(
@@ -81,10 +70,8 @@ fn create_request_id(
     request: ConnRequest,
     draft: &EventDraft<'_>,
 ) -> Result<Arc<Id>> {
-    let (local, peer) =
-        (address::to_canonical(request.local_addr()), address::to_canonical(request.peer_addr()));
     let conn = request.id();
-    let id = request_id::create(listener, local, peer)?;
+    let id = request_id::create(listener, request.local_addr(), request.peer_addr())?;
     // A guard in the condition would be held in the block, and `discard` takes the lock.
     let migrated = request.migrate(id.lock().channel.queue());
     if let Err(error) = migrated {
@@ -140,7 +127,7 @@ fn failed(id: &Arc<Id>, error: &Error) -> Option<DeliveredEvent> {
         state.phase = Phase::Over;
         state.peer.map(tracing::field::display)
     };
-    let qp = id.with_own_qp(|qp| tracing::field::display(Qpn::from_raw(qp.engine().num())));
+    let qp = id.with_own_qp(|qp| tracing::field::display(Qpn::from_raw(qp.engine.num())));
     tracing::info!(peer, qp, %error, "a connection could not be set up");
     let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);

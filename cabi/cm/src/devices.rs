@@ -6,7 +6,6 @@ use crate::registry;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
-use std::ptr;
 use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
 use uiw_cabi_core::abi::{ibv_context, ibv_pd};
 use uiw_cabi_core::arguments::{HeapPtr, OutPtr, OwnedHandle, argument};
@@ -148,19 +147,8 @@ pub extern "C" fn rdma_get_devices(count: OutPtr<'_, c_int>) -> *mut *mut ibv_co
         if devices.is_empty() {
             return Err(Errno::NODEV.because("no network device has an address"));
         }
-        let mut list = Vec::with_capacity(devices.len() + 1);
-        for device in devices {
-            list.push(shared_context(device)?.context);
-        }
-        if !count.is_null() {
-            count.write(list.len() as c_int)?;
-        }
-        list.push(ptr::null_mut());
-        let array = c_library::copy_to_heap(&list);
-        if array.is_null() {
-            return Err(Errno::NOMEM.because("out of memory for the list"));
-        }
-        Ok(array)
+        let contexts = devices.into_iter().map(|device| Ok(shared_context(device)?.context));
+        c_library::list_to_heap(contexts.collect::<Result<_>>()?, count)
     })
 }
 

@@ -8,7 +8,6 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::{ptr, slice};
 use uiw_cabi_core::abi::cm::{RAI_PASSIVE, RDMA_PS_TCP};
-use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
 use uiw_cabi_core::address::AddressPtr;
 use uiw_cabi_core::arguments::{AnyPtr, Handle, InOutPtr, InPtr, OutPtr, argument};
@@ -31,21 +30,17 @@ pub extern "C" fn rdma_create_ep(
     boundary::minus_one(|| {
         let res = res.get()?;
         id.check()?;
-        check_port_space(if res.ai_port_space == 0 { RDMA_PS_TCP } else { res.ai_port_space })?;
+        let ps = if res.ai_port_space == 0 { RDMA_PS_TCP } else { res.ai_port_space };
+        check_port_space(ps)?;
         let new = lifecycle::create(&lifecycle::own_channel()?, true, ptr::null_mut());
-        new.set_port_space(if res.ai_port_space == 0 { RDMA_PS_TCP } else { res.ai_port_space });
-        if res.ai_qp_type != qp_type(&new) && res.ai_qp_type != 0 {
+        new.set_port_space(ps);
+        if res.ai_qp_type != new.qp_type() && res.ai_qp_type != 0 {
             lifecycle::discard(&new);
             return Err(Errno::UNSUPPORTED.because("wrong type of queue pair for this port space"));
         }
         equip(&new, res, pd, attr).inspect_err(|_| lifecycle::discard(&new))?;
         id.write(new.abi())
     })
-}
-
-/// Returns the type of the id's queue pairs.
-fn qp_type(id: &Id) -> c_int {
-    if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC }
 }
 
 fn equip(
@@ -66,7 +61,7 @@ fn equip(
             id.abi.set(|id| &id.pd, pd.as_ptr());
         }
         let endpoint = attr.as_mut().map(|attr| {
-            attr.qp_type = qp_type(id);
+            attr.qp_type = id.qp_type();
             EndpointAttributes { pd: pd.as_ptr(), attr: *attr }
         });
         id.lock().endpoint = endpoint;
@@ -82,7 +77,7 @@ fn equip(
     id.forget_local_events();
     // Last, because dropping the id does not destroy the queue pair.
     if !attr.is_null() {
-        qp::create(id, pd, attr, qp_type(id))?;
+        qp::create(id, pd, attr, id.qp_type())?;
     }
     if has_data {
         // SAFETY: `ai_connect` is not NULL and the length is from 1 to 255, as checked above. `res`

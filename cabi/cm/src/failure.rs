@@ -13,7 +13,7 @@ use uiw_verbs::{Error, QpState};
 pub(crate) fn immediate(id: &Id, error: &Error) -> LocalEvent {
     let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);
-    LocalEvent { event, status, arg: 0, group: None }
+    LocalEvent::new(event, status)
 }
 
 /// Returns the event for a peer that cannot be reached any more.
@@ -25,7 +25,7 @@ pub(crate) fn draft_unreachable() -> EventDraft<'static> {
 pub(crate) fn flush_if_rejected(id: &Id, event: c_int) {
     if event == RDMA_CM_EVENT_REJECTED {
         // ERR can be reached from every state.
-        id.with_own_qp(|qp| drop(qp.engine().modify(QpState::Err)));
+        id.with_own_qp(|qp| drop(qp.engine.modify(QpState::Err)));
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::addrinfo_result::AddrinfoResult;
 use crate::channel::Channel;
-use crate::placeholder::Placeholder;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -90,6 +89,12 @@ pub(crate) struct LocalEvent {
     pub(crate) group: Option<IpAddr>,
 }
 
+impl LocalEvent {
+    pub(crate) const fn new(event: c_int, status: c_int) -> Self {
+        Self { event, status, arg: 0, group: None }
+    }
+}
+
 pub(crate) struct State {
     pub(crate) phase: Phase,
     pub(crate) channel: Arc<Channel>,
@@ -104,7 +109,7 @@ pub(crate) struct State {
     /// True if the peer has answered and `rdma_establish` was not called yet.
     pub(crate) awaits_establish: bool,
     /// Queue pair of a connection for which the program has none.
-    pub(crate) placeholder: Option<Arc<Placeholder>>,
+    pub(crate) placeholder: Option<Arc<uiw_verbs::Qp>>,
     pub(crate) conn: Option<ConnId>,
     pub(crate) handle: Option<ConnHandle>,
     /// Outstanding request for the peer's UD queue pair.
@@ -196,7 +201,12 @@ impl Id {
     /// Sets the port space of a new id.
     pub(crate) fn set_port_space(&self, ps: c_int) {
         self.abi.set(|id| &id.ps, ps);
-        self.abi.set(|id| &id.qp_type, if self.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC });
+        self.abi.set(|id| &id.qp_type, self.qp_type());
+    }
+
+    /// Returns the type of the id's queue pairs.
+    pub(crate) fn qp_type(&self) -> c_int {
+        if self.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC }
     }
 
     /// `RDMA_PS_*`
@@ -225,6 +235,14 @@ impl Id {
     pub(crate) fn lock_alive(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.lock();
         (!state.destroyed).then_some(state)
+    }
+
+    /// Like [`Id::lock_alive`], for calls of the program.
+    ///
+    /// # Errors
+    /// EINVAL if the id is being destroyed.
+    pub(crate) fn lock_checked(&self) -> Result<MutexGuard<'_, State>> {
+        self.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is being destroyed"))
     }
 
     /// Returns the program's own pointer.
@@ -309,7 +327,7 @@ impl Id {
 
     /// Posts a local event.
     pub(crate) fn post(&self, note: LocalEvent) -> Result<()> {
-        let mut state = self.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let mut state = self.lock_checked()?;
         state.local_events.push_back(note);
         // Posted under the lock, so that the id does not migrate to another channel in between.
         state.channel.queue().post(CmEvent::posted(self.abi().addr() as u64));
@@ -328,7 +346,7 @@ impl Id {
         };
         if !is_known {
             // An id that is being destroyed has no events.
-            let _ = self.post(LocalEvent { event, status: 0, arg: 0, group: None });
+            let _ = self.post(LocalEvent::new(event, 0));
         }
     }
 

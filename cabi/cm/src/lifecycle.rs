@@ -90,8 +90,7 @@ pub(crate) fn acknowledge_shown(id: &Id) {
 fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     acknowledge_shown(id);
     let control = id.control();
-    let mut state =
-        id.lock_alive().ok_or_else(|| Errno::INVAL.because("another call is destroying the id"))?;
+    let mut state = id.lock_checked()?;
     let from = std::mem::replace(&mut state.channel, Arc::clone(to));
     let was_sync = std::mem::replace(&mut state.sync, sync);
     let conn = state.conn;

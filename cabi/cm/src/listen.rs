@@ -22,7 +22,7 @@ const MAX_BACKLOG: u32 = 1024;
 pub extern "C" fn rdma_listen(id: AnyPtr<rdma_cm_id>, backlog: c_int) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
-        if matches!(id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.phase, Phase::Idle) {
+        if matches!(id.lock_checked()?.phase, Phase::Idle) {
             resolve::bind(&id, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         }
         if id.is_ud() { sidr::listen(&id) } else { listen(&id, backlog) }
@@ -33,7 +33,7 @@ fn listen(id: &Arc<Id>, backlog: c_int) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
     let (local, channel, set) = {
-        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let state = id.lock_checked()?;
         let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
             return Err(Errno::INVAL
                 .because("rdma_listen for an id that listens, is resolved or is connected"));

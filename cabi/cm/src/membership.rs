@@ -26,7 +26,7 @@ pub(crate) fn attach(id: &Id, group: IpAddr) -> Result<()> {
     };
     let Some(local) = local.map(|local| local.ip()) else { return Ok(()) };
     let index = interface_index(local)?;
-    let attached = id.with_own_qp(|qp| qp.engine().attach_multicast(group, local, index));
+    let attached = id.with_own_qp(|qp| qp.engine.attach_multicast(group, local, index));
     Ok(attached.unwrap_or(Ok(()))?)
 }
 
@@ -36,8 +36,7 @@ pub(crate) fn attach(id: &Id, group: IpAddr) -> Result<()> {
 /// EADDRNOTAVAIL if the id is not a member of the group, EINVAL if it is destroyed.
 pub(crate) fn leave(id: &Id, group: IpAddr) -> Result<()> {
     let (local, flags) = {
-        let mut state =
-            id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let mut state = id.lock_checked()?;
         let member = state.groups.iter().position(|(joined, _)| *joined == group);
         let (Some(local), Some(member)) = (state.local, member) else {
             return Err(Errno(libc::EADDRNOTAVAIL).because("the id is not a member of the group"));
@@ -48,7 +47,7 @@ pub(crate) fn leave(id: &Id, group: IpAddr) -> Result<()> {
         && flags == FULL_MEMBER
     {
         // This fails if the program has not got the event of the join.
-        let _ = qp.engine().detach_multicast(group, local, interface_index(local)?);
+        let _ = qp.engine.detach_multicast(group, local, interface_index(local)?);
     }
     Ok(())
 }

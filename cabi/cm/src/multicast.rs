@@ -39,8 +39,7 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
     context: *mut c_void,
 ) -> c_int {
     let result = boundary::minus_one(|| {
-        let attr =
-            attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes were passed"))?;
+        let attr = attr.get()?;
         if attr.comp_mask & !(WITH_ADDRESS | WITH_FLAGS) != 0 || attr.comp_mask & WITH_ADDRESS == 0
         {
             return Err(Errno::INVAL.because("the attributes of the join are not valid"));
@@ -68,12 +67,8 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
     let group = address::to_canonical(addr.read()?).ip();
-    let local = id
-        .lock_alive()
-        .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
-        .local
-        .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
-        .ip();
+    let local = id.lock_checked()?.local;
+    let local = local.ok_or_else(|| Errno::INVAL.because("the id has no address"))?.ip();
     if !group.is_multicast() || local.is_unspecified() || group.is_ipv4() != local.is_ipv4() {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }

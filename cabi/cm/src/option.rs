@@ -23,7 +23,7 @@ pub extern "C" fn rdma_set_option<'a>(
         if level != RDMA_OPTION_ID {
             return Err(Errno::NOSYS.because("the option has another level than the id"));
         }
-        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let mut state = id.lock_checked()?;
         let options = &mut state.options;
         match name {
             RDMA_OPTION_ID_TOS => options.tos = Some(u8::from_ne_bytes(option_bytes(&value, len)?)),

@@ -10,27 +10,11 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_verbs::context::Context;
 use uiw_verbs::{CqConfig, Qp, QpCap, QpInit};
 
-pub(crate) struct Placeholder {
-    qp: Qp,
-}
-
-impl Placeholder {
-    pub(crate) fn new(context: &Context) -> Result<Self> {
-        let pd = context.engine.alloc_pd()?;
-        let cq = context.engine.create_cq(1, CqConfig::default())?;
-        let cap = QpCap {
-            max_send_wr: 1,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-        };
-        // The queue pair keeps the domain and the completion queue.
-        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap))?;
-        Ok(Self { qp })
-    }
-
-    pub(crate) fn engine(&self) -> &Qp {
-        &self.qp
-    }
+/// Creates a placeholder, which keeps its own protection domain and completion queue.
+pub(crate) fn create(context: &Context) -> Result<Qp> {
+    let pd = context.engine.alloc_pd()?;
+    let cq = context.engine.create_cq(1, CqConfig::default())?;
+    let cap =
+        QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    Ok(pd.create_qp(QpInit::new(&cq, &cq).cap(cap))?)
 }

@@ -5,7 +5,7 @@ use crate::registry::RegisteredPtr as _;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use uiw_cabi_core::abi::cm::RDMA_UDP_QKEY;
-use uiw_cabi_core::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC, IBV_QPT_UD};
+use uiw_cabi_core::abi::qp::IBV_QP_INIT_ATTR_PD;
 use uiw_cabi_core::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use uiw_cabi_core::abi::{
     ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_attr,
@@ -88,7 +88,7 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     if !id.has_foreign_qp() || id.verbs().is_err() {
         return Err(Errno::INVAL.because("the id has a queue pair, or no device yet"));
     }
-    if given.qp_type != if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC } {
+    if given.qp_type != id.qp_type() {
         return Err(Errno::INVAL.because("wrong type of queue pair for this port space"));
     }
     let has_domain = given.comp_mask & IBV_QP_INIT_ATTR_PD != 0 && !given.pd.is_null();
@@ -131,7 +131,7 @@ fn prepare_receive(new: *mut ibv_qp) -> Result<()> {
     // created the queue pair, and has not stored it in the id, so no other thread knows the pointer
     // and can destroy it.
     let qp = unsafe { Object::<Qp>::get(new) }?;
-    let engine = qp.engine();
+    let engine = &qp.engine;
     if engine.state() == QpState::Reset {
         engine.modify(QpState::Init)?;
         if engine.qkey().is_some() {

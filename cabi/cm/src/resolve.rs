@@ -29,7 +29,7 @@ pub extern "C" fn rdma_bind_addr(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -
 pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     let real = address::to_real(addr)?;
     let options = {
-        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let state = id.lock_checked()?;
         if !matches!(state.phase, Phase::Idle) {
             return Err(Errno::INVAL.because("rdma_bind_addr for an id that has an address"));
         }
@@ -88,7 +88,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
         bind(id, src)?;
     }
     let bound = {
-        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let state = id.lock_checked()?;
         match state.phase {
             Phase::Idle => None,
             Phase::Bound => state.local,
@@ -122,7 +122,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
         return id.post(failure(RDMA_CM_EVENT_ADDR_ERROR));
     }
     id.lock().phase = Phase::AddrResolved;
-    id.post(LocalEvent { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0, group: None })
+    id.post(LocalEvent::new(RDMA_CM_EVENT_ADDR_RESOLVED, 0))
 }
 
 /// `rdma_resolve_route`: on iWARP the address is sufficient.
@@ -135,13 +135,13 @@ pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms:
 
 /// Returns the event that the kernel delivers when the time-out expires.
 fn failure(event: c_int) -> LocalEvent {
-    LocalEvent { event, status: -libc::ETIMEDOUT, arg: 0, group: None }
+    LocalEvent::new(event, -libc::ETIMEDOUT)
 }
 
 pub(crate) fn route(id: &Id) -> Result<()> {
     let failed = engine::get()?.inject_cm(CmCall::ResolveRoute).is_some();
     {
-        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let mut state = id.lock_checked()?;
         if !matches!(state.phase, Phase::AddrResolved) {
             return Err(Errno::INVAL.because(
                 "rdma_resolve_route before the address is resolved, or for the second time",
@@ -154,7 +154,7 @@ pub(crate) fn route(id: &Id) -> Result<()> {
     if failed {
         return id.post(failure(RDMA_CM_EVENT_ROUTE_ERROR));
     }
-    id.post(LocalEvent { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0, group: None })
+    id.post(LocalEvent::new(RDMA_CM_EVENT_ROUTE_RESOLVED, 0))
 }
 
 /// `rdma_get_src_port`: returns the port in network byte order.

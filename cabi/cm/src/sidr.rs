@@ -6,7 +6,7 @@ use crate::event::{DeliveredEvent, EventDraft, UdDestination, create_event};
 use crate::id::{Id, Phase};
 use crate::private_data::{CmMessage, PrivateData};
 use crate::routes::{self, EventSource};
-use crate::{failure, lifecycle, params, request_id};
+use crate::{failure, params, request_id};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_cabi_core::abi::cm::{
@@ -30,8 +30,7 @@ pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
     let (local, channel, v6_only, bound) = {
-        let mut state =
-            id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let mut state = id.lock_checked()?;
         let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
             return Err(Errno::INVAL.because("the id is in another state"));
         };
@@ -78,8 +77,7 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
     let engine = engine::get()?;
     let _control = id.control();
     let (channel, local, peer, params, bound) = {
-        let mut state =
-            id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let mut state = id.lock_checked()?;
         let (Phase::RouteResolved, Some(local), Some(peer)) =
             (&state.phase, state.local, state.peer)
         else {
@@ -114,7 +112,7 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
 /// Answers a request with a queue pair (`rdma_accept`). No event follows.
 pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
-    let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+    let mut state = id.lock_checked()?;
     let params = params::read(param, &state)?;
     CmMessage::SidrReply.check(&params.private_data)?;
     if !matches!(state.phase, Phase::SidrRequested(_)) {
@@ -126,40 +124,25 @@ pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> 
         return Err(Errno::INVAL.because("the id is in another state"));
     };
     drop(state);
-    let qkey = qp.engine().qkey().unwrap_or(RDMA_UDP_QKEY);
-    request.accept(qp.engine().num(), qkey, &params.private_data).map_err(Into::into)
+    let qkey = qp.engine.qkey().unwrap_or(RDMA_UDP_QKEY);
+    request.accept(qp.engine.num(), qkey, &params.private_data).map_err(Into::into)
 }
 
 /// Creates an id for a request, and the event that passes the id to the program. Returns `None` if
 /// the id cannot be created or the listener is being destroyed; the request is then rejected.
 pub(crate) fn deliver_request(listener: &Arc<Id>, request: SidrRequest) -> Option<DeliveredEvent> {
     let private_data = request.private_data().to_vec();
-    let peer = request.peer_addr();
-    let id = match create_request_id(listener, request) {
-        Ok(id) => id,
-        Err(error) => {
-            tracing::warn!(%peer, %error, "a request for a queue pair is rejected: no id can be created for it");
-            return None;
-        }
-    };
     let draft = EventDraft {
         private_data: Some(PrivateData::new(CmMessage::SidrRequest, &private_data)),
         ud: Some(UdDestination::default()),
         ..EventDraft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
     };
-    let given = create_event(listener, &id, &draft);
-    if given.is_none() {
-        lifecycle::discard(&id);
-    }
-    given
-}
-
-fn create_request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
-    let (local, peer) =
-        (address::to_canonical(request.local_addr()), address::to_canonical(request.peer_addr()));
-    let id = request_id::create(listener, local, peer)?;
-    id.lock().phase = Phase::SidrRequested(request);
-    Ok(id)
+    let (local, peer) = (request.local_addr(), request.peer_addr());
+    request_id::deliver(listener, peer, &draft, || {
+        let id = request_id::create(listener, local, peer)?;
+        id.lock().phase = Phase::SidrRequested(request);
+        Ok(id)
+    })
 }
 
 /// Creates the event for the response of the peer, which contains its queue pair. If the device of

@@ -59,12 +59,7 @@ fn run() {
         thread::sleep(at.saturating_duration_since(Instant::now()));
         // An id that is being destroyed has no more events.
         if let Some(id) = id.upgrade() {
-            let _ = id.post(LocalEvent {
-                event: RDMA_CM_EVENT_TIMEWAIT_EXIT,
-                status: 0,
-                arg: 0,
-                group: None,
-            });
+            let _ = id.post(LocalEvent::new(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0));
         }
     }
 }

@@ -9,8 +9,9 @@ use crate::settings::Settings;
 use crate::stack;
 use socket2::{SockAddr, SockAddrStorage};
 use std::marker::PhantomData;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::{ptr, slice};
+pub use uiw_llp::canonical as to_canonical;
 
 /// Pointer that is NULL or points to a socket address of the size of its family. The pointer may be
 /// unaligned. The program does not change the address during the call.
@@ -37,8 +38,7 @@ impl AddressPtr<'_> {
         // address contains `sa_family` at the same place, and `read_unaligned` reads it at any
         // alignment.
         let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
-        let len = family_len(family)
-            .ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
+        let len = family_len(family).ok_or_else(unknown_family)?;
         // SAFETY: the pointer is not NULL, as checked above, so the address has `len` bytes, the
         // size of its family, which the program does not change during the call, as the type
         // requires. Bytes need no alignment, and those of the program count as initialized (module
@@ -51,12 +51,12 @@ impl AddressPtr<'_> {
     /// # Errors
     /// EINVAL for NULL, and for families other than IPv4 and IPv6.
     pub fn read(&self) -> Result<SocketAddr> {
-        self.get()?.ok_or_else(|| invalid_address("an address is NULL"))
+        self.get()?.ok_or_else(|| Errno::INVAL.because("an address is NULL"))
     }
 }
 
-fn invalid_address(reason: &str) -> Errno {
-    Errno::INVAL.because(reason)
+fn unknown_family() -> Errno {
+    Errno::INVAL.because("the address is neither IPv4 nor IPv6")
 }
 
 /// Returns the size in bytes of the socket addresses of `family`.
@@ -82,7 +82,7 @@ pub fn family(address: &[u8]) -> Option<libc::sa_family_t> {
 /// family.
 pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
     let known = family(bytes).and_then(family_len).and_then(|len| bytes.get(..len));
-    let known = known.ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
+    let known = known.ok_or_else(unknown_family)?;
     let mut storage = SockAddrStorage::zeroed();
     // SAFETY: `known` is a borrowed slice with the size of an address of its family, and `storage`
     // is a local variable that is larger and for which all bytes are valid. `SockAddr::new` gets an
@@ -91,7 +91,7 @@ pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
         ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut storage).cast::<u8>(), known.len());
         SockAddr::new(storage, known.len() as libc::socklen_t)
     };
-    address.as_socket().ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))
+    address.as_socket().ok_or_else(unknown_family)
 }
 
 /// Returns the address in C's representation, in a buffer for addresses of any family.
@@ -107,8 +107,7 @@ pub fn to_sockaddr(address: SocketAddr) -> rdma_sockaddr {
 }
 
 /// Converts a real address to C's representation, with the port number that the program sees.
-pub fn to_program(address: SocketAddr) -> rdma_sockaddr {
-    let mut address = address;
+pub fn to_program(mut address: SocketAddr) -> rdma_sockaddr {
     if address.port() != 0 {
         address.set_port(program_port(address.port()));
     }
@@ -125,8 +124,7 @@ pub fn significant_bytes(address: &rdma_sockaddr) -> &[u8] {
 
 /// Converts an address of the program to its real address, without converting IPv4-mapped IPv6
 /// addresses. Returns `None` if the port offset leads to an invalid port.
-pub fn to_real_same_family(address: SocketAddr) -> Option<SocketAddr> {
-    let mut address = address;
+pub fn to_real_same_family(mut address: SocketAddr) -> Option<SocketAddr> {
     if address.port() != 0 {
         address.set_port(real_port(address.port(), offset())?);
     }
@@ -139,13 +137,7 @@ pub fn to_real_same_family(address: SocketAddr) -> Option<SocketAddr> {
 /// # Errors
 /// EADDRNOTAVAIL if the sum is not a valid port.
 pub fn to_real(address: SocketAddr) -> Result<SocketAddr> {
-    let mut address = to_canonical(address);
-    if address.port() != 0 {
-        let port =
-            real_port(address.port(), offset()).ok_or_else(|| unmapped_port(address.port()))?;
-        address.set_port(port);
-    }
-    Ok(address)
+    to_real_same_family(to_canonical(address)).ok_or_else(|| unmapped_port(address.port()))
 }
 
 fn offset() -> i32 {
@@ -179,13 +171,11 @@ pub(crate) fn has_program_port(real: u16) -> bool {
     real_port(real, -offset()).is_some()
 }
 
-/// Converts an IPv4-mapped IPv6 address to the IPv4 address.
-#[inline]
-pub fn to_canonical(address: SocketAddr) -> SocketAddr {
-    match address.ip().to_canonical() {
-        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
-        IpAddr::V6(_) => address,
-    }
+/// Returns the unspecified address of IPv4 or IPv6 with port 0.
+pub fn any(is_ipv6: bool) -> SocketAddr {
+    let ip: IpAddr =
+        if is_ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    SocketAddr::new(ip, 0)
 }
 
 /// Returns the address from which the system sends to `peer`, with port 0.
@@ -196,14 +186,9 @@ pub fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
     if let Some(source) = stack::source_for(peer) {
         return source;
     }
-    let any: IpAddr = if peer.is_ipv4() {
-        Ipv4Addr::UNSPECIFIED.into()
-    } else {
-        std::net::Ipv6Addr::UNSPECIFIED.into()
-    };
     // Connecting a datagram socket looks up the route and sends nothing. Any port except 0 is
     // suitable.
-    let socket = UdpSocket::bind((any, 0)).inspect_err(|error| {
+    let socket = UdpSocket::bind(any(peer.is_ipv6())).inspect_err(|error| {
         // Every system has IPv4, but IPv6 may be disabled.
         if peer.is_ipv4() {
             denied::report("looking for a route to the peer", error);

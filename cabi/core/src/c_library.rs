@@ -1,6 +1,9 @@
 //! The C library: its heap, and those of its functions that this library interposes.
 
-use std::ffi::{CStr, c_void};
+use crate::arguments::OutPtr;
+use crate::boundary::Result;
+use crate::errno::Errno;
+use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{mem, ptr};
@@ -89,4 +92,21 @@ pub fn copy_to_heap<T: Copy>(items: &[T]) -> *mut T {
         unsafe { ptr::copy_nonoverlapping(items.as_ptr(), copy, items.len()) };
     }
     copy
+}
+
+/// Copies a list of pointers to the C library's heap, followed by NULL, and stores its length in
+/// `count` if that is not NULL.
+///
+/// # Errors
+/// ENOMEM.
+pub fn list_to_heap<T>(mut list: Vec<*mut T>, count: OutPtr<'_, c_int>) -> Result<*mut *mut T> {
+    if !count.is_null() {
+        count.write(c_int::try_from(list.len()).unwrap_or(c_int::MAX))?;
+    }
+    list.push(ptr::null_mut());
+    let array = copy_to_heap(&list);
+    if array.is_null() {
+        return Err(Errno::NOMEM.because("out of memory for the list"));
+    }
+    Ok(array)
 }

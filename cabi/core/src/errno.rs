@@ -67,13 +67,6 @@ impl Errno {
         self.because("a number is negative or too large")
     }
 
-    /// Like [`Errno::because`], for an id that another thread is destroying.
-    #[cold]
-    #[must_use]
-    pub fn destroyed(self) -> Self {
-        self.because("the id is being destroyed")
-    }
-
     /// Returns the name of the number in C, or the number itself.
     fn name(self) -> impl fmt::Display {
         const NAMES: &[(c_int, &str)] = &[

@@ -130,29 +130,22 @@ impl<T: ForkState> ForkSafe<T> {
 /// Interface of a [`ForkSafe`] that is independent of the type of its state.
 trait ForkHooks: Sync {
     /// Calls `before_fork` of each shard, and keeps the shard locked.
-    fn lock(&'static self) -> Box<dyn LockedState>;
+    fn lock(&'static self) -> LockedState;
 }
 
-/// All shards of a [`ForkSafe`], locked until this value is dropped.
-trait LockedState {
-    /// Resets the state in the child.
-    fn in_child(&mut self);
-}
+/// All shards of a [`ForkSafe`], locked until this value is dropped. The function resets the state
+/// in the child.
+type LockedState = Box<dyn FnMut()>;
 
 impl<T: ForkState, const SHARDS: usize> ForkHooks for ForkSafe<T, SHARDS> {
-    fn lock(&'static self) -> Box<dyn LockedState> {
+    fn lock(&'static self) -> LockedState {
         let lock = |shard: &'static LockShard<T>| {
             let mut state = shard.0.write();
             state.before_fork();
             state
         };
-        Box::new(self.shards.iter().map(lock).collect::<Vec<_>>())
-    }
-}
-
-impl<T: ForkState> LockedState for Vec<RwLockWriteGuard<'static, T>> {
-    fn in_child(&mut self) {
-        self.iter_mut().for_each(|state| state.in_child());
+        let mut states: Vec<_> = self.shards.iter().map(lock).collect();
+        Box::new(move || states.iter_mut().for_each(|state| state.in_child()))
     }
 }
 
@@ -162,7 +155,7 @@ static REGISTERED: Mutex<Vec<&'static dyn ForkHooks>> = Mutex::new(Vec::new());
 /// Locks that the forking thread holds from before the fork until after it, in both the parent and
 /// the child.
 struct ForkLocks {
-    states: Vec<Box<dyn LockedState>>,
+    states: Vec<LockedState>,
     _list: MutexGuard<'static, Vec<&'static dyn ForkHooks>>,
 }
 
@@ -191,7 +184,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     if let Some(mut held) = take_held() {
-        held.states.iter_mut().for_each(|state| state.in_child());
+        held.states.iter_mut().for_each(|in_child| in_child());
     }
 }
 
@@ -220,7 +213,7 @@ mod tests {
         static STATE: ForkSafe<ForkNumbers, 4> = ForkSafe::new();
         let mut held = STATE.lock();
         assert!(STATE.shards.iter().all(|shard| shard.0.try_read().is_none()));
-        held.in_child();
+        held();
         drop(held);
         assert!(STATE.shards.iter().all(|shard| shard.0.read().0 == [7, 9]));
     }

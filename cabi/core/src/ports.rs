@@ -95,48 +95,20 @@ pub fn reserve(
     v6_only: bool,
 ) -> Result<(SocketAddr, PortReservation)> {
     for _ in 0..PORT_TRIES {
-        if stack::is_in_process() {
+        let (bound, socket) = if stack::is_in_process() {
             let port = if at.port() == 0 { stack::random_port() } else { at.port() };
-            let bound = SocketAddr::new(at.ip(), port);
-            if at.port() == 0 && !address::has_program_port(port) {
-                continue;
-            }
-            match record(PortEntry { at: bound, datagrams, reuse, holder, socket: None }, None) {
-                Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
-                taken => return taken.map(|reservation| (bound, reservation)),
-            }
-        }
-        let domain = Domain::for_address(at);
-        let socket = if datagrams {
-            Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?
+            (SocketAddr::new(at.ip(), port), None)
         } else {
-            let socket =
-                Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).inspect_err(|error| {
-                    // Every system has IPv4, but IPv6 may be disabled.
-                    if at.is_ipv4() {
-                        denied::report("opening a socket for a port", error);
-                    }
-                })?;
-            // Earlier connections of the port in TIME-WAIT must not prevent the bind.
-            socket.set_reuse_address(true)?;
-            socket
+            let (bound, socket) = bind(at, datagrams, v6_only)?;
+            (bound, Some(socket))
         };
-        if at.is_ipv6() {
-            socket.set_only_v6(v6_only)?;
-        }
-        socket.bind(&at.into())?;
-        let bound = socket
-            .local_addr()?
-            .as_socket()
-            .ok_or_else(|| Errno::INVAL.because("the system bound the socket to no IP address"))?;
         if at.port() == 0 && !address::has_program_port(bound.port()) {
             continue;
         }
-        let inheritable = InheritableSocket::from_fd(socket.as_raw_fd());
-        match record(
-            PortEntry { at: bound, datagrams, reuse, holder, socket: inheritable },
-            Some(socket),
-        ) {
+        let inheritable =
+            socket.as_ref().and_then(|socket| InheritableSocket::from_fd(socket.as_raw_fd()));
+        let entry = PortEntry { at: bound, datagrams, reuse, holder, socket: inheritable };
+        match record(entry, socket) {
             // The system may assign a port that is still recorded here, because the socket of an id
             // may be closed before its reservation ends.
             Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => {}
@@ -144,6 +116,34 @@ pub fn reserve(
         }
     }
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
+}
+
+/// Binds a new socket to `at`, and returns the address that the system has given it.
+fn bind(at: SocketAddr, datagrams: bool, v6_only: bool) -> Result<(SocketAddr, Socket)> {
+    let socket = new_socket(at, datagrams).inspect_err(|error| {
+        // Every system has IPv4, but IPv6 may be disabled.
+        if at.is_ipv4() && !datagrams {
+            denied::report("opening a socket for a port", error);
+        }
+    })?;
+    if at.is_ipv6() {
+        socket.set_only_v6(v6_only)?;
+    }
+    socket.bind(&at.into())?;
+    let bound = socket
+        .local_addr()?
+        .as_socket()
+        .ok_or_else(|| Errno::INVAL.because("the system bound the socket to no IP address"))?;
+    Ok((bound, socket))
+}
+
+fn new_socket(at: SocketAddr, datagrams: bool) -> io::Result<Socket> {
+    let (kind, protocol) =
+        if datagrams { (Type::DGRAM, Protocol::UDP) } else { (Type::STREAM, Protocol::TCP) };
+    let socket = Socket::new(Domain::for_address(at), kind, Some(protocol))?;
+    // Earlier connections of the port in TIME-WAIT must not prevent the bind.
+    socket.set_reuse_address(!datagrams)?;
+    Ok(socket)
 }
 
 /// Returns whether a bind to `at` that the system has refused with EADDRINUSE conflicts with a
@@ -155,12 +155,7 @@ pub fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
         return true;
     }
     let bind = || -> io::Result<()> {
-        let (kind, protocol) =
-            if datagrams { (Type::DGRAM, Protocol::UDP) } else { (Type::STREAM, Protocol::TCP) };
-        let socket = Socket::new(Domain::for_address(at), kind, Some(protocol))?;
-        if !datagrams {
-            socket.set_reuse_address(true)?;
-        }
+        let socket = new_socket(at, datagrams)?;
         let unused: IpAddr = if at.is_ipv4() {
             socket.set_freebind_v4(true)?;
             Ipv4Addr::new(192, 0, 2, 1).into()

@@ -35,8 +35,7 @@ fn all_but(signals: &[c_int]) -> libc::sigset_t {
 }
 
 /// Returns `set` without `signals`.
-pub fn without(set: libc::sigset_t, signals: &[c_int]) -> libc::sigset_t {
-    let mut set = set;
+pub fn without(mut set: libc::sigset_t, signals: &[c_int]) -> libc::sigset_t {
     for signal in signals {
         // SAFETY: the call changes the local variable `set`, which is initialized. An invalid
         // signal number gives an error.

@@ -1,6 +1,8 @@
 //! Counters of the users of an object, and of the events about it that the program has not
 //! acknowledged.
 
+use crate::boundary::Result;
+use crate::errno::Errno;
 use crate::lock::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,9 +22,15 @@ impl Users {
         UserToken(Arc::clone(&self.0))
     }
 
-    /// Returns whether there is any user.
-    pub fn any(&self) -> bool {
-        self.0.load(Ordering::Acquire) > 0
+    /// Checks that the object has no users.
+    ///
+    /// # Errors
+    /// EBUSY, for `reason`.
+    pub fn check_none(&self, reason: &str) -> Result<()> {
+        match self.0.load(Ordering::Acquire) {
+            0 => Ok(()),
+            _ => Err(Errno::BUSY.because(reason)),
+        }
     }
 }
 
@@ -89,8 +97,8 @@ mod tests {
     fn users_are_counted_while_they_live() {
         let users = Users::default();
         let one = users.add();
-        assert!(users.any());
+        assert_eq!(users.check_none("in use"), Err(Errno::BUSY));
         drop(one);
-        assert!(!users.any());
+        assert_eq!(users.check_none("in use"), Ok(()));
     }
 }

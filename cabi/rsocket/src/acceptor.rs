@@ -9,7 +9,6 @@ use crate::socket::{Phase, Socket, SocketOptions};
 use crate::stream::{Stream, check_peer};
 use crate::wire::ConnData;
 use std::collections::VecDeque;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use uiw_cabi_core::address;
@@ -80,11 +79,6 @@ impl Acceptor {
         let queue = self.queue.lock();
         queue.ready.len() + queue.begun >= queue.backlog
     }
-
-    /// Changes the backlog.
-    fn set_backlog(&self, backlog: usize) {
-        self.queue.lock().backlog = backlog;
-    }
 }
 
 /// Starts to listen. A socket without an address listens on a free port of every device.
@@ -99,16 +93,12 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
         let state = socket.lock();
         match &state.phase {
             Phase::Listening(acceptor) => {
-                acceptor.set_backlog(backlog);
+                acceptor.queue.lock().backlog = backlog;
                 return Ok(());
             }
             Phase::New(Some(_)) => {}
             Phase::New(None) => {
-                let any = if state.ipv6 {
-                    SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
-                } else {
-                    SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
-                };
+                let any = address::any(state.ipv6);
                 drop(state);
                 connect::bind(socket, any)?;
             }
@@ -190,10 +180,7 @@ pub(crate) fn answer(
     options: &Arc<ConnConfig>,
     channel: Option<&Arc<CmChannel>>,
 ) -> Result<Box<Stream>> {
-    let peer = ConnData::from_bytes(request.private_data()).map_err(|error| {
-        tracing::warn!(%error, peer = %request.peer_addr(), "the peer is not an rsocket");
-        Errno(libc::EPROTO)
-    })?;
+    let peer = connect::parse_conn_data(request.private_data(), request.peer_addr())?;
     let variant = settings::variant(Settings::get()?.persona);
     if let Err(errno) = check_peer(variant, &peer) {
         // The peer's log shows the reason as well.

@@ -44,8 +44,7 @@ pub(crate) fn program_name() -> String {
 }
 
 /// Returns an address of this host if a program connects to the unspecified address.
-pub(crate) fn reachable(to: SocketAddr) -> SocketAddr {
-    let mut to = to;
+pub(crate) fn reachable(mut to: SocketAddr) -> SocketAddr {
     match to {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => to.set_ip(Ipv4Addr::LOCALHOST.into()),
         SocketAddr::V6(v6) if v6.ip().is_unspecified() => to.set_ip(Ipv6Addr::LOCALHOST.into()),

@@ -2,12 +2,12 @@
 //! waiting.
 
 use crate::datagram::Datagram;
-use crate::numbers::Numbers;
+use crate::numbers::{FileFlags, Numbers};
 use crate::ready;
 use crate::socket::Socket;
 use crate::wait::WaitSource;
 use crate::watchers::WakerPolicy;
-use std::ffi::{c_int, c_short};
+use std::ffi::c_short;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use uiw_verbs::ShardSet;
@@ -64,60 +64,34 @@ impl AnySocket {
         }
     }
 
+    fn wait_source(&self) -> &dyn WaitSource {
+        match self {
+            Self::Stream(socket) => &**socket,
+            Self::Datagram(socket) => &**socket,
+        }
+    }
+
     /// Unregisters a task that does not wait any more.
     pub(crate) fn unwatch(&self, waker: &Waker) {
-        match self {
-            Self::Stream(socket) => socket.unwatch(waker),
-            Self::Datagram(socket) => socket.unwatch(waker),
-        }
+        self.wait_source().unwatch(waker);
     }
 
     /// Returns the shards of the socket's connection.
     pub(crate) fn shards(&self) -> ShardSet {
-        match self {
-            Self::Stream(socket) => socket.shards(),
-            Self::Datagram(socket) => socket.shards(),
-        }
+        self.wait_source().shards()
     }
 
     /// Counts an attempt of a call that does not wait, and yields the processor after many
     /// fruitless ones.
     pub(crate) fn yield_if_fruitless(&self, found: bool) {
-        match self {
-            Self::Stream(socket) => socket.attempts().note(found),
-            Self::Datagram(socket) => socket.attempts().note(found),
-        }
+        self.wait_source().attempts().note(found);
     }
 
-    /// Returns O_NONBLOCK and the other flags of F_GETFL.
-    pub(crate) fn status_flags(&self) -> c_int {
+    /// Reads or changes the flags of the socket.
+    pub(crate) fn with_flags<R>(&self, body: impl FnOnce(&mut FileFlags) -> R) -> R {
         match self {
-            Self::Stream(socket) => socket.lock().status_flags,
-            Self::Datagram(socket) => socket.lock().status_flags,
-        }
-    }
-
-    /// Sets the flags of F_SETFL.
-    pub(crate) fn set_status_flags(&self, flags: c_int) {
-        match self {
-            Self::Stream(socket) => socket.lock().status_flags = flags,
-            Self::Datagram(socket) => socket.lock().status_flags = flags,
-        }
-    }
-
-    /// Returns FD_CLOEXEC, like F_GETFD.
-    pub(crate) fn descriptor_flags(&self) -> c_int {
-        match self {
-            Self::Stream(socket) => socket.lock().descriptor_flags,
-            Self::Datagram(socket) => socket.lock().descriptor_flags,
-        }
-    }
-
-    /// Sets FD_CLOEXEC, like F_SETFD.
-    pub(crate) fn set_descriptor_flags(&self, flags: c_int) {
-        match self {
-            Self::Stream(socket) => socket.lock().descriptor_flags = flags,
-            Self::Datagram(socket) => socket.lock().descriptor_flags = flags,
+            Self::Stream(socket) => body(&mut socket.lock().flags),
+            Self::Datagram(socket) => body(&mut socket.lock().flags),
         }
     }
 

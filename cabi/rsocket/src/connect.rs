@@ -149,14 +149,22 @@ pub(crate) fn failure(error: Error) -> Errno {
     error.into()
 }
 
+/// Parses the private data of a peer.
+///
+/// # Errors
+/// EPROTO for a peer that is not an rsocket.
+pub(crate) fn parse_conn_data(bytes: &[u8], peer: SocketAddr) -> Result<ConnData> {
+    ConnData::from_bytes(bytes).map_err(|error| {
+        tracing::warn!(%error, %peer, "the peer is not an rsocket");
+        Errno(libc::EPROTO)
+    })
+}
+
 /// Creates the stream after the peer has accepted.
 ///
 /// # Errors
 /// EPROTO for a peer that is not an rsocket, or with which this end cannot communicate.
 pub(crate) fn established(connecting: PendingConnection, info: &ConnInfo) -> Result<Stream> {
-    let peer = ConnData::from_bytes(&info.private_data).map_err(|error| {
-        tracing::warn!(%error, peer = %info.peer, "the peer is not an rsocket");
-        Errno(libc::EPROTO)
-    })?;
+    let peer = parse_conn_data(&info.private_data, info.peer)?;
     Stream::new(connecting.link, &connecting.sizes, &peer)
 }

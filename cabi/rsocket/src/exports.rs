@@ -6,7 +6,7 @@ use crate::any::AnySocket;
 use crate::at_exit;
 use crate::datagram::{self, Datagram};
 use crate::epoll::Epoll;
-use crate::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT, Value};
+use crate::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT};
 use crate::poll::{self, Sets};
 use crate::settings::Sizes;
 use crate::socket::{Phase, Socket, SocketOptions, State};
@@ -15,7 +15,7 @@ use crate::wait::Limit;
 use crate::{acceptor, connect, sys};
 use libc::socklen_t;
 use std::ffi::{c_int, c_long};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use uiw_cabi_core::address;
 use uiw_cabi_core::arguments::{
@@ -52,10 +52,10 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
         }?;
         let socket = table::socket(fd)?;
         if flags & libc::SOCK_NONBLOCK != 0 {
-            socket.set_status_flags(socket.status_flags() | libc::O_NONBLOCK);
+            socket.with_flags(|flags| flags.status |= libc::O_NONBLOCK);
         }
         if flags & libc::SOCK_CLOEXEC != 0 {
-            socket.set_descriptor_flags(libc::FD_CLOEXEC);
+            socket.with_flags(|flags| flags.descriptor = libc::FD_CLOEXEC);
         }
         Ok(fd)
     })
@@ -129,9 +129,9 @@ pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr
         let peer = {
             // The flags are those of the listener, as in rdma-core, and programs of rsockets rely
             // on that. Connections that Linux's accept returns do not inherit the flags.
-            let flags = socket.lock().status_flags;
+            let flags = socket.lock().flags.status;
             let mut state = new.lock();
-            state.status_flags = flags;
+            state.flags.status = flags;
             state.peer
         };
         let given = table::add_as(number, Entry::Socket(new));
@@ -252,12 +252,7 @@ pub extern "C" fn rgetsockname<'a>(
         let local = match table::socket(fd)? {
             AnySocket::Datagram(socket) => socket.address(false)?,
             AnySocket::Stream(socket) => socket.update_then(None, |state| {
-                let any = if state.ipv6 {
-                    Ipv6Addr::UNSPECIFIED.into()
-                } else {
-                    Ipv4Addr::UNSPECIFIED.into()
-                };
-                state.to_program_address(state.local.unwrap_or(SocketAddr::new(any, 0)))
+                state.to_program_address(state.local.unwrap_or(address::any(state.ipv6)))
             }),
         };
         write_address(local, addr, len)
@@ -278,33 +273,10 @@ pub extern "C" fn rsetsockopt<'a>(
             return Err(Errno(libc::EFAULT).null_argument());
         }
         let bytes = value.get(len)?.unwrap_or_default();
-        let time = options::time_of(level, name, bytes)?;
-        let socket = match socket {
-            AnySocket::Stream(socket) => socket,
-            AnySocket::Datagram(socket) => {
-                return datagram::set_option(&socket, level, name, bytes, time);
-            }
-        };
-        if let Some(time) = time {
-            options::set_time(&socket, name, time);
-            return Ok(());
+        match socket {
+            AnySocket::Stream(socket) => options::set(&socket, level, name, bytes),
+            AnySocket::Datagram(socket) => datagram::set_option(&socket, level, name, bytes),
         }
-        let int = |at: usize| {
-            let bytes = bytes.get(at..)?.first_chunk::<4>()?;
-            Some(c_int::from_ne_bytes(*bytes))
-        };
-        // The value of TCP_CONGESTION is the name of an algorithm and not an integer.
-        let named = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
-        let first = if named { Some(0) } else { int(0) };
-        let first = first.ok_or_else(|| {
-            Errno::INVAL.because("the value of the option is shorter than an integer")
-        })?;
-        if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) && int(4).is_none() {
-            return Err(
-                Errno::INVAL.because("the value of SO_LINGER is shorter than a struct linger")
-            );
-        }
-        options::set(&socket, level, name, first, int(4))
     })
 }
 
@@ -322,37 +294,10 @@ pub extern "C" fn rgetsockopt<'a>(
             return Err(Errno(libc::EFAULT).null_argument());
         }
         let to = value.get(len.count()?)?.unwrap_or_default();
-        let socket = match socket {
-            AnySocket::Stream(socket) => socket,
-            AnySocket::Datagram(socket) => {
-                return len.finish(datagram::option(&socket, level, name, to)?);
-            }
-        };
-        let answer = options::get(&socket, level, name)?;
-        let mut bytes = [0u8; size_of::<libc::tcp_info>()];
-        let full = match answer {
-            Value::Int(int) => {
-                bytes[..4].copy_from_slice(&int.to_ne_bytes());
-                4
-            }
-            Value::Linger(linger) => {
-                bytes[..4].copy_from_slice(&linger.l_onoff.to_ne_bytes());
-                bytes[4..8].copy_from_slice(&linger.l_linger.to_ne_bytes());
-                8
-            }
-            Value::Time(time) => {
-                bytes[..8].copy_from_slice(&time.as_secs().to_ne_bytes());
-                bytes[8..16].copy_from_slice(&u64::from(time.subsec_micros()).to_ne_bytes());
-                16
-            }
-            Value::Info(state) => {
-                bytes[0] = state;
-                bytes.len()
-            }
-        };
-        let full = full.min(to.len());
-        to[..full].copy_from_slice(&bytes[..full]);
-        len.finish(full)
+        len.finish(match socket {
+            AnySocket::Stream(socket) => options::get(&socket, level, name, to)?,
+            AnySocket::Datagram(socket) => datagram::option(&socket, level, name, to)?,
+        })
     })
 }
 
@@ -363,14 +308,15 @@ pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
         let socket = table::socket(fd)?;
         let argument = argument as c_int;
         match command {
-            libc::F_GETFL => Ok(socket.status_flags()),
+            libc::F_GETFL => Ok(socket.with_flags(|flags| flags.status)),
             libc::F_SETFL => {
-                socket.set_status_flags(libc::O_RDWR | argument & !libc::O_ACCMODE);
+                let status = libc::O_RDWR | argument & !libc::O_ACCMODE;
+                socket.with_flags(|flags| flags.status = status);
                 Ok(0)
             }
-            libc::F_GETFD => Ok(socket.descriptor_flags()),
+            libc::F_GETFD => Ok(socket.with_flags(|flags| flags.descriptor)),
             libc::F_SETFD => {
-                socket.set_descriptor_flags(argument);
+                socket.with_flags(|flags| flags.descriptor = argument);
                 Ok(0)
             }
             _ => Err(Errno::UNSUPPORTED.because("unsupported command for rfcntl")),

@@ -22,7 +22,7 @@ const EXTRA_RECEIVES: u16 = 32;
 /// Number of control messages in the send queue: credits, SHUTDOWN and DISCONNECT.
 pub(crate) const CONTROL_SLOTS: u16 = 6;
 /// Number of entries in the list of targets. The receive buffer has two halves.
-const TARGETS: usize = 2;
+pub(crate) const TARGETS: usize = 2;
 /// Size of the first targets in bytes. The size of two of them is the amount of data that a program
 /// can send before its peer reads. Programs rely on some hundred KiB, because TCP accepts more than
 /// that.
@@ -205,11 +205,6 @@ impl Link {
         self.lists.read(at, &mut entry)?;
         self.lists.write(at + 12, &[0; 4])?;
         Ok(Some(Target::from_bytes(entry, Order::HOST)))
-    }
-
-    /// Returns the number of entries in the list of targets.
-    pub(crate) const fn target_count() -> usize {
-        TARGETS
     }
 
     /// Returns the entries of the list of mappings.

@@ -1,5 +1,6 @@
 //! Descriptor numbers that the program has for an rsocket.
 
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Current number of descriptors of a socket, and number of descriptors that were removed.
@@ -32,4 +33,12 @@ impl Numbers {
     pub(crate) fn removed(&self) -> u32 {
         self.removed.load(Ordering::Acquire)
     }
+}
+
+/// Flags that the program has set with `rfcntl`.
+pub(crate) struct FileFlags {
+    /// O_NONBLOCK and the other flags of F_GETFL.
+    pub(crate) status: c_int,
+    /// FD_CLOEXEC, like F_GETFD.
+    pub(crate) descriptor: c_int,
 }

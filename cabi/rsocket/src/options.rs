@@ -23,16 +23,6 @@ pub(crate) const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Segment size that is reported to programs.
 const SEGMENT: c_int = 2048;
 
-/// Value of an option, to be converted to C's representation.
-pub(crate) enum Value {
-    Int(c_int),
-    Linger(libc::linger),
-    /// A `tcp_info` with this state of TCP in its first byte; all other bytes are 0.
-    Info(u8),
-    /// A `timeval`.
-    Time(Duration),
-}
-
 pub(super) fn unsupported(level: c_int, name: c_int) -> Errno {
     Errno(libc::ENOPROTOOPT)
         .because(format_args!("an rsocket has no option {name} of level {level}"))
@@ -61,19 +51,25 @@ pub(super) fn doubled(value: c_int) -> u32 {
     value.max(0).unsigned_abs().saturating_mul(2)
 }
 
-/// Parses the `timeval` of SO_RCVTIMEO and SO_SNDTIMEO. The inner `None` means no limit; the outer
-/// one is returned for other options.
+/// Parses the integer at the beginning of an option's value.
+///
+/// # Errors
+/// EINVAL for a value that is too short.
+pub(super) fn parse_int(bytes: &[u8]) -> Result<c_int> {
+    bytes.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes)).ok_or_else(too_short)
+}
+
+fn too_short() -> Errno {
+    Errno::INVAL.because("the value of the option is too short")
+}
+
+/// Parses the `timeval` of SO_RCVTIMEO and SO_SNDTIMEO. `None` means no limit.
 ///
 /// # Errors
 /// EINVAL for a value that is too short, EDOM for an invalid number of microseconds.
-pub(crate) fn time_of(level: c_int, name: c_int, bytes: &[u8]) -> Result<Option<Option<Duration>>> {
-    if level != libc::SOL_SOCKET || !matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
-        return Ok(None);
-    }
+pub(super) fn parse_time(bytes: &[u8]) -> Result<Option<Duration>> {
     let number = |at: usize| Some(i64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
-    let (Some(seconds), Some(micros)) = (number(0), number(8)) else {
-        return Err(Errno::INVAL.because("the value of the time-out is shorter than its structure"));
-    };
+    let (Some(seconds), Some(micros)) = (number(0), number(8)) else { return Err(too_short()) };
     if !(0..1_000_000).contains(&micros) {
         return Err(Errno(libc::EDOM).because("the number of microseconds exceeds a second"));
     }
@@ -82,32 +78,38 @@ pub(crate) fn time_of(level: c_int, name: c_int, bytes: &[u8]) -> Result<Option<
         Ok(seconds) => Duration::from_secs(seconds) + Duration::from_micros(micros.unsigned_abs()),
         Err(_) => Duration::from_nanos(1),
     };
-    Ok(Some((!time.is_zero()).then_some(time)))
+    Ok((!time.is_zero()).then_some(time))
 }
 
-/// Sets SO_RCVTIMEO or SO_SNDTIMEO.
-pub(crate) fn set_time(socket: &Socket, name: c_int, time: Option<Duration>) {
-    let set = &mut socket.lock().set;
-    if name == libc::SO_RCVTIMEO {
-        set.receive_timeout = time;
-    } else {
-        set.send_timeout = time;
-    }
+/// Writes as much of a value as fits to `to`, and returns the number of bytes written.
+pub(super) fn put(value: &[u8], to: &mut [u8]) -> usize {
+    let len = value.len().min(to.len());
+    to[..len].copy_from_slice(&value[..len]);
+    len
 }
 
-/// `rsetsockopt`. `value` is the integer value of the option, and `second` is the second integer of
-/// SO_LINGER.
+/// Writes a `timeval`, like [`put`].
+pub(super) fn put_time(time: Option<Duration>, to: &mut [u8]) -> usize {
+    let time = time.unwrap_or_default();
+    let (seconds, micros) =
+        (time.as_secs().to_ne_bytes(), u64::from(time.subsec_micros()).to_ne_bytes());
+    put(&[seconds, micros].concat(), to)
+}
+
+/// Returns the `linger` structure of SO_LINGER.
+pub(super) fn linger_bytes(linger: Option<c_int>) -> Vec<u8> {
+    [linger.is_some().into(), linger.unwrap_or(0)].map(c_int::to_ne_bytes).concat()
+}
+
+/// `rsetsockopt`.
 ///
 /// # Errors
-/// ENOPROTOOPT for an option that rsockets do not have; EINVAL for one that is set too late, and
-/// for a TCP_KEEPIDLE that is not positive.
-pub(crate) fn set(
-    socket: &Socket,
-    level: c_int,
-    name: c_int,
-    value: c_int,
-    second: Option<c_int>,
-) -> Result<()> {
+/// ENOPROTOOPT for an option that rsockets do not have; EINVAL for one that is set too late, for a
+/// value that is too short, and for a TCP_KEEPIDLE that is not positive.
+pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, bytes: &[u8]) -> Result<()> {
+    // The value of TCP_CONGESTION is the name of an algorithm and not an integer.
+    let is_name = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
+    let value = if is_name { 0 } else { parse_int(bytes)? };
     let mut state = socket.lock();
     let on = value != 0;
     let unconnected = matches!(state.phase, Phase::New(_) | Phase::Listening(_));
@@ -119,7 +121,12 @@ pub(crate) fn set(
         (libc::SOL_SOCKET, libc::SO_RCVBUF) if unconnected => set.sizes.received = doubled(value),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) if unconnected => set.sizes.sent = doubled(value),
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
-        (libc::SOL_SOCKET, libc::SO_LINGER) => set.linger = on.then_some(second.unwrap_or(0)),
+        (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            let seconds = parse_int(bytes.get(4..).unwrap_or_default())?;
+            set.linger = on.then_some(seconds);
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => set.receive_timeout = parse_time(bytes)?,
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => set.send_timeout = parse_time(bytes)?,
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => set.keep_alive = on,
         (
             libc::SOL_SOCKET,
@@ -170,61 +177,62 @@ pub(crate) fn set(
     Ok(())
 }
 
-/// `rgetsockopt`.
+/// `rgetsockopt`: writes as much of the value as fits to `to`, and returns the number of bytes
+/// written.
 ///
 /// # Errors
 /// ENOPROTOOPT for an option that rsockets do not have.
-pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Value> {
+pub(crate) fn get(socket: &Socket, level: c_int, name: c_int, to: &mut [u8]) -> Result<usize> {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
         let error = socket.update_then(None, |state| state.error.take());
-        return Ok(Value::Int(error.map_or(0, |errno| errno.0)));
+        return Ok(put(&error.map_or(0, |errno| errno.0).to_ne_bytes(), to));
     }
     let state = socket.lock();
     let set = &state.set;
-    let int = |value: u32| Ok(Value::Int(c_int::try_from(value).unwrap_or(c_int::MAX)));
-    match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(set.reuse.into()),
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => int(set.keep_alive.into()),
-        (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(set.oob_inline.into()),
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
-            Ok(Value::Time(set.receive_timeout.unwrap_or_default()))
-        }
-        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => {
-            Ok(Value::Time(set.send_timeout.unwrap_or_default()))
-        }
-        (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(set.sizes.received),
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(set.sizes.sent),
-        (libc::SOL_SOCKET, libc::SO_LINGER) => Ok(Value::Linger(libc::linger {
-            l_onoff: set.linger.is_some().into(),
-            l_linger: set.linger.unwrap_or(0),
-        })),
-        (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(Value::Int(libc::SOCK_STREAM)),
+    let number = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
+    let value: c_int = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => set.reuse.into(),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => set.keep_alive.into(),
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE) => set.oob_inline.into(),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => return Ok(put_time(set.receive_timeout, to)),
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => return Ok(put_time(set.send_timeout, to)),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => number(set.sizes.received),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => number(set.sizes.sent),
+        (libc::SOL_SOCKET, libc::SO_LINGER) => return Ok(put(&linger_bytes(set.linger), to)),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => {
-            Ok(Value::Int(if state.ipv6 { libc::AF_INET6 } else { libc::AF_INET }))
+            if state.ipv6 {
+                libc::AF_INET6
+            } else {
+                libc::AF_INET
+            }
         }
-        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(Value::Int(libc::IPPROTO_TCP)),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-            int(matches!(state.phase, Phase::Listening(_)).into())
+            matches!(state.phase, Phase::Listening(_)).into()
         }
-        (libc::SOL_SOCKET, libc::SO_BROADCAST) => Ok(Value::Int(0)),
+        (libc::SOL_SOCKET, libc::SO_BROADCAST) => 0,
         (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-            int(set.tos.unwrap_or(0).into())
+            set.tos.unwrap_or(0).into()
         }
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int(set.no_delay.into()),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => Ok(Value::Int(set.keep_idle)),
-        (libc::IPPROTO_TCP, libc::TCP_LINGER2) => int(set.orphan_timeout.as_secs() as u32),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL) => Ok(Value::Int(1)),
-        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => Ok(Value::Int(SEGMENT)),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => set.no_delay.into(),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => set.keep_idle,
+        (libc::IPPROTO_TCP, libc::TCP_LINGER2) => number(set.orphan_timeout.as_secs() as u32),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL) => 1,
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => SEGMENT,
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
             const ESTABLISHED: u8 = 1;
             const CLOSE: u8 = 7;
-            Ok(Value::Info(if state.stream().is_some() { ESTABLISHED } else { CLOSE }))
+            let mut info = [0; size_of::<libc::tcp_info>()];
+            info[0] = if state.stream().is_some() { ESTABLISHED } else { CLOSE };
+            return Ok(put(&info, to));
         }
-        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => int(set.v6_only.into()),
-        (SOL_RDMA, RDMA_SQSIZE) => int(set.sizes.sends.into()),
-        (SOL_RDMA, RDMA_RQSIZE) => int(set.sizes.receives.into()),
-        (SOL_RDMA, RDMA_INLINE) => int(set.sizes.inline.into()),
-        (SOL_RDMA, RDMA_IOMAPSIZE) => int(set.sizes.mappings.into()),
-        _ => Err(unsupported(level, name)),
-    }
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => set.v6_only.into(),
+        (SOL_RDMA, RDMA_SQSIZE) => set.sizes.sends.into(),
+        (SOL_RDMA, RDMA_RQSIZE) => set.sizes.receives.into(),
+        (SOL_RDMA, RDMA_INLINE) => set.sizes.inline.into(),
+        (SOL_RDMA, RDMA_IOMAPSIZE) => set.sizes.mappings.into(),
+        _ => return Err(unsupported(level, name)),
+    };
+    Ok(put(&value.to_ne_bytes(), to))
 }

@@ -117,9 +117,8 @@ impl Receiver {
 
     /// Returns the range of up to `max` readable bytes after the first `skip` ones, as far as they
     /// are contiguous.
-    pub fn chunk(&self, skip: u64, max: usize) -> Range<u32> {
+    pub fn chunk(&self, mut skip: u64, max: usize) -> Range<u32> {
         let most = self.readable.saturating_sub(skip).min(max as u64);
-        let mut skip = skip;
         for target in &self.targets {
             let len = u64::from(target.end - target.start);
             if skip < len {

@@ -8,7 +8,7 @@ use crate::acceptor::{self, Acceptor};
 use crate::attempts::Attempts;
 use crate::connect::{self, PendingConnection};
 use crate::link::PollMode;
-use crate::numbers::Numbers;
+use crate::numbers::{FileFlags, Numbers};
 use crate::preload::DescriptorSockets;
 use crate::preload::connections::{self, Carrier, ConnectionRecord, Role};
 use crate::service::{self, ClosingToken, Timer};
@@ -134,9 +134,7 @@ pub(crate) struct State {
     pub(crate) phase: Phase,
     pub(crate) set: SocketOptions,
     pub(crate) ipv6: bool,
-    /// O_NONBLOCK and the other flags of F_SETFL.
-    pub(crate) status_flags: c_int,
-    pub(crate) descriptor_flags: c_int,
+    pub(crate) flags: FileFlags,
     /// SO_ERROR.
     pub(crate) error: Option<Errno>,
     /// Real addresses, with the port numbers of TCP.
@@ -169,8 +167,7 @@ impl Socket {
             phase: Phase::New(None),
             set,
             ipv6,
-            status_flags: libc::O_RDWR,
-            descriptor_flags: 0,
+            flags: FileFlags { status: libc::O_RDWR, descriptor: 0 },
             error: None,
             local: None,
             peer: None,
@@ -234,7 +231,7 @@ impl Socket {
         self.may_fall_back(false);
         let mut state = self.lock();
         let fallback = state.opened.as_mut()?.fallback.take()?;
-        Some((fallback, state.status_flags, state.set))
+        Some((fallback, state.flags.status, state.set))
     }
 
     /// Records that the connection could not be established.
@@ -386,19 +383,9 @@ impl Socket {
         state.stream().is_some_and(|stream| stream.link.cq().poll_ready(engine).is_ready())
     }
 
-    /// Repeats `attempt` until it does not return EAGAIN. Waits between the attempts, unless the
-    /// call is non-blocking.
-    pub(crate) fn complete<T>(
-        &self,
-        nonblocking: bool,
-        attempt: impl FnMut(&mut State) -> Result<T>,
-    ) -> Result<T> {
-        self.complete_as(|_| (nonblocking, None), attempt)
-    }
-
-    /// Like [`Socket::complete`]. `how` returns whether the call is non-blocking, and the maximum
-    /// time that it waits before it returns EAGAIN. It is called under the lock of the first
-    /// attempt.
+    /// Repeats `attempt` until it does not return EAGAIN, and waits between the attempts. `how`
+    /// returns whether the call is non-blocking, and the maximum time that it waits before it
+    /// returns EAGAIN. It is called under the lock of the first attempt.
     pub(crate) fn complete_as<T>(
         &self,
         how: impl FnOnce(&State) -> (bool, Option<Duration>),
@@ -528,7 +515,7 @@ impl State {
 
     /// Returns whether calls with these flags are non-blocking.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
-        (flags & libc::MSG_DONTWAIT) | (self.status_flags & libc::O_NONBLOCK) != 0
+        (flags & libc::MSG_DONTWAIT) | (self.flags.status & libc::O_NONBLOCK) != 0
     }
 
     pub(crate) fn stream(&self) -> Option<&Stream> {
@@ -565,13 +552,18 @@ impl State {
 
     /// Handles completions. Returns whether there were any.
     fn process(&mut self, take: PollMode) -> bool {
-        let (Phase::Connected(stream, _) | Phase::Accepting(stream)) = &mut self.phase else {
-            return false;
-        };
+        self.change_stream(|stream| stream.process(take)).unwrap_or(false)
+    }
+
+    /// Calls `change` for the stream, if there is one, and stores the error with which it failed
+    /// meanwhile.
+    fn change_stream<R>(&mut self, change: impl FnOnce(&mut Stream) -> R) -> Option<R> {
+        let stream = self.stream_mut()?;
         let before = stream.failure();
-        let any = stream.process(take);
-        self.error = stream.failure().filter(|_| before.is_none()).or(self.error);
-        any
+        let result = change(stream);
+        let failure = stream.failure().filter(|_| before.is_none());
+        self.error = failure.or(self.error);
+        Some(result)
     }
 
     fn handle(&mut self, event: CmEventKind) {
@@ -622,12 +614,7 @@ impl State {
                 self.phase = self.fail(connect::failure(error));
             }
             CmEventKind::Disconnected(reason) => {
-                let ending = ending(&reason);
-                if let Phase::Connected(stream, _) | Phase::Accepting(stream) = &mut self.phase {
-                    let before = stream.failure();
-                    stream.end(ending);
-                    self.error = stream.failure().filter(|_| before.is_none()).or(self.error);
-                }
+                self.change_stream(|stream| stream.end(ending(&reason)));
             }
             _ => {}
         }

@@ -1,7 +1,7 @@
 //! A connected rsocket: both halves, and the link that they use. No function in this module waits;
 //! the callers hold the socket's lock.
 
-use crate::link::{BATCH, CONTROL_SLOTS, Link, LinkCompletion, PollMode};
+use crate::link::{BATCH, CONTROL_SLOTS, Link, LinkCompletion, PollMode, TARGETS};
 use crate::mappings::Mappings;
 use crate::receiver::{Receiver, Violation};
 use crate::sender::Sender;
@@ -133,7 +133,7 @@ impl Stream {
         if self.sender.needs_target()
             && let Ok(Some(target)) = self.link.take_target(self.next_target)
         {
-            self.next_target = (self.next_target + 1) % Link::target_count();
+            self.next_target = (self.next_target + 1) % TARGETS;
             self.sender.set_target(target);
         }
     }
@@ -263,22 +263,18 @@ impl Stream {
         if self.sender.has_room() { Ok(()) } else { Err(Errno::AGAIN) }
     }
 
-    /// Returns the result of sending no bytes.
-    ///
-    /// # Errors
-    /// EPIPE after this program shut down the direction, and the errors of a connection that has
-    /// ended.
-    pub(crate) fn check_room_or_nothing(&self) -> Result<u64> {
-        self.check_open().map(|()| 0)
-    }
-
     /// Like [`Stream::check_room`], for a message that needs no target.
     pub(crate) fn check_slot(&self) -> Result<()> {
         self.check_open()?;
         if self.sender.has_slot() { Ok(()) } else { Err(Errno::AGAIN) }
     }
 
-    fn check_open(&self) -> Result<()> {
+    /// Checks that this end may send.
+    ///
+    /// # Errors
+    /// EPIPE after this program shut down the direction, and the errors of a connection that has
+    /// ended.
+    pub(crate) fn check_open(&self) -> Result<()> {
         match self.ended {
             _ if self.shut.write => Err(Errno(libc::EPIPE)),
             Some(Ending::Failed(errno)) => Err(errno),

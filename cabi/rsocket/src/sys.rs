@@ -71,11 +71,10 @@ pub(crate) fn eventfd(flags: c_int) -> Result<OwnedFd> {
 /// OS errors.
 pub(crate) fn ppoll(
     fds: &mut [libc::pollfd],
-    timeout: Option<libc::timespec>,
+    mut timeout: Option<libc::timespec>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<usize> {
     // The kernel writes the remaining time to it.
-    let mut timeout = timeout;
     let timeout = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: the pointer and the number of structures are those of `fds`, which is borrowed
@@ -116,9 +115,8 @@ pub(crate) fn epoll_ctl(
     set: RawFd,
     op: c_int,
     fd: RawFd,
-    event: Option<libc::epoll_event>,
+    mut event: Option<libc::epoll_event>,
 ) -> Result<()> {
-    let mut event = event;
     let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     // SAFETY: `event` is NULL, for which the kernel returns EFAULT where it needs an event, or
     // points to an initialized local copy, which lives until the call returns. The kernel only

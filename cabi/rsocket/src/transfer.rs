@@ -262,7 +262,7 @@ fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Res
                 stream.sender.begin_call();
             }
             if total == 0 {
-                return stream.check_room_or_nothing();
+                return stream.check_open().map(|()| 0);
             }
             stream.send(RemainingParts { parts: parts.clone(), skip: done }, (total - done) as u64)
         });
@@ -295,8 +295,8 @@ fn send_datagram(
     flags: c_int,
     to: Option<SocketAddr>,
 ) -> Result<isize> {
-    let total = length(list)?;
-    socket.send(list.iter().map(InVec::bytes), total, flags, to).map(usize::cast_signed)
+    length(list)?;
+    socket.send(list.iter().map(InVec::bytes), flags, to).map(usize::cast_signed)
 }
 
 /// Sends bytes, like write(2).
@@ -594,14 +594,17 @@ pub extern "C" fn riowrite<'a>(
         let bytes = buffer.get(len)?.unwrap_or_default();
         let (mut done, mut begun) = (0, false);
         while done < bytes.len() {
-            let written = socket.complete(nonblocking, |state| {
-                let stream = state.connected()?;
-                stream.publish_mappings()?;
-                if !std::mem::replace(&mut begun, true) {
-                    stream.sender.begin_call();
-                }
-                stream.write_mapped(&bytes[done..], (offset as u64).wrapping_add(done as u64))
-            });
+            let written = socket.complete_as(
+                |_| (nonblocking, None),
+                |state| {
+                    let stream = state.connected()?;
+                    stream.publish_mappings()?;
+                    if !std::mem::replace(&mut begun, true) {
+                        stream.sender.begin_call();
+                    }
+                    stream.write_mapped(&bytes[done..], (offset as u64).wrapping_add(done as u64))
+                },
+            );
             match written {
                 // Nothing is mapped there.
                 Ok(0) => break,

@@ -230,12 +230,11 @@ fn wait<'a>(
     set: c_int,
     events: Out<'a, epoll_event>,
     most: Argument<'a, c_int>,
-    time: WaitTime,
+    mut time: WaitTime,
     mask: In<'_, sigset_t>,
     system: impl Fn(&WaitTime) -> c_int,
 ) -> c_int {
     let end = time.end();
-    let mut time = time;
     loop {
         // A call that does not wait need not be woken by a marker, so it is not counted.
         let counted = if time.is_none() { None } else { waiting::begin(set) };

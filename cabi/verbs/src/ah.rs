@@ -2,11 +2,9 @@
 
 use crate::context::{Context, OpenContext};
 use crate::device::gid;
-use crate::device::netdev::NetDev;
 use crate::oob;
 use crate::pd::Pd;
 use std::ffi::c_int;
-use std::net::IpAddr;
 use uiw_cabi_core::abi::wr::IBV_WC_GRH;
 use uiw_cabi_core::abi::{ibv_ah, ibv_ah_attr, ibv_grh, ibv_wc};
 use uiw_cabi_core::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
@@ -34,11 +32,7 @@ impl Body for Ah {
 
 /// `ibv_create_ah`.
 pub extern "C" fn ibv_create_ah(pd: Handle<'_, Pd>, attr: InPtr<'_, ibv_ah_attr>) -> *mut ibv_ah {
-    boundary::pointer(|| {
-        let attr =
-            attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes were passed"))?;
-        create(pd.get()?, attr)
-    })
+    boundary::pointer(|| create(pd.get()?, attr.get()?))
 }
 
 fn create(domain: &Object<Pd>, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
@@ -52,18 +46,9 @@ fn create(domain: &Object<Pd>, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     let (own, peer) = oob::addresses(&netdev, attr)?;
     // Without a GRH the attributes contain no hop limit.
     let hop_limit = if attr.is_global == 0 { 0 } else { attr.grh.hop_limit };
-    let engine = AddressHandle::new(own, peer, scope(&netdev, peer)).with_hop_limit(hop_limit);
+    let engine = AddressHandle::new(own, peer, netdev.scope_id(peer)).with_hop_limit(hop_limit);
     let abi = ibv_ah { context: domain.abi.get(|pd| &pd.context), pd: domain.abi(), handle: 0 };
     Ok(Object::create(abi, Ah { engine, domain: domain.engine.num(), _in_pd: domain.users.add() }))
-}
-
-/// Returns the scope of an address: the index of the interface if the address is valid only
-/// together with it, and 0 otherwise.
-fn scope(netdev: &NetDev, peer: IpAddr) -> u32 {
-    match peer {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast() => netdev.index,
-        _ => 0,
-    }
 }
 
 /// `ibv_destroy_ah`.
@@ -89,7 +74,7 @@ fn answer(
     wc: &InPtr<'_, ibv_wc>,
     grh: &InPtr<'_, ibv_grh>,
 ) -> Result<ibv_ah_attr> {
-    let wc = wc.as_ref().ok_or_else(|| Errno::INVAL.because("no completion is given"))?;
+    let wc = wc.get()?;
     // The header is in the program's buffer, which may be unaligned.
     let (1, Some(grh), true) = (port, grh.read(), wc.wc_flags & IBV_WC_GRH != 0) else {
         return Err(Errno::INVAL.because("the completion does not belong to a datagram with a GRH"));

@@ -40,9 +40,7 @@ pub extern "C" fn ibv_alloc_buf(
 ) -> *mut c_void {
     boundary::pointer(|| {
         let pd = pd.get()?.abi();
-        if buf.is_null() {
-            return Err(Errno::INVAL.because("ibv_alloc_buf without memory for the handle"));
-        }
+        buf.check()?;
         let mut addr = ptr::null_mut();
         // SAFETY: the call writes one pointer to `addr`, a local variable of this type. The size of
         // a page is a power of two and a multiple of the size of a pointer, as posix_memalign(3)
@@ -121,9 +119,7 @@ pub extern "C" fn ibv_reg_mr_ex(
     given: InPtr<'_, ibv_mr_init_attr>,
 ) -> *mut ibv_mr {
     boundary::pointer(|| {
-        let attr = given
-            .as_ref()
-            .ok_or_else(|| Errno::INVAL.because("ibv_reg_mr_ex without attributes"))?;
+        let attr = given.get()?;
         let has = |mask| attr.comp_mask & mask != 0;
         let known = masks::IBV_REG_MR_MASK_IOVA
             | masks::IBV_REG_MR_MASK_ADDR

@@ -146,10 +146,7 @@ impl CompChannel {
 /// `ibv_destroy_comp_channel`: returns EBUSY while a queue uses the channel.
 pub extern "C" fn ibv_destroy_comp_channel(channel: OwnedHandle<'_, CompChannel>) -> c_int {
     boundary::code(|| {
-        channel.destroy(|channel| match channel.users.any() {
-            true => Err(Errno::BUSY.because("completion queues use the channel")),
-            false => Ok(()),
-        })
+        channel.destroy(|channel| channel.users.check_none("completion queues use the channel"))
     })
 }
 

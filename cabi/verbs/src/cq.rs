@@ -180,9 +180,7 @@ impl Cq {
     /// Unregisters the queue: no event refers to it afterwards, and the program has acknowledged
     /// all delivered events.
     fn leave(&self) -> Result<()> {
-        if self.users.any() {
-            return Err(Errno::BUSY.because("queue pairs use the completion queue"));
-        }
+        self.users.check_none("queue pairs use the completion queue")?;
         let number = self.engine.num();
         self.context.numbers.lock().cqs.remove(&number);
         if let Some(channel) = &self.channel {

@@ -1,11 +1,11 @@
 //! Completion queues whose completions are read field by field.
 
 use crate::call_lock::{BatchHandle, Batched, CallLock};
-use crate::clock::{monotonic_ns, realtime_ns};
 use crate::context::OpenContext;
 use crate::cq::{self, Cq, CqInit, imm_and_flags};
 use crate::cursor::Cursor;
 use std::ffi::{c_int, c_uint};
+use std::time::SystemTime;
 use uiw_cabi_core::abi::cq as flags;
 use uiw_cabi_core::abi::{ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr};
 use uiw_cabi_core::arguments::{Handle, InPtr, TableHandle, c1, c2};
@@ -13,6 +13,12 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_verbs::Wc;
+
+/// Returns the time of the wall clock at which the completion occurred, in nanoseconds since 1970.
+fn wallclock_ns(wc: &Wc) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u64).wrapping_sub(uiw_llp::monotonic_ns().wrapping_sub(wc.timestamp_ns))
+}
 
 /// `ibv_create_cq_ex`.
 pub(crate) extern "C" fn create_cq_ex(
@@ -159,7 +165,7 @@ fields! {
     read_src_qp: u32 = |wc| wc.datagram_from.unwrap_or(0);
     read_wc_flags: c_uint = |wc| imm_and_flags(wc).1;
     read_completion_ts: u64 = |wc| wc.timestamp_ns;
-    read_completion_wallclock_ns: u64 = |wc| realtime_ns().wrapping_sub(monotonic_ns().wrapping_sub(wc.timestamp_ns));
+    read_completion_wallclock_ns: u64 = wallclock_ns;
     nothing_u32: u32 = |_| 0;
     nothing_u8: u8 = |_| 0;
 }

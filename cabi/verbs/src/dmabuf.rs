@@ -70,7 +70,7 @@ fn sync(fd: RawFd, what: u64) -> Result<()> {
 ///
 /// # Errors
 /// EINVAL for any other file.
-fn size(file: &File) -> Result<u64> {
+fn size(mut file: &File) -> Result<u64> {
     let mut stat: libc::statfs = zeroed();
     // SAFETY: `stat` is a local variable of the type that the kernel fills, and nothing else uses
     // it during the call. An invalid descriptor gives an error.
@@ -81,7 +81,6 @@ fn size(file: &File) -> Result<u64> {
         return Err(Errno::INVAL.because("the descriptor is not a DMA-buf"));
     }
     // A DMA-buf has no position, but seeking to its end returns its size.
-    let mut file = file;
     file.seek(SeekFrom::End(0))
         .map_err(|error| Errno::from(error).because("querying the size of a DMA-buf failed"))
 }

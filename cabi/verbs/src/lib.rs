@@ -29,7 +29,6 @@ pub mod async_events;
 pub mod buf;
 mod call_lock;
 pub mod channel;
-mod clock;
 pub mod context;
 pub mod cq;
 mod cq_ex;

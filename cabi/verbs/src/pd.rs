@@ -57,10 +57,7 @@ pub extern "C" fn ibv_alloc_pd(context: Handle<'_, OpenContext>) -> *mut ibv_pd 
 /// `ibv_dealloc_pd`: returns EBUSY while there are objects in the domain.
 pub extern "C" fn ibv_dealloc_pd(pd: OwnedHandle<'_, Pd>) -> c_int {
     boundary::code(|| {
-        pd.destroy(|pd| match pd.users.any() {
-            true => Err(Errno::BUSY.because("there are still objects in the protection domain")),
-            false => Ok(()),
-        })
+        pd.destroy(|pd| pd.users.check_none("there are still objects in the protection domain"))
     })
 }
 
@@ -97,12 +94,7 @@ pub(crate) extern "C" fn alloc_td(
 
 /// `ibv_dealloc_td`: returns EBUSY while parent domains use the thread domain.
 pub(crate) extern "C" fn dealloc_td(td: OwnedHandle<'_, Td>) -> c_int {
-    boundary::code(|| {
-        td.destroy(|td| match td.users.any() {
-            true => Err(Errno::BUSY.because("parent domains use the thread domain")),
-            false => Ok(()),
-        })
-    })
+    boundary::code(|| td.destroy(|td| td.users.check_none("parent domains use the thread domain")))
 }
 
 /// `ibv_alloc_parent_domain`: creates another handle of the same domain. Its allocators are meant

@@ -140,9 +140,7 @@ impl Srq {
     /// Unregisters the queue: no event refers to it afterwards, and the program has acknowledged
     /// all delivered events.
     fn leave(&self) -> Result<()> {
-        if self.users.any() {
-            return Err(Errno::BUSY.because("queue pairs use the shared receive queue"));
-        }
+        self.users.check_none("queue pairs use the shared receive queue")?;
         let number = self.engine.num();
         self.context.numbers.lock().srqs.remove(&number);
         let about = |event: &AsyncEvent| matches!(event, AsyncEvent::SrqLimitReached { srq } if *srq == number);

@@ -102,6 +102,14 @@ impl TestEnd {
         }
     }
 
+    /// Creates two connected ends. The second one has a shared receive queue if `with_srq` says so.
+    fn pair(context: *mut ibv_context, with_srq: bool) -> (Self, Self) {
+        let (a, b) = (Self::new(context, false), Self::new(context, with_srq));
+        a.connect(&b);
+        b.connect(&a);
+        (a, b)
+    }
+
     fn number(&self) -> u32 {
         // SAFETY: the queue pair lives until `drop`, and only this thread uses it (see `TestEnd`).
         // The library sets the number before it returns the object.
@@ -225,6 +233,12 @@ impl TestEnd {
         }
     }
 
+    /// Builds one request, which succeeds. Returns its completion.
+    fn run(&self, id: u64, request: impl FnOnce(*mut ibv_qp_ex)) -> ibv_wc {
+        assert_eq!(self.build(id, request), 0);
+        self.done(id)
+    }
+
     fn done(&self, id: u64) -> ibv_wc {
         let wc = self.completion();
         assert_eq!((wc.wr_id, wc.status), (id, 0));
@@ -266,9 +280,7 @@ unsafe fn vctx<'a>(context: *mut ibv_context) -> &'a abi::verbs_context {
 #[test]
 fn every_request_by_ibv_wr() {
     let opened = open();
-    let (mut a, mut b) = (TestEnd::new(opened, false), TestEnd::new(opened, true));
-    a.connect(&b);
-    b.connect(&a);
+    let (mut a, mut b) = TestEnd::pair(opened, true);
     let (rkey, remote) = (b.rkey(), b.address(8));
     a.memory[0] = 0x1122_3344;
     b.memory[9] = 40;
@@ -282,14 +294,10 @@ fn every_request_by_ibv_wr() {
             (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length);
         };
         b.receive(100, 1);
-        assert_eq!(
-            a.build(1, |ex| {
-                (*ex).wr_send_imm.unwrap()(ex, 7u32.to_be());
-                set(ex, sge);
-            }),
-            0
-        );
-        a.done(1);
+        a.run(1, |ex| {
+            (*ex).wr_send_imm.unwrap()(ex, 7u32.to_be());
+            set(ex, sge);
+        });
         let wc = b.done(100);
         assert_eq!(
             (wc.imm, wc.wc_flags & wr::IBV_WC_WITH_IMM),
@@ -297,72 +305,43 @@ fn every_request_by_ibv_wr() {
         );
         assert_eq!(b.memory[1], 0x1122_3344);
         b.receive(101, 2);
-        assert_eq!(
-            a.build(2, |ex| {
-                (*ex).wr_rdma_write_imm.unwrap()(ex, rkey, remote, 9);
-                set(ex, sge);
-            }),
-            0
-        );
-        a.done(2);
+        a.run(2, |ex| {
+            (*ex).wr_rdma_write_imm.unwrap()(ex, rkey, remote, 9);
+            set(ex, sge);
+        });
         assert_eq!(b.done(101).imm, 9);
         assert_eq!(b.memory[8], 0x1122_3344);
         let fetch = a.sge(3, 8);
-        assert_eq!(
-            a.build(3, |ex| {
-                (*ex).wr_atomic_fetch_add.unwrap()(ex, rkey, b.address(9), 2);
-                set(ex, fetch);
-            }),
-            0
-        );
-        a.done(3);
+        a.run(3, |ex| {
+            (*ex).wr_atomic_fetch_add.unwrap()(ex, rkey, b.address(9), 2);
+            set(ex, fetch);
+        });
         assert_eq!((a.memory[3], b.memory[9]), (40, 42));
-        assert_eq!(
-            a.build(4, |ex| {
-                (*ex).wr_atomic_cmp_swp.unwrap()(ex, rkey, b.address(9), 42, 1);
-                set(ex, fetch);
-            }),
-            0
-        );
-        a.done(4);
+        a.run(4, |ex| {
+            (*ex).wr_atomic_cmp_swp.unwrap()(ex, rkey, b.address(9), 42, 1);
+            set(ex, fetch);
+        });
         assert_eq!((a.memory[3], b.memory[9]), (42, 1));
-        assert_eq!(
-            a.build(5, |ex| {
-                (*ex).wr_rdma_read.unwrap()(ex, rkey, b.address(9));
-                set(ex, fetch);
-            }),
-            0
-        );
-        a.done(5);
+        a.run(5, |ex| {
+            (*ex).wr_rdma_read.unwrap()(ex, rkey, b.address(9));
+            set(ex, fetch);
+        });
         assert_eq!(a.memory[3], 1);
         let bytes = 0xABCDu64;
-        assert_eq!(
-            a.build(6, |ex| (*ex).wr_atomic_write.unwrap()(
-                ex,
-                rkey,
-                b.address(10),
-                (&raw const bytes).cast()
-            )),
-            0
-        );
-        assert_eq!(a.done(6).opcode, 9);
-        let misaligned = a.build(7, |ex| {
-            (*ex).wr_atomic_write.unwrap()(ex, rkey, b.address(10) + 4, (&raw const bytes).cast());
-        });
-        assert_eq!(misaligned, libc::EINVAL);
+        let write = |ex: *mut ibv_qp_ex, remote| {
+            (*ex).wr_atomic_write.unwrap()(ex, rkey, remote, (&raw const bytes).cast());
+        };
+        assert_eq!(a.run(6, |ex| write(ex, b.address(10))).opcode, 9);
+        assert_eq!(a.build(7, |ex| write(ex, b.address(10) + 4)), libc::EINVAL);
         // Inline data is copied immediately, and if there is more than the queue pair supports,
         // nothing is posted.
         let mut inline = *b"inline!!";
         b.receive(102, 11);
-        assert_eq!(
-            a.build(8, |ex| {
-                (*ex).wr_send.unwrap()(ex);
-                (*ex).wr_set_inline_data.unwrap()(ex, inline.as_mut_ptr().cast(), 8);
-                inline = [0; 8];
-            }),
-            0
-        );
-        a.done(8);
+        a.run(8, |ex| {
+            (*ex).wr_send.unwrap()(ex);
+            (*ex).wr_set_inline_data.unwrap()(ex, inline.as_mut_ptr().cast(), 8);
+            inline = [0; 8];
+        });
         b.done(102);
         assert_eq!((b.memory[10], b.memory[11].to_ne_bytes()), (0xABCD, *b"inline!!"));
         let mut long = vec![0u8; 4096];
@@ -385,9 +364,7 @@ fn every_request_by_ibv_wr() {
 #[test]
 fn refused_batch_posts_nothing() {
     let opened = open();
-    let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
-    a.connect(&b);
-    b.connect(&a);
+    let (a, b) = TestEnd::pair(opened, false);
     let (sge, write) = (a.sge(0, 8), |ex: *mut ibv_qp_ex, id: u64| {
         // SAFETY: `build` passes its live `ex`, between start and completion, to the closures that
         // call this one. The key and the address are those of a word of `b`, which is registered
@@ -431,9 +408,7 @@ fn refused_batch_posts_nothing() {
 #[test]
 fn completions_are_read_field_by_field() {
     let opened = open();
-    let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
-    a.connect(&b);
-    b.connect(&a);
+    let (a, b) = TestEnd::pair(opened, false);
     // SAFETY: `b.cq` was created by `create_cq_ex` with the flags for these fields and lives until
     // `drop`, and only this thread uses it. `start_poll` may get NULL as its attributes. Fields are
     // read between a `start_poll` that returned 0 and `end_poll`. `build` passes its live `ex`,
@@ -445,8 +420,7 @@ fn completions_are_read_field_by_field() {
         b.receive(5, 0);
         b.receive(6, 1);
         for id in [1, 2] {
-            assert_eq!(a.build(id, |ex| (*ex).wr_send.unwrap()(ex)), 0);
-            a.done(id);
+            a.run(id, |ex| (*ex).wr_send.unwrap()(ex));
         }
         let until = Instant::now() + Duration::from_secs(30);
         while start() != 0 {
@@ -474,7 +448,7 @@ fn completions_are_read_field_by_field() {
 #[test]
 fn asynchronous_events_await_acknowledgement() {
     let (opened, other) = (open(), open());
-    let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, true));
+    let (a, b) = TestEnd::pair(opened, true);
     // SAFETY: the contexts are open until the end of the test, the objects of `a` and `b` live, and
     // only this thread uses them (see `TestEnd`). `attr`, `event` and `none` are local variables;
     // fcntl(2) gets integers. `build` passes its live `ex`. The library has filled `event`, which
@@ -484,8 +458,6 @@ fn asynchronous_events_await_acknowledgement() {
         assert_eq!(call!(srq::ibv_modify_srq(b.srq, &raw const attr, 2)), 0);
         b.receive(1, 0);
         b.receive(2, 1);
-        a.connect(&b);
-        b.connect(&a);
         assert_eq!(a.build(1, |ex| (*ex).wr_send.unwrap()(ex)), 0);
         b.done(1);
         let mut event: abi::ibv_async_event = abi::zeroed();
@@ -569,7 +541,7 @@ fn completion_events_have_a_descriptor() {
         libc::fcntl((*announced).fd, libc::F_SETFL, libc::O_NONBLOCK);
         let (mut which, mut what) = (ptr::null_mut(), ptr::null_mut());
         assert_eq!(call!(channel::ibv_get_cq_event(announced, &raw mut which, &raw mut what)), -1);
-        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
+        assert_eq!(last_errno(), Some(libc::EAGAIN));
         assert_eq!(call!(channel::ibv_destroy_comp_channel(announced)), libc::EBUSY);
         assert_eq!(call!(cq::ibv_destroy_cq(cq)), 0);
         assert_eq!(call!(channel::ibv_destroy_comp_channel(announced)), 0);
@@ -600,9 +572,7 @@ impl<T: Copy> PackedElement<T> {
 #[test]
 fn unaligned_requests_and_elements() {
     let opened = open();
-    let (mut a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
-    a.connect(&b);
-    b.connect(&a);
+    let (mut a, b) = TestEnd::pair(opened, false);
     a.memory[..2].copy_from_slice(&[0x0123_4567_89AB_CDEF, 42]);
     let mut into = PackedElement::new([b.sge(8, 8), b.sge(20, 8)]);
     let mut receive = PackedElement::new(abi::ibv_recv_wr {
@@ -638,8 +608,7 @@ fn unaligned_requests_and_elements() {
             (*ex).wr_set_sge_list.unwrap()(ex, 2, from.at().cast());
         }
     };
-    assert_eq!(a.build(3, build), 0);
-    a.done(3);
+    a.run(3, build);
     while b.memory_word(31) != 42 {
         std::thread::yield_now();
     }
@@ -658,9 +627,7 @@ fn source_rewritten_during_write() {
     let source: Vec<AtomicU64> = (0..LENGTH as u64 / 8).map(AtomicU64::new).collect();
     let mut target = vec![0u8; LENGTH];
     let opened = open();
-    let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
-    a.connect(&b);
-    b.connect(&a);
+    let (a, b) = TestEnd::pair(opened, false);
     // SAFETY: the domains live (see `TestEnd`). The buffers, declared before the ends, live longer,
     // and without queue pairs no request accesses them. Until then only the library accesses the
     // target. The source is changed atomically; the library only reads it, by assembly routines
@@ -696,23 +663,19 @@ fn source_rewritten_during_write() {
             // and are registered until the ends are dropped, and the addresses and the length are
             // theirs. Nothing else accesses the target. The other thread writes the source
             // atomically; see above for the library's reads.
-            let posted = a.build(id, |qp| unsafe {
+            a.run(id, |qp| unsafe {
                 (*qp).wr_rdma_write.unwrap()(qp, rkey, target.as_ptr().addr() as u64);
                 (*qp).wr_set_sge.unwrap()(qp, lkey, source.as_ptr().addr() as u64, LENGTH as u32);
             });
-            assert_eq!(posted, 0);
-            a.done(id);
         }
         // The response to the Read arrives after all Writes.
         // SAFETY: `build` passes its live `ex`, between start and completion. `a.mr` lives until
         // `drop`. The addresses are words of `a` and `b`, which stay registered until then, and
         // nothing accesses them until the completion is polled below.
-        let posted = a.build(WRITES, |qp| unsafe {
+        a.run(WRITES, |qp| unsafe {
             (*qp).wr_rdma_read.unwrap()(qp, b.rkey(), b.address(0));
             (*qp).wr_set_sge.unwrap()(qp, (*a.mr).lkey, a.address(0), 8);
         });
-        assert_eq!(posted, 0);
-        a.done(WRITES);
     });
     // SAFETY: each region is alive and deregistered once, after the completions of all requests
     // that named it. `open` returned the context, which is closed once, after the ends that used it
@@ -745,7 +708,7 @@ fn buffers_page_aligned_with_regions_inside() {
             (domain, addr.wrapping_byte_sub(1), 8),
         ] {
             assert!(call!(buf::ibv_reg_buf_mr(pd, handle, start, length, ACCESS)).is_null());
-            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+            assert_eq!(last_errno(), Some(libc::EINVAL));
         }
         let mut attr: abi::ibv_mr_init_attr = abi::zeroed();
         (attr.length, attr.access, attr.addr, attr.iova) = (512, ACCESS, addr, 0x1000);
@@ -765,10 +728,10 @@ fn buffers_page_aligned_with_regions_inside() {
         for (mask, errno) in refused {
             attr.comp_mask = mask;
             assert!(call!(buf::ibv_reg_mr_ex(domain, &raw const attr)).is_null());
-            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
+            assert_eq!(last_errno(), Some(errno));
         }
         assert_eq!(call!(buf::ibv_export_buf_dmabuf_fd(handle)), -1);
-        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENODATA));
+        assert_eq!(last_errno(), Some(libc::ENODATA));
         assert_eq!((call!(mr::ibv_dereg_mr(inside)), call!(mr::ibv_dereg_mr(with_iova))), (0, 0));
         call!(buf::ibv_free_buf(handle));
         assert!(
@@ -1011,7 +974,7 @@ fn arguments_without_a_meaning_are_refused() {
         for (kind, errno) in [(4, libc::EOPNOTSUPP), (77, libc::EINVAL)] {
             init.qp_type = kind;
             assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
-            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
+            assert_eq!(last_errno(), Some(errno));
         }
         // One opcode is invalid, and one request has no elements. The second request of the chain
         // is reported.

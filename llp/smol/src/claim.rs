@@ -5,7 +5,7 @@
 //! one network namespace detect each other by the names of Unix sockets, which belong to the
 //! namespace and disappear with the process. Other hosts on the wire are not queried.
 
-use super::SmolConfig;
+use super::config::{SmolConfig, colons};
 use crate::netdev::{ethernet_address, kernel_addresses};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -53,10 +53,10 @@ impl Claim {
                 format!("{what} is {owner}: a TCP of its own needs its own"),
             ))
         };
-        let colons = config.mac.map(|byte| format!("{byte:02x}")).join(":");
+        let mac = format!("mac={}", colons(&config.mac));
         // With the same MAC address, all frames for the kernel would be received here.
         if ethernet_address(interface)? == config.mac {
-            return taken(format!("mac={colons}"), "the interface's");
+            return taken(mac, "the interface's");
         }
         let kernels = kernel_addresses()?;
         if let Some((address, _)) =
@@ -67,7 +67,7 @@ impl Claim {
         let index = index_of(interface)?;
         let ips = config.addresses.iter().map(|(address, _)| format!("ip={address}"));
         let mut names = Vec::new();
-        for what in ips.chain([format!("mac={colons}")]) {
+        for what in ips.chain([mac]) {
             match take_name(&format!("uiw/{index}/{what}"))? {
                 ClaimName::Ours(fd) => names.push(fd),
                 ClaimName::Taken(Some(process)) => {

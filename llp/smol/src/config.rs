@@ -164,7 +164,7 @@ fn network(address: IpAddr, prefix: u8) -> (u128, u128, u128) {
     (bits & !ones, bits & ones, ones)
 }
 
-fn colons(mac: &[u8; 6]) -> String {
+pub(crate) fn colons(mac: &[u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 

@@ -9,19 +9,9 @@ use std::sync::Arc;
 use uiw_llp::{DatagramSocket, Incoming, Interest, Outgoing};
 
 pub(super) struct SmolDatagrams<L: Link> {
-    interface: Arc<Mutex<SmolInterface<L>>>,
-    id: usize,
-    local: SocketAddr,
-}
-
-impl<L: Link> SmolDatagrams<L> {
-    pub(super) fn new(
-        interface: Arc<Mutex<SmolInterface<L>>>,
-        id: usize,
-        local: SocketAddr,
-    ) -> Self {
-        Self { interface, id, local }
-    }
+    pub(super) interface: Arc<Mutex<SmolInterface<L>>>,
+    pub(super) id: usize,
+    pub(super) local: SocketAddr,
 }
 
 impl<L: Link + 'static> DatagramSocket for SmolDatagrams<L> {

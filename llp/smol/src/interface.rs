@@ -278,6 +278,12 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
+    /// Sends what is due after a call has changed a connection.
+    fn egress_changed(&mut self, id: ConnId) {
+        self.touched.push(id.0);
+        self.egress_all(self.clock());
+    }
+
     fn egress_all(&mut self, now: Tick) {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_unstable();
@@ -634,22 +640,17 @@ impl<L: Link> SmolInterface<L> {
     }
 
     pub(super) fn send(&mut self, id: ConnId, bufs: &[IoVec<'_>]) -> io::Result<usize> {
-        let conn = &mut self.conns[id.0];
-        let taken = conn.fill(bufs)?;
+        let mut taken = self.conns[id.0].fill(bufs)?;
         if taken == 0 {
             // Acknowledgements that wait in the link may free room.
             self.tick();
-            let taken = self.conns[id.0].fill(bufs)?;
+            taken = self.conns[id.0].fill(bufs)?;
             self.wake_for_events(None);
             if taken == 0 {
                 return Err(ErrorKind::WouldBlock.into());
             }
-            self.touched.push(id.0);
-            self.egress_all(self.clock());
-            return Ok(taken);
         }
-        self.touched.push(id.0);
-        self.egress_all(self.clock());
+        self.egress_changed(id);
         Ok(taken)
     }
 
@@ -658,8 +659,7 @@ impl<L: Link> SmolInterface<L> {
         let result = self.conns[id.0].drain(bufs);
         if matches!(result, Ok(1..)) {
             // The window has opened.
-            self.touched.push(id.0);
-            self.egress_all(self.clock());
+            self.egress_changed(id);
         }
         self.wake_for_events(None);
         result
@@ -695,8 +695,7 @@ impl<L: Link> SmolInterface<L> {
         self.conns[id.0].consume(used, rest == RemainingBytes::WaitForMore);
         if used > 0 {
             // The window has opened.
-            self.touched.push(id.0);
-            self.egress_all(self.clock());
+            self.egress_changed(id);
         }
     }
 
@@ -712,8 +711,7 @@ impl<L: Link> SmolInterface<L> {
 
     pub(super) fn shutdown(&mut self, id: ConnId) -> io::Result<()> {
         self.conns[id.0].shutdown()?;
-        self.touched.push(id.0);
-        self.egress_all(self.clock());
+        self.egress_changed(id);
         Ok(())
     }
 
@@ -739,8 +737,7 @@ impl<L: Link> SmolInterface<L> {
             self.remove(id.0);
             return;
         }
-        self.touched.push(id.0);
-        self.egress_all(self.clock());
+        self.egress_changed(id);
     }
 
     /// Closes every stream although its handle still exists, because the process ends.

@@ -69,7 +69,9 @@ mod stretch;
 mod tests;
 pub mod xdp;
 
+use datagram::SmolDatagrams;
 use interface::SmolInterface;
+use listener::SmolListener;
 use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
@@ -148,7 +150,8 @@ impl<L: Link + 'static> TransportStack for SmolStack<L> {
     ) -> io::Result<Box<dyn TransportListener>> {
         let (id, local) = self.interface.lock().listen(local, options, token)?;
         tracing::debug!(%local, "listening");
-        Ok(Box::new(listener::SmolListener::new(Arc::clone(&self.interface), id, local)))
+        let interface = Arc::clone(&self.interface);
+        Ok(Box::new(SmolListener { interface, id, local }))
     }
 
     fn connect(
@@ -185,7 +188,8 @@ impl<L: Link + 'static> StackExtensions for SmolStack<L> {
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         let (id, local) = self.interface.lock().bind_datagrams(local, options, token)?;
-        Ok(Box::new(datagram::SmolDatagrams::new(Arc::clone(&self.interface), id, local)))
+        let interface = Arc::clone(&self.interface);
+        Ok(Box::new(SmolDatagrams { interface, id, local }))
     }
 
     fn wait_fd(&self) -> Option<Arc<OwnedFd>> {

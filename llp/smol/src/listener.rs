@@ -10,19 +10,9 @@ use std::sync::Arc;
 use uiw_llp::{Token, TransportListener, TransportStream};
 
 pub(super) struct SmolListener<L: Link> {
-    interface: Arc<Mutex<SmolInterface<L>>>,
-    id: ListenerId,
-    local: SocketAddr,
-}
-
-impl<L: Link> SmolListener<L> {
-    pub(super) fn new(
-        interface: Arc<Mutex<SmolInterface<L>>>,
-        id: ListenerId,
-        local: SocketAddr,
-    ) -> Self {
-        Self { interface, id, local }
-    }
+    pub(super) interface: Arc<Mutex<SmolInterface<L>>>,
+    pub(super) id: ListenerId,
+    pub(super) local: SocketAddr,
 }
 
 impl<L: Link + 'static> TransportListener for SmolListener<L> {

@@ -3,11 +3,12 @@
 //! runtimes refuse `AF_NETLINK`.
 
 use super::{check, index_of, request};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::ffi::{CStr, c_int};
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 
 /// Network interface with all its IP addresses. It has at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -297,11 +298,7 @@ fn configured(socket: &OwnedFd) -> io::Result<Vec<libc::ifreq>> {
 
 /// Creates an IPv4 socket, because only IPv4 answers queries about addresses.
 fn socket() -> io::Result<OwnedFd> {
-    // SAFETY: no pointer is passed.
-    let fd =
-        check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor is new and has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Changes of network interfaces and their addresses, as announced by rtnetlink(7).
 
-use crate::netlink::{self, NetlinkMessage, attribute};
+use crate::netlink::{self, NetlinkMessage, attribute, text};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
@@ -266,12 +266,6 @@ fn address(body: &[u8]) -> Option<(IpAddr, u8)> {
         _ => return None,
     };
     Some((address, *body.get(1)?))
-}
-
-/// Converts text that ends with a zero.
-fn text(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Congestion control of a connection, selected by the system's name or by the round-trip time.
 
 use super::syscall;
+use crate::netlink::text;
 use crate::{OptionError, TransportConfig};
 use socket2::Socket;
 use std::os::fd::AsFd;
@@ -70,9 +71,7 @@ fn set(socket: &Socket, name: &str) -> io::Result<()> {
 
 /// Returns the congestion control of a socket.
 pub(super) fn current(socket: &Socket) -> Option<String> {
-    let name = socket.tcp_congestion().ok()?;
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-    Some(String::from_utf8_lossy(&name[..end]).into_owned())
+    Some(text(&socket.tcp_congestion().ok()?))
 }
 
 fn is_long(socket: &Socket) -> bool {

@@ -28,6 +28,7 @@ mod link;
 mod tests;
 mod world;
 
+use datagram::SimDatagrams;
 use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
@@ -245,7 +246,7 @@ impl StackExtensions for SimStack {
     ) -> io::Result<Box<dyn DatagramSocket>> {
         let local = if local.ip().is_multicast() { local } else { self.resolve_local(local)? };
         let (id, local) = self.network.lock().bind(self.id, local, token)?;
-        Ok(Box::new(datagram::SimDatagrams::new(self.network.clone(), id, local)))
+        Ok(Box::new(SimDatagrams { network: self.network.clone(), id, local }))
     }
 }
 

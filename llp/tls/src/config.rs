@@ -3,11 +3,14 @@
 use super::keys::{self, KeyError, PinnedKeys, SecretKey};
 use super::provider;
 use super::verify::{Pattern, TrustAnchors, Verifier};
-use rustls::client::Resumption;
+use rustls::client::{AlwaysResolvesClientRawPublicKeys, ResolvesClientCert, Resumption};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, IpAddr as PkiIpAddr, ServerName};
-use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, KeyLog, RootCertStore, ServerConfig};
+use rustls::server::{
+    AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, ResolvesServerCert,
+};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, KeyLog, NoKeyLog, RootCertStore, ServerConfig};
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -194,21 +197,30 @@ impl TlsConfig {
     /// [`KeyError::Refused`] if rustls refuses the configuration.
     pub fn to_rustls(&self) -> Result<(Arc<ClientConfig>, Arc<ServerConfig>), KeyError> {
         let verifier = Arc::new(self.verifier());
+        let identity = || Arc::clone(&self.identity);
+        let (as_client, as_server): (Arc<dyn ResolvesClientCert>, Arc<dyn ResolvesServerCert>) =
+            if self.raw {
+                (
+                    Arc::new(AlwaysResolvesClientRawPublicKeys::new(identity())),
+                    Arc::new(AlwaysResolvesServerRawPublicKeys::new(identity())),
+                )
+            } else {
+                let certificate = Arc::new(SingleCertAndKey::from(identity()));
+                (certificate.clone(), certificate)
+            };
         let versions = &[&rustls::version::TLS13];
         let client =
             ClientConfig::builder_with_provider(provider()).with_protocol_versions(versions)?;
         let client =
             client.dangerous().with_custom_certificate_verifier(Arc::clone(&verifier) as Arc<_>);
-        let resolver =
-            Arc::new(OneIdentity { identity: Arc::clone(&self.identity), raw: self.raw });
-        let mut client = client.with_client_cert_resolver(Arc::clone(&resolver) as Arc<_>);
+        let mut client = client.with_client_cert_resolver(as_client);
         client.resumption = Resumption::disabled();
         client.enable_early_data = false;
         client.key_log = Arc::clone(&self.key_log);
         let server =
             ServerConfig::builder_with_provider(provider()).with_protocol_versions(versions)?;
-        let mut server = server.with_client_cert_verifier(verifier).with_cert_resolver(resolver);
-        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        let mut server = server.with_client_cert_verifier(verifier).with_cert_resolver(as_server);
+        server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         server.max_early_data_size = 0;
         server.key_log = Arc::clone(&self.key_log);
@@ -251,61 +263,11 @@ fn parse_name(name: &str) -> Result<ServerName<'static>, KeyError> {
 /// certificate.
 pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, KeyError> {
     let pem = keys::read_protected(path)?;
-    let content = |what: String| KeyError::Content { path: path.to_owned(), what };
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-    match certificates {
-        Ok(certificates) if certificates.is_empty() => Err(content("no certificate in PEM".into())),
-        Ok(certificates) => Ok(certificates),
-        // The error is not passed on, because its text could contain parts of the file.
-        Err(_) => Err(content("no certificate in PEM".into())),
-    }
-}
-
-/// Certificate resolver that presents the same identity to every peer.
-#[derive(Debug)]
-struct OneIdentity {
-    identity: Arc<CertifiedKey>,
-    raw: bool,
-}
-
-impl rustls::server::ResolvesServerCert for OneIdentity {
-    fn resolve(&self, _hello: rustls::server::ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.identity))
-    }
-
-    fn only_raw_public_keys(&self) -> bool {
-        self.raw
-    }
-}
-
-impl rustls::client::ResolvesClientCert for OneIdentity {
-    fn resolve(
-        &self,
-        _issuers: &[&[u8]],
-        _schemes: &[rustls::SignatureScheme],
-    ) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.identity))
-    }
-
-    fn has_certs(&self) -> bool {
-        true
-    }
-
-    fn only_raw_public_keys(&self) -> bool {
-        self.raw
-    }
-}
-
-/// Discards secrets: no key log is configured.
-#[derive(Debug)]
-struct NoKeyLog;
-
-impl KeyLog for NoKeyLog {
-    fn log(&self, _label: &str, _client_random: &[u8], _secret: &[u8]) {}
-
-    fn will_log(&self, _label: &str) -> bool {
-        false
-    }
+    // An error is not passed on, because its text could contain parts of the file.
+    let certificates = certificates.ok().filter(|certificates| !certificates.is_empty());
+    let what = "no certificate in PEM".to_owned();
+    certificates.ok_or_else(|| KeyError::Content { path: path.to_owned(), what })
 }
 
 /// Key log in NSS format, appended to a file.

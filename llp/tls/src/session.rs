@@ -4,9 +4,7 @@ use super::error::TlsError;
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::UnbufferedServerConnection;
-use rustls::unbuffered::{
-    ConnectionState, EncodeError, EncryptError, InsufficientSizeError, WriteTraffic,
-};
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError};
 use rustls::{ClientConfig, ServerConfig};
 use std::sync::Arc;
 
@@ -100,7 +98,7 @@ impl Session {
                     true
                 }
                 Ok(ConnectionState::EncodeTlsData(mut data)) => {
-                    append(out, |out| data.encode(out).map_err(needed_to_encode)).is_ok()
+                    append(out, 0, |out| data.encode(out).map_err(needed_to_encode)).is_ok()
                 }
                 Ok(ConnectionState::TransmitTlsData(data)) => {
                     data.done();
@@ -123,7 +121,7 @@ impl Session {
                 while progress.error.is_some() && conn.wants_write() {
                     match conn.process_tls_records(&mut []).state {
                         Ok(ConnectionState::EncodeTlsData(mut data)) => {
-                            let _ = append(out, |out| data.encode(out).map_err(needed_to_encode));
+                            let _ = append(out, 0, |out| data.encode(out).map_err(needed_to_encode));
                         }
                         _ => break,
                     }
@@ -143,12 +141,12 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> Result<(), TlsError> {
         let room = plaintext.len() + (plaintext.len() / RECORD + 2) * RECORD_OVERHEAD;
-        self.write(incoming, out, room, |traffic, out| traffic.encrypt(plaintext, out))
+        self.write(incoming, out, room, Some(plaintext))
     }
 
     /// Appends a close_notify to `out`.
     pub(super) fn close(&mut self, incoming: &mut [u8], out: &mut Vec<u8>) -> Result<(), TlsError> {
-        self.write(incoming, out, 64, |traffic, out| traffic.queue_close_notify(out))
+        self.write(incoming, out, 64, None)
     }
 
     /// Updates the keys of this direction, and requests the same from the peer (RFC 8446 section
@@ -163,12 +161,14 @@ impl Session {
         self.advance(&mut [], out, |_| {});
     }
 
+    /// Appends records with `plaintext`, or a close_notify if there is none. They probably need
+    /// `room` bytes.
     fn write(
         &mut self,
         incoming: &mut [u8],
         out: &mut Vec<u8>,
         room: usize,
-        mut build: impl FnMut(&mut dyn TrafficKeys, &mut [u8]) -> Result<usize, EncryptError>,
+        plaintext: Option<&[u8]>,
     ) -> Result<(), TlsError> {
         // Queued data is sent first: an answer to a key update, or an alert. Every complete record
         // was processed when it arrived.
@@ -177,8 +177,11 @@ impl Session {
         }
         either!(self, conn => match conn.process_tls_records(incoming).state {
             Ok(ConnectionState::WriteTraffic(mut traffic)) => {
-                let mut fill = |out: &mut [u8]| build(&mut traffic, out).map_err(needed_to_encrypt);
-                append_with(out, room, &mut fill).map_err(|()| TlsError::Protocol("its keys are exhausted".into()))
+                let written = append(out, room, |out| match plaintext {
+                    Some(plaintext) => traffic.encrypt(plaintext, out).map_err(needed_to_encrypt),
+                    None => traffic.queue_close_notify(out).map_err(needed_to_encrypt),
+                });
+                written.map_err(|()| TlsError::Protocol("its keys are exhausted".into()))
             }
             Ok(_) => Err(TlsError::Protocol("no data can be sent now".into())),
             Err(error) => Err(error.into()),
@@ -186,55 +189,29 @@ impl Session {
     }
 }
 
-/// [`WriteTraffic`] of either role.
-trait TrafficKeys {
-    fn encrypt(&mut self, plaintext: &[u8], out: &mut [u8]) -> Result<usize, EncryptError>;
-    fn queue_close_notify(&mut self, out: &mut [u8]) -> Result<usize, EncryptError>;
-}
-
-impl<Data> TrafficKeys for WriteTraffic<'_, Data> {
-    fn encrypt(&mut self, plaintext: &[u8], out: &mut [u8]) -> Result<usize, EncryptError> {
-        WriteTraffic::encrypt(self, plaintext, out)
-    }
-
-    fn queue_close_notify(&mut self, out: &mut [u8]) -> Result<usize, EncryptError> {
-        WriteTraffic::queue_close_notify(self, out)
-    }
-}
-
 /// Returns the missing room if that is the reason for the error.
 fn needed_to_encode(error: EncodeError) -> Option<usize> {
     match error {
-        EncodeError::InsufficientSize(InsufficientSizeError { required_size }) => {
-            Some(required_size)
-        }
+        EncodeError::InsufficientSize(error) => Some(error.required_size),
         EncodeError::AlreadyEncoded => None,
     }
 }
 
 fn needed_to_encrypt(error: EncryptError) -> Option<usize> {
     match error {
-        EncryptError::InsufficientSize(InsufficientSizeError { required_size }) => {
-            Some(required_size)
-        }
+        EncryptError::InsufficientSize(error) => Some(error.required_size),
         EncryptError::EncryptExhausted => None,
     }
 }
 
+/// Appends the bytes that `fill` writes to the front of its argument. `fill` returns their number
+/// or, if there was not enough room, the size that it needs. Provides `room` bytes at first, and
+/// more if `fill` requests that.
 fn append(
     out: &mut Vec<u8>,
+    mut room: usize,
     mut fill: impl FnMut(&mut [u8]) -> Result<usize, Option<usize>>,
 ) -> Result<(), ()> {
-    append_with(out, 0, &mut fill)
-}
-
-/// Function that writes to the front of its argument. It returns the number of bytes written or, if
-/// there was not enough room, the size that it needs.
-type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<usize, Option<usize>> + 'a;
-
-/// Appends the bytes that `fill` writes. Provides `room` bytes at first, and more if `fill`
-/// requests that.
-fn append_with(out: &mut Vec<u8>, mut room: usize, fill: &mut Fill<'_>) -> Result<(), ()> {
     let begin = out.len();
     loop {
         out.resize(begin + room, 0);

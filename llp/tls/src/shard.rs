@@ -109,7 +109,7 @@ impl Shard {
             shared,
             slots: Slab::new(),
             generation: 0,
-            scratch: Scratch::new(),
+            scratch: Scratch::default(),
             ready: BTreeSet::new(),
             ready_since: now,
             deadlines: BTreeSet::new(),

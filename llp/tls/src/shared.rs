@@ -3,6 +3,7 @@
 use super::config::TlsConfig;
 use super::error::TlsError;
 use super::keys::KeyError;
+use super::shard::write_wake;
 use super::verify::Verifier;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustls::{ClientConfig, ServerConfig};
@@ -46,13 +47,7 @@ impl Tls {
         let mut wakes = self.0.wakes.lock();
         *self.0.snapshot.write() = snapshot;
         self.0.generation.fetch_add(1, Ordering::Release);
-        wakes.retain(|wake| match wake.upgrade() {
-            Some(wake) => {
-                super::shard::write_wake(&wake);
-                true
-            }
-            None => false,
-        });
+        wakes.retain(|wake| wake.upgrade().inspect(|wake| write_wake(wake)).is_some());
         Ok(())
     }
 

@@ -8,15 +8,14 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
 use crate::op::BufferOp;
+use crate::waiting::WaitingTasks;
 use message::{FormatError, HEADER_LEN, Header, emit_first, parse_first};
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker, ready};
-use uiw_verbs::integration::register_waker;
+use std::task::{Context, Poll, Waker, ready};
 
 /// Number of posted receives that are not granted to the peer as credits. They are for messages
 /// that need no credit because they only carry credits for this end.
@@ -123,7 +122,7 @@ struct WriteState {
     in_flight: VecDeque<BufferOp<Vec<u8>>>,
     /// Tasks that wait for a Send in flight. An operation stores only one waker, but each direction
     /// may be used by a task of its own.
-    waiting_tasks: Arc<WakerList>,
+    waiting_tasks: Arc<WaitingTasks>,
     /// Waker of all `waiting_tasks`.
     waker: Waker,
     /// Buffers of completed Sends, for reuse.
@@ -135,17 +134,6 @@ struct WriteState {
     /// Kind and text of the first error of a Send: bytes that were written are lost, which every
     /// later write and flush reports.
     failed: Option<(io::ErrorKind, String)>,
-}
-
-/// List of tasks that are woken together.
-#[derive(Debug, Default)]
-struct WakerList(Mutex<Vec<Waker>>);
-
-impl Wake for WakerList {
-    fn wake(self: Arc<Self>) {
-        let wakers = std::mem::take(&mut *self.0.lock());
-        wakers.into_iter().for_each(Waker::wake);
-    }
 }
 
 impl ByteStream {
@@ -171,7 +159,7 @@ impl ByteStream {
             threshold: window.div_ceil(2),
             ended: false,
         };
-        let waiting_tasks = Arc::<WakerList>::default();
+        let waiting_tasks = Arc::<WaitingTasks>::default();
         let writing = WriteState {
             waker: Waker::from(Arc::clone(&waiting_tasks)),
             waiting_tasks,
@@ -449,7 +437,7 @@ impl WriteState {
         let Some(op) = self.in_flight.front_mut() else { return Poll::Ready(Ok(())) };
         // Register before the poll: an operation that completes right after the poll must find the
         // waker.
-        register_waker(&mut self.waiting_tasks.0.lock(), cx.waker());
+        self.waiting_tasks.register(cx.waker());
         let outcome = ready!(Pin::new(op).poll(&mut Context::from_waker(&self.waker)));
         self.in_flight.pop_front();
         match outcome {

@@ -159,12 +159,8 @@ impl Endpoint {
             }
         };
         let queue_pair = &mut self.queue_pairs[at];
-        let scope = match netdev.socket_address(local, 0) {
-            SocketAddr::V6(v6) => v6.scope_id(),
-            SocketAddr::V4(_) => 0,
-        };
         if let Some(port) = queue_pair.number.datagrams() {
-            port.add_address(local, scope)?;
+            port.add_address(local, netdev.scope_id(local))?;
         }
         queue_pair.addresses.push(local);
         Ok(at)

@@ -4,33 +4,19 @@
 use crate::datagram::Datagram;
 use crate::options::{
     RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, bounded, doubled,
-    unsupported,
+    parse_int, parse_time, put, put_time, unsupported,
 };
 use crate::sys;
 use std::ffi::c_int;
-use std::time::Duration;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-fn int(bytes: &[u8]) -> Result<c_int> {
-    let first = bytes.first_chunk::<4>();
-    first
-        .map(|bytes| c_int::from_ne_bytes(*bytes))
-        .ok_or_else(|| Errno::INVAL.because("the value of the option is shorter than an integer"))
-}
-
-/// `rsetsockopt`. For SO_RCVTIMEO and SO_SNDTIMEO, `time` is the value.
+/// `rsetsockopt`.
 ///
 /// # Errors
 /// ENOPROTOOPT for an option that rsockets do not have; EINVAL for one that is set too late, and
 /// for a value that is too short; OS errors.
-pub(crate) fn set_option(
-    socket: &Datagram,
-    level: c_int,
-    name: c_int,
-    bytes: &[u8],
-    time: Option<Option<Duration>>,
-) -> Result<()> {
+pub(crate) fn set_option(socket: &Datagram, level: c_int, name: c_int, bytes: &[u8]) -> Result<()> {
     let mut state = socket.lock();
     let udp = state.udp()?;
     let is_begun = state.endpoint.is_some();
@@ -40,34 +26,26 @@ pub(crate) fn set_option(
                 Errno::INVAL.because("the option must be set before the rsocket has an address")
             );
         }
-        (SOL_RDMA, RDMA_SQSIZE) => state.sizes.sends = bounded(int(bytes)?),
-        (SOL_RDMA, RDMA_RQSIZE) => state.sizes.receives = bounded(int(bytes)?),
-        (SOL_RDMA, RDMA_INLINE) => state.sizes.inline = bounded(int(bytes)?),
+        (SOL_RDMA, RDMA_SQSIZE) => state.sizes.sends = bounded(parse_int(bytes)?),
+        (SOL_RDMA, RDMA_RQSIZE) => state.sizes.receives = bounded(parse_int(bytes)?),
+        (SOL_RDMA, RDMA_INLINE) => state.sizes.inline = bounded(parse_int(bytes)?),
         // There are no routes to choose from, and datagrams have no mappings.
         (SOL_RDMA, RDMA_ROUTE | RDMA_IOMAPSIZE) => {}
         // An option of UDP such as UDP_GRO would merge datagrams, and the result would be taken for
         // one datagram.
         (SOL_RDMA | libc::IPPROTO_UDP, _) => return Err(unsupported(level, name)),
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let time = time.ok_or_else(|| {
-                Errno::INVAL.because("the value of the time-out is shorter than its structure")
-            })?;
-            if name == libc::SO_RCVTIMEO {
-                state.receive_timeout = time;
-            } else {
-                state.send_timeout = time;
-            }
-        }
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => state.receive_timeout = parse_time(bytes)?,
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => state.send_timeout = parse_time(bytes)?,
         _ => {
             sys::set_option_bytes(udp, level, name, bytes)?;
             match (level, name) {
                 // After the buffers were allocated the option has no effect on them, as in
                 // rdma-core.
                 (libc::SOL_SOCKET, libc::SO_RCVBUF) if !is_begun => {
-                    state.sizes.received = doubled(int(bytes)?);
+                    state.sizes.received = doubled(parse_int(bytes)?);
                 }
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) if !is_begun => {
-                    state.sizes.sent = doubled(int(bytes)?);
+                    state.sizes.sent = doubled(parse_int(bytes)?);
                 }
                 _ => {}
             }
@@ -101,18 +79,4 @@ pub(crate) fn option(socket: &Datagram, level: c_int, name: c_int, to: &mut [u8]
         _ => return sys::option_bytes(udp, level, name, to),
     };
     Ok(put(&c_int::try_from(number).unwrap_or(c_int::MAX).to_ne_bytes(), to))
-}
-
-fn put(value: &[u8], to: &mut [u8]) -> usize {
-    let len = value.len().min(to.len());
-    to[..len].copy_from_slice(&value[..len]);
-    len
-}
-
-/// Writes a `timeval`.
-fn put_time(time: Option<Duration>, to: &mut [u8]) -> usize {
-    let time = time.unwrap_or_default();
-    let (seconds, micros) =
-        (time.as_secs().to_ne_bytes(), u64::from(time.subsec_micros()).to_ne_bytes());
-    put(&[seconds, micros].concat(), to)
 }

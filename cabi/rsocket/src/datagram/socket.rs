@@ -7,7 +7,7 @@ use crate::datagram::endpoint::{Endpoint, ReceivedDatagram};
 use crate::datagram::peers::{PeerRoute, Peers};
 use crate::datagram::watch;
 use crate::is_exiting;
-use crate::numbers::Numbers;
+use crate::numbers::{FileFlags, Numbers};
 use crate::preload::DescriptorSockets;
 use crate::settings::Sizes;
 use crate::sys;
@@ -55,9 +55,7 @@ pub(crate) struct State {
     pub(super) connected: Option<SocketAddr>,
     pub(super) messages: VecDeque<Message>,
     pub(super) sizes: Sizes,
-    /// O_NONBLOCK and the other flags of F_SETFL.
-    pub(crate) status_flags: c_int,
-    pub(crate) descriptor_flags: c_int,
+    pub(crate) flags: FileFlags,
     /// Error of a message that was sent over UDP, which the next call reports.
     pub(super) error: Option<Errno>,
     pub(super) receive_timeout: Option<Duration>,
@@ -114,8 +112,7 @@ impl Datagram {
             connected: None,
             messages: VecDeque::new(),
             sizes,
-            status_flags: libc::O_RDWR | status_flags,
-            descriptor_flags: 0,
+            flags: FileFlags { status: libc::O_RDWR | status_flags, descriptor: 0 },
             error: None,
             receive_timeout: None,
             send_timeout: None,
@@ -268,19 +265,15 @@ impl Datagram {
         })
     }
 
-    /// Converts an address for the program. An IPv6 socket gets IPv4 addresses as mapped ones.
-    pub(crate) fn to_program_address(&self, address: SocketAddr) -> SocketAddr {
+    /// Converts an address to the family of the socket, which is the same for the program and for
+    /// the system. An IPv6 socket has IPv4 addresses as mapped ones.
+    pub(super) fn in_own_family(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.ipv6 => {
                 SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port()))
             }
             other => other,
         }
-    }
-
-    /// Converts a real address to the family of the system's socket.
-    pub(super) fn to_system_address(&self, address: SocketAddr) -> SocketAddr {
-        self.to_program_address(address)
     }
 
     /// Converts the address of a peer, with the program's port number, to its real address.
@@ -319,7 +312,7 @@ impl Datagram {
         if to.port() == 0 {
             real.set_port(ports::free_named(real.ip())?);
         }
-        let real = if to.is_ipv6() { self.to_system_address(real) } else { real };
+        let real = if to.is_ipv6() { self.in_own_family(real) } else { real };
         let udp = state.udp()?;
         sys::bind(udp, address::significant_bytes(&address::to_sockaddr(real)))?;
         self.prepare(&mut state)
@@ -340,10 +333,8 @@ impl Datagram {
         };
         self.prepare(&mut state)?;
         let to = Self::real(to)?;
-        sys::connect(
-            udp,
-            address::significant_bytes(&address::to_sockaddr(self.to_system_address(to))),
-        )?;
+        let own = address::to_sockaddr(self.in_own_family(to));
+        sys::connect(udp, address::significant_bytes(&own))?;
         self.route(&mut state, to)?;
         state.connected = Some(to);
         state.shut = [false; 2];

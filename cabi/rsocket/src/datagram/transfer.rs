@@ -42,9 +42,13 @@ const fn longest(peer: &IpAddr) -> usize {
     MAX_MESSAGE - ExchangeHeader::len_for(peer)
 }
 
+fn too_long() -> Errno {
+    Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers")
+}
+
 impl Datagram {
     fn is_nonblocking(&self, flags: c_int) -> bool {
-        flags & libc::MSG_DONTWAIT != 0 || self.lock().status_flags & libc::O_NONBLOCK != 0
+        flags & libc::MSG_DONTWAIT != 0 || self.lock().flags.status & libc::O_NONBLOCK != 0
     }
 
     /// Sends a message to `to`, which has the port number that the program sees, or to the
@@ -57,23 +61,17 @@ impl Datagram {
     pub(crate) fn send<'a>(
         &self,
         parts: impl Iterator<Item = &'a [u8]>,
-        len: usize,
         flags: c_int,
         to: Option<SocketAddr>,
     ) -> Result<usize> {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
         }
-        if len > MAX_MESSAGE {
-            return Err(
-                Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers")
-            );
-        }
         let mut message = [0; MAX_MESSAGE];
         let mut at = 0;
         for part in parts {
             let Some(room) = message.get_mut(at..at + part.len()) else {
-                return Err(Errno(libc::EMSGSIZE));
+                return Err(too_long());
             };
             room.copy_from_slice(part);
             at += part.len();
@@ -118,9 +116,7 @@ impl Datagram {
         let peer = peer
             .ok_or_else(|| Errno(libc::EDESTADDRREQ).because("the datagram has no destination"))?;
         if message.len() > longest(&peer.ip()) {
-            return Err(
-                Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers")
-            );
+            return Err(too_long());
         }
         self.prepare(state)?;
         let route = self.route(state, peer)?;
@@ -171,7 +167,7 @@ impl Datagram {
             qpn: endpoint.number(route.queue_pair),
             address: route.local,
         };
-        let to = address::to_sockaddr(self.to_system_address(peer));
+        let to = address::to_sockaddr(self.in_own_family(peer));
         sys::send_message(udp, [header.emit().as_slice(), message], address::significant_bytes(&to))
     }
 
@@ -230,7 +226,7 @@ impl Datagram {
         {
             endpoint.receive_again(&[arrived.slot]);
         }
-        Ok(CopiedMessage { copied, len, from: Some(self.to_program_address(from)) })
+        Ok(CopiedMessage { copied, len, from: Some(self.in_own_family(from)) })
     }
 }
 

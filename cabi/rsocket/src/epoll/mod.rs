@@ -27,7 +27,7 @@ use std::time::Duration;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::lock::Mutex;
+use uiw_cabi_core::lock::{Mutex, MutexGuard};
 use uiw_verbs::ShardSet;
 
 /// Interval at which a set is checked while the marker makes it always ready.
@@ -179,17 +179,13 @@ impl Epoll {
             (libc::EPOLL_CTL_MOD, Some(member)) => (member, None),
             (libc::EPOLL_CTL_DEL, Some(_)) => {
                 let before = std::mem::replace(&mut *self.removed.lock(), members.remove(fd));
-                let left = members.len();
-                drop(members);
-                self.forget(before, left);
+                self.forget(members, before);
                 return Some(Ok(()));
             }
             (_, Some(_)) => return Some(Err(Errno::INVAL.because(INVALID_OPERATION))),
             (_, None) => return None,
         };
-        let left = members.len();
-        drop(members);
-        self.forget(before, left);
+        self.forget(members, before);
         let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
         member.event.lock().change(event);
         // The next wait checks the state of the socket.
@@ -220,9 +216,7 @@ impl Epoll {
                 let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
                 let member = Member::new(fd, socket, RequestedEvents::new(event), &self.woken);
                 let before = members.add(&member);
-                let left = members.len();
-                drop(members);
-                self.forget(before, left);
+                self.forget(members, before);
                 member.waker.wake_by_ref();
                 Some(Ok(()))
             }
@@ -257,20 +251,20 @@ impl Epoll {
 
     /// Removes a member from the set. Returns whether there was one.
     fn remove(&self, fd: RawFd) -> bool {
-        let (removed, left) = {
-            let mut members = self.members.lock();
-            (members.remove(fd), members.len())
-        };
+        let mut members = self.members.lock();
+        let removed = members.remove(fd);
         let is_one = removed.is_some();
-        self.forget(removed, left);
+        self.forget(members, removed);
         is_one
     }
 
-    /// Keeps or drops a member that was removed from the set, which has `left` members. The members
-    /// must be unlocked, because what the member watches may be dropped with it.
-    fn forget(&self, member: Option<Arc<Member>>, left: usize) {
-        if member.is_some() {
-            drop(member);
+    /// Unlocks the members, and then drops a member that was removed from them, because what it
+    /// watches may be dropped with it.
+    fn forget(&self, members: MutexGuard<'_, Members>, removed: Option<Arc<Member>>) {
+        let left = members.len();
+        drop(members);
+        if removed.is_some() {
+            drop(removed);
             self.woken.forget_removed(left);
         }
     }
@@ -287,12 +281,10 @@ impl Epoll {
             return false;
         }
         let member = Member::new(fd, AnySocket::Stream(Arc::clone(socket)), asked, &self.woken);
-        let (before, left) = {
-            let mut members = self.members.lock();
-            (members.add(&member), members.len())
-        };
+        let mut members = self.members.lock();
+        let before = members.add(&member);
         drop(plain);
-        self.forget(before, left);
+        self.forget(members, before);
         member.waker.wake_by_ref();
         true
     }
@@ -301,18 +293,11 @@ impl Epoll {
     /// the kernel. Called while the table contains the rsocket and the descriptor refers to the
     /// kernel's socket.
     pub(crate) fn becomes_ordinary(&self, fd: RawFd, socket: &Arc<Socket>) {
-        let (member, left) = {
-            let mut members = self.members.lock();
-            match members.get(fd) {
-                Some(member) if member.socket.is_stream(socket) => {
-                    (members.remove(fd), members.len())
-                }
-                _ => (None, 0),
-            }
-        };
-        let Some(member) = member else { return };
+        let mut members = self.members.lock();
+        let is_member = members.get(fd).is_some_and(|member| member.socket.is_stream(socket));
+        let Some(member) = is_member.then(|| members.remove(fd)).flatten() else { return };
         let asked = *member.event.lock();
-        self.forget(Some(member), left);
+        self.forget(members, Some(member));
         let events = if asked.disabled { 0 } else { asked.events };
         // This fails if the program has already added the new socket.
         let event = epoll_event { events, u64: asked.data };

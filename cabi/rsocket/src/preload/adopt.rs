@@ -33,14 +33,6 @@ use uiw_verbs::cm;
 /// take any time. TCP's probes detect a peer that is gone.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(1 << 31);
 
-/// State of a connection that is converted to an rsocket.
-pub(crate) enum AdoptionState {
-    /// The connection is established, to this address with the program's port number.
-    Connected(SocketAddr),
-    /// The connection may be refused, and TCP is tried in that case.
-    Connecting(SocketAddr),
-}
-
 /// Returns the number in an environment variable of rdma-core's preload library.
 fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
     let text = environment::variable(name, PrivilegePolicy::Ignored)
@@ -68,11 +60,7 @@ fn set_of(fd: RawFd) -> SocketOptions {
     let flag = |level, name| sys::int_option(fd, level, name).is_some_and(|value| value != 0);
     let time = |name| {
         let bytes = sys::option::<{ size_of::<libc::timeval>() }>(fd, libc::SOL_SOCKET, name)?;
-        let (seconds, micros) =
-            (i64::from_ne_bytes(*bytes.first_chunk()?), i64::from_ne_bytes(*bytes.last_chunk()?));
-        let time = Duration::from_secs(seconds.try_into().ok()?)
-            + Duration::from_micros(micros.try_into().ok()?);
-        (!time.is_zero()).then_some(time)
+        options::parse_time(&bytes).ok()?
     };
     let linger = || {
         let bytes =
@@ -113,7 +101,7 @@ fn socket(fd: RawFd, ipv6: bool, set: SocketOptions) -> Result<Arc<Socket>> {
     let socket = Socket::new(ipv6, set);
     {
         let mut state = socket.lock();
-        state.status_flags = flags;
+        state.flags.status = flags;
         state.local = sys::address_as_is(fd, false).ok().map(address::to_canonical);
         state.peer = sys::address_as_is(fd, true).ok().map(address::to_canonical);
     }
@@ -155,7 +143,7 @@ fn give_numbers(plain: &Arc<PlainSocket>, socket: &Arc<Socket>, placeholder: Opt
 pub(super) fn replace_by_failed(fd: RawFd, plain: &Arc<PlainSocket>, errno: Errno) {
     let socket = Socket::new(plain.ipv6(), set_of(fd));
     if let Ok(flags) = sys::status_flags(fd) {
-        socket.lock().status_flags = flags;
+        socket.lock().flags.status = flags;
     }
     socket.fail(errno);
     give_numbers(plain, &socket, placeholder().ok());
@@ -179,14 +167,16 @@ pub(super) fn convert_accepted(fd: RawFd, plain: &Arc<PlainSocket>) -> Result<()
     take_over(plain, &socket)
 }
 
-/// Converts a connection that the program has started to an rsocket.
+/// Converts a connection that the program has started to an rsocket. `to` has the program's port
+/// number. If the connection is still `pending`, it may be refused, and TCP is tried in that case.
 ///
 /// # Errors
 /// ENOMEM, EMFILE and other errors of the engine.
 pub(super) fn convert_connecting(
     fd: RawFd,
     plain: &Arc<PlainSocket>,
-    how: AdoptionState,
+    to: SocketAddr,
+    pending: bool,
 ) -> Result<()> {
     let set = set_of(fd);
     let mut options = conn_config(&set)?;
@@ -196,10 +186,6 @@ pub(super) fn convert_connecting(
     let sizes = set.sizes.bounded();
     let link = Link::new(&device, &sizes, settings::variant(Settings::get()?.persona))?;
     let data = link.conn_data().to_bytes();
-    let (to, pending) = match how {
-        AdoptionState::Connected(to) => (to, false),
-        AdoptionState::Connecting(to) => (to, true),
-    };
     // With TLS there is no fallback to TCP.
     let fallback = if pending && !plain::must_encrypt() {
         Some(FallbackSocket {
@@ -246,8 +232,7 @@ pub(super) fn convert_connecting(
 
 /// Restores the program's options and flags, which the engine has changed.
 fn restore(fd: RawFd, flags: c_int, set: &SocketOptions) {
-    let linger: [c_int; 2] = [set.linger.is_some().into(), set.linger.unwrap_or(0)];
-    let linger = linger.map(c_int::to_ne_bytes).concat();
+    let linger = options::linger_bytes(set.linger);
     let flag = |level, name, on: bool| sys::set_option(fd, level, name, c_int::from(on));
     let probes = |name, value: Option<c_int>| {
         value.map_or(Ok(()), |value| sys::set_option(fd, libc::IPPROTO_TCP, name, value))

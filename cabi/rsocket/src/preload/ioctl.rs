@@ -22,11 +22,9 @@ pub(super) fn request(
     let answer = match request {
         libc::FIONBIO => {
             let on = c_int::from_ne_bytes(*number) != 0;
-            let flags = socket.status_flags();
-            socket.set_status_flags(if on {
-                flags | libc::O_NONBLOCK
-            } else {
-                flags & !libc::O_NONBLOCK
+            socket.with_flags(|flags| {
+                flags.status &= !libc::O_NONBLOCK;
+                flags.status |= if on { libc::O_NONBLOCK } else { 0 };
             });
             return Ok(());
         }

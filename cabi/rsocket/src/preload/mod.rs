@@ -47,7 +47,6 @@ pub(crate) mod process;
 mod sendfile;
 pub(crate) mod waiting;
 
-use adopt::AdoptionState;
 pub(crate) use adopt::fall_back;
 pub(crate) use bitmap::BITMAP;
 pub(crate) use descriptor_sockets::{DescriptorSockets, placeholder};

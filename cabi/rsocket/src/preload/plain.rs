@@ -1,9 +1,7 @@
 //! TCP sockets of a program that may become rsockets.
 
 use crate::preload::config::SocketKind;
-use crate::preload::{
-    AdoptionState, BITMAP, DescriptorSockets, adopt, config, descriptor_sockets, process,
-};
+use crate::preload::{BITMAP, DescriptorSockets, adopt, config, descriptor_sockets, process};
 use crate::sys;
 use crate::table::{self, Entry};
 use std::ffi::c_int;
@@ -244,8 +242,7 @@ pub(crate) fn convert_connected(
     if begun.is_err() {
         return Ok(());
     }
-    let how = if pending { AdoptionState::Connecting(to) } else { AdoptionState::Connected(to) };
-    adopt::convert_connecting(fd, plain, how).inspect_err(|error| {
+    adopt::convert_connecting(fd, plain, to, pending).inspect_err(|error| {
         tracing::warn!(%error, "a connection does not become an rsocket, and is ended");
         adopt::replace_by_failed(fd, plain, *error);
     })

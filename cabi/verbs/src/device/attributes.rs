@@ -2,7 +2,6 @@
 
 use super::netdev::NetDev;
 use super::write_text;
-use crate::clock::monotonic_ns;
 use crate::context::{Context, OpenContext};
 use std::ffi::{c_int, c_uint};
 use uiw_cabi_core::abi::device::{self as dev, ibv_device_attr, ibv_device_attr_ex};
@@ -123,7 +122,7 @@ pub(crate) extern "C" fn query_rt_values(
         context.get()?;
         let values = values.get()?;
         if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
-            let ns = monotonic_ns();
+            let ns = uiw_llp::monotonic_ns();
             // The value of the raw clock in a timespec, as with mlx5.
             values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ns.cast_signed() };
         }

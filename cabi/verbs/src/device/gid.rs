@@ -18,15 +18,13 @@ pub fn from_address(address: IpAddr) -> ibv_gid {
 /// Returns the address of a GID, or `None` if it is not the address of a host: zero and multicast
 /// addresses.
 pub fn to_address(gid: ibv_gid) -> Option<IpAddr> {
-    let v6 = Ipv6Addr::from(gid.raw);
-    let address = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4);
+    let address = Ipv6Addr::from(gid.raw).to_canonical();
     (!address.is_unspecified() && !address.is_multicast()).then_some(address)
 }
 
 /// Returns the multicast address of a GID, or `None` for every other GID.
 pub fn to_group(gid: ibv_gid) -> Option<IpAddr> {
-    let v6 = Ipv6Addr::from(gid.raw);
-    let address = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4);
+    let address = Ipv6Addr::from(gid.raw).to_canonical();
     address.is_multicast().then_some(address)
 }
 

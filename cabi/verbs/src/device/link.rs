@@ -6,6 +6,7 @@ use std::ffi::c_ulong;
 use std::os::fd::AsRawFd;
 use std::ptr;
 use uiw_cabi_core::abi::{PlainAbi, zeroed};
+use uiw_llp::interface::request;
 
 /// `struct ethtool_cmd` of linux/ethtool.h.
 #[repr(C)]
@@ -70,16 +71,6 @@ unsafe impl PlainAbi for EthtoolCmd {}
 unsafe impl PlainAbi for EthtoolDriver {}
 
 const SIOCETHTOOL: c_ulong = 0x8946;
-
-/// Returns a request of linux/if.h for the interface `name`.
-fn request(name: &str) -> libc::ifreq {
-    let mut request: libc::ifreq = zeroed();
-    for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
-        // `c_char` is signed only on some processors.
-        *to = libc::c_char::from_ne_bytes([from]);
-    }
-    request
-}
 
 /// Makes an ioctl request. Returns whether it succeeded.
 ///

@@ -162,14 +162,7 @@ pub extern "C" fn ibv_get_device_list(count: OutPtr<'_, c_int>) -> *mut *mut ibv
         let theirs = system::devices()?;
         let mut devices: Vec<_> = theirs.iter().flat_map(system::SystemDevices::iter).collect();
         devices.extend(ours.into_iter().map(Device::abi));
-        if !count.is_null() {
-            count.write(c_int::try_from(devices.len()).unwrap_or(c_int::MAX))?;
-        }
-        devices.push(ptr::null_mut());
-        let array = c_library::copy_to_heap(&devices);
-        if array.is_null() {
-            return Err(Errno::NOMEM.because("out of memory for the list"));
-        }
+        let array = c_library::list_to_heap(devices, count)?;
         if let Some(theirs) = theirs {
             theirs.attach_to_list(array);
         }

@@ -54,6 +54,15 @@ impl NetDev {
         }
     }
 
+    /// Returns the scope of an address: the index of the device if the address is valid only
+    /// together with it, and 0 otherwise.
+    pub fn scope_id(&self, ip: IpAddr) -> u32 {
+        match ip {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast() => self.index,
+            _ => 0,
+        }
+    }
+
     /// Returns the node GUID, big-endian: the EUI-64 of the MAC address, or a locally administered
     /// one for devices without a MAC address.
     pub fn guid(&self) -> u64 {

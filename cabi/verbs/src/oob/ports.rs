@@ -19,8 +19,8 @@ use uiw_cabi_core::denied;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::stack;
+use uiw_verbs::DatagramPort;
 use uiw_verbs::cm::Listener;
-use uiw_verbs::{ConnConfig, DatagramPort};
 
 /// Ports of the process.
 #[derive(Default)]
@@ -201,8 +201,8 @@ impl Slot {
         engine: &uiw_verbs::Device,
         worker: &Worker,
     ) -> Result<()> {
-        let options: Arc<ConnConfig> = Arc::new(worker.options());
-        let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());
+        let bind =
+            |address| Listener::bind(engine, address, BACKLOG, worker.options(), worker.channel());
         let mut sockets = self.port.sockets.lock();
         let PortSockets { addresses, state } = &mut *sockets;
         let mut failure = Errno(libc::EADDRNOTAVAIL);
@@ -252,10 +252,9 @@ type BindDatagrams<'a> = &'a dyn Fn(&[SocketAddr]) -> io::Result<Option<Arc<Data
 /// Binds the same port at every address of the device. `port` 0 means any port.
 fn bind_all(
     netdev: &NetDev,
-    port: u16,
+    mut port: u16,
     bind_datagrams: BindDatagrams<'_>,
 ) -> io::Result<SharedPort> {
-    let mut port = port;
     let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
     if stack::is_in_process() {
         let port = if port == 0 { stack::random_port() } else { port };

@@ -86,11 +86,7 @@ impl QpnReservation {
     pub(crate) fn bind_new_addresses(&self, netdev: &NetDev) {
         let Some(port) = self.datagrams() else { return };
         for (ip, _) in &netdev.addresses {
-            let scope = match netdev.socket_address(*ip, 0) {
-                SocketAddr::V6(v6) => v6.scope_id(),
-                SocketAddr::V4(_) => 0,
-            };
-            if let Err(error) = port.add_address(*ip, scope) {
+            if let Err(error) = port.add_address(*ip, netdev.scope_id(*ip)) {
                 tracing::debug!(%error, address = %ip, "datagrams are not received at this address");
             }
         }

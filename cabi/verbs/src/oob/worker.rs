@@ -55,6 +55,13 @@ struct PeerTables {
     conns: HashMap<ConnId, u32>,
 }
 
+impl PeerTables {
+    fn remove(&mut self, number: u32) -> Option<Arc<Pair>> {
+        self.unconnected.remove(&number);
+        self.pairs.remove(&number)
+    }
+}
+
 /// Peers whose connection waits until its queue pair is ready.
 #[derive(Default)]
 struct PendingPeers(Vec<PendingPeer>);
@@ -113,8 +120,8 @@ impl Worker {
         Ok(worker)
     }
 
-    pub(super) fn options(&self) -> ConnConfig {
-        ConnConfig::clone(&self.options)
+    pub(super) fn options(&self) -> &Arc<ConnConfig> {
+        &self.options
     }
 
     pub(super) fn channel(&self) -> &Arc<CmChannel> {
@@ -198,11 +205,7 @@ impl Worker {
     /// Stops connecting queue pair `number`. Waits while the thread works for this queue pair, but
     /// not for others.
     pub(super) fn forget(&self, number: u32) {
-        let removed = {
-            let mut tables = self.tables.lock();
-            tables.unconnected.remove(&number);
-            tables.pairs.remove(&number)
-        };
+        let removed = self.tables.lock().remove(number);
         if let Some(pair) = removed {
             self.drop_state(&mut pair.lock());
         }
@@ -294,8 +297,7 @@ impl Worker {
             tables.unconnected.insert(number);
         } else {
             // The engine has already reported the end as an error of the queue pair.
-            tables.pairs.remove(&number);
-            tables.unconnected.remove(&number);
+            tables.remove(number);
             drop(tables);
             *pair = None;
         }
@@ -457,10 +459,7 @@ impl PendingPeers {
                 "the peer did not connect in time: {}",
                 state.last_failure.as_deref().unwrap_or("it has not connected, and no attempt has ended"),
             );
-            let mut tables = worker.tables.lock();
-            tables.pairs.remove(&number);
-            tables.unconnected.remove(&number);
-            drop(tables);
+            worker.tables.lock().remove(number);
             cm::abandon(&state.qp);
             state.qp.fail(WcStatus::RetryExceeded);
             worker.drop_state(pair);

@@ -29,48 +29,34 @@ pub(crate) struct Attributes {
 impl Attributes {
     /// Stores the attributes of `attr` that `mask` selects.
     pub(super) fn merge(&mut self, attr: &ibv_qp_attr, mask: c_int) {
-        let has = |bit| mask & bit != 0;
-        if has(flags::IBV_QP_ACCESS_FLAGS) {
-            self.access = Some(attr.qp_access_flags);
-        }
-        if has(flags::IBV_QP_AV) {
-            self.ah = attr.ah_attr;
-        }
-        if has(flags::IBV_QP_DEST_QPN) {
-            self.dest_qp_num = attr.dest_qp_num;
-        }
-        if has(flags::IBV_QP_RQ_PSN) {
-            self.rq_psn = attr.rq_psn;
-        }
-        if has(flags::IBV_QP_SQ_PSN) {
-            self.sq_psn = attr.sq_psn;
-        }
-        if has(flags::IBV_QP_QKEY) {
-            self.qkey = attr.qkey;
-        }
-        if has(flags::IBV_QP_PATH_MTU) {
-            self.path_mtu = attr.path_mtu;
-        }
-        if has(flags::IBV_QP_PKEY_INDEX) {
-            self.pkey_index = attr.pkey_index;
-        }
-        if has(flags::IBV_QP_MAX_QP_RD_ATOMIC) {
-            self.max_rd_atomic = Some(attr.max_rd_atomic);
-        }
-        if has(flags::IBV_QP_MAX_DEST_RD_ATOMIC) {
-            self.max_dest_rd_atomic = Some(attr.max_dest_rd_atomic);
-        }
-        if has(flags::IBV_QP_MIN_RNR_TIMER) {
-            self.min_rnr_timer = attr.min_rnr_timer;
-        }
-        if has(flags::IBV_QP_TIMEOUT) {
-            self.timeout = attr.timeout;
-        }
-        if has(flags::IBV_QP_RETRY_CNT) {
-            self.retry_cnt = attr.retry_cnt;
-        }
-        if has(flags::IBV_QP_RNR_RETRY) {
-            self.rnr_retry = attr.rnr_retry;
-        }
+        let set = |bit| mask & bit != 0;
+        assign(&mut self.access, Some(attr.qp_access_flags), set(flags::IBV_QP_ACCESS_FLAGS));
+        assign(&mut self.ah, attr.ah_attr, set(flags::IBV_QP_AV));
+        assign(&mut self.dest_qp_num, attr.dest_qp_num, set(flags::IBV_QP_DEST_QPN));
+        assign(&mut self.rq_psn, attr.rq_psn, set(flags::IBV_QP_RQ_PSN));
+        assign(&mut self.sq_psn, attr.sq_psn, set(flags::IBV_QP_SQ_PSN));
+        assign(&mut self.qkey, attr.qkey, set(flags::IBV_QP_QKEY));
+        assign(&mut self.path_mtu, attr.path_mtu, set(flags::IBV_QP_PATH_MTU));
+        assign(&mut self.pkey_index, attr.pkey_index, set(flags::IBV_QP_PKEY_INDEX));
+        assign(
+            &mut self.max_rd_atomic,
+            Some(attr.max_rd_atomic),
+            set(flags::IBV_QP_MAX_QP_RD_ATOMIC),
+        );
+        assign(
+            &mut self.max_dest_rd_atomic,
+            Some(attr.max_dest_rd_atomic),
+            set(flags::IBV_QP_MAX_DEST_RD_ATOMIC),
+        );
+        assign(&mut self.min_rnr_timer, attr.min_rnr_timer, set(flags::IBV_QP_MIN_RNR_TIMER));
+        assign(&mut self.timeout, attr.timeout, set(flags::IBV_QP_TIMEOUT));
+        assign(&mut self.retry_cnt, attr.retry_cnt, set(flags::IBV_QP_RETRY_CNT));
+        assign(&mut self.rnr_retry, attr.rnr_retry, set(flags::IBV_QP_RNR_RETRY));
+    }
+}
+
+fn assign<T>(to: &mut T, value: T, is_set: bool) {
+    if is_set {
+        *to = value;
     }
 }

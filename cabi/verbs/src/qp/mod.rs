@@ -120,11 +120,6 @@ impl Qp {
     pub(crate) fn ud_domain(&self) -> Option<u32> {
         self.is_ud().then_some(self.domain)
     }
-
-    /// Returns the engine's queue pair.
-    pub fn engine(&self) -> &uiw_verbs::Qp {
-        &self.engine
-    }
 }
 
 /// Minimum size of inline data, in bytes. Some programs post inline data although they asked for

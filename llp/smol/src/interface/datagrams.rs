@@ -3,7 +3,7 @@
 //! put several datagrams into one frame.
 
 use super::{BURSTS, CLOCK, LINK_FULL, SmolInterface};
-use crate::addr::{endpoint, to_canonical};
+use crate::addr::endpoint;
 use crate::flow::Flow;
 use crate::link::{Link, Port};
 use smoltcp::iface::{PollResult, SocketHandle, SocketSet};
@@ -169,7 +169,7 @@ impl<L: Link> SmolInterface<L> {
         token: Token,
     ) -> io::Result<(usize, SocketAddr)> {
         self.check_link()?;
-        let ip = to_canonical(local.ip());
+        let ip = local.ip().to_canonical();
         let is_group = ip.is_multicast();
         let own = if is_group { member(ip, options)? } else { ip };
         if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(own)) {
@@ -293,7 +293,7 @@ impl<L: Link> SmolInterface<L> {
     }
 
     fn queue_datagram(&mut self, id: usize, outgoing: &Outgoing, bytes: &[u8]) -> io::Result<()> {
-        let peer = SocketAddr::new(to_canonical(outgoing.peer.ip()), outgoing.peer.port());
+        let peer = SocketAddr::new(outgoing.peer.ip().to_canonical(), outgoing.peer.port());
         let hop_limit = outgoing.hop_limit.map(NonZeroU8::get);
         let ip_header = if peer.is_ipv4() { 20 } else { 40 };
         if bytes.len() + UDP + ip_header > self.mtu() {
@@ -387,8 +387,10 @@ impl<L: Link> SmolInterface<L> {
 
 /// Returns the address at which a group is joined.
 fn member(group: IpAddr, options: &DatagramConfig) -> io::Result<IpAddr> {
-    let member =
-        options.member.map(to_canonical).filter(|member| member.is_ipv4() == group.is_ipv4());
+    let member = options
+        .member
+        .map(|member| member.to_canonical())
+        .filter(|member| member.is_ipv4() == group.is_ipv4());
     member.ok_or_else(|| {
         io::Error::new(ErrorKind::InvalidInput, "a group is joined at an address of its family")
     })

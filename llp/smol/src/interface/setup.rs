@@ -3,7 +3,7 @@
 
 use super::conn::{self, Conn, Owner};
 use super::{ConnId, ListenerId, SmolInterface};
-use crate::addr::{endpoint, to_canonical};
+use crate::addr::endpoint;
 use crate::flow::Flow;
 use crate::link::Link;
 use std::io::{self, ErrorKind};
@@ -19,7 +19,7 @@ impl<L: Link> SmolInterface<L> {
         token: Token,
     ) -> io::Result<(ConnId, SocketAddr)> {
         self.check_link()?;
-        let peer = SocketAddr::new(to_canonical(peer.ip()), peer.port());
+        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         let local = self.source(local, peer)?;
         let flow = Flow { local, peer };
         let mut numbering = self.fresh_numbering()?;
@@ -31,11 +31,10 @@ impl<L: Link> SmolInterface<L> {
         if !self.is_near(peer.ip()) {
             conn.gateway = self.gateways.iter().find(forwards).copied();
         }
-        let id = self.conns.insert(conn);
-        self.flows.insert(flow, id);
-        self.touched.push(id);
-        self.egress_all(self.clock());
-        Ok((ConnId(id), local))
+        let id = ConnId(self.conns.insert(conn));
+        self.flows.insert(flow, id.0);
+        self.egress_changed(id);
+        Ok((id, local))
     }
 
     fn is_near(&self, peer: IpAddr) -> bool {
@@ -52,7 +51,7 @@ impl<L: Link> SmolInterface<L> {
         if peer.ip().is_unspecified() || peer.ip().is_multicast() {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
-        let ip = match asked.map(|asked| to_canonical(asked.ip())) {
+        let ip = match asked.map(|asked| asked.ip().to_canonical()) {
             Some(ip) if !ip.is_unspecified() => {
                 if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
                     return Err(ErrorKind::AddrNotAvailable.into());
@@ -90,7 +89,7 @@ impl<L: Link> SmolInterface<L> {
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
         self.check_link()?;
-        let ip = to_canonical(local.ip());
+        let ip = local.ip().to_canonical();
         if !ip.is_unspecified() && !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
             return Err(ErrorKind::AddrNotAvailable.into());
         }

@@ -2,6 +2,7 @@
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, send,
+    unless_blocked,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
@@ -51,10 +52,7 @@ fn half_close(s: &mut Session) -> Verdict {
     client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
     s.until("bytes after our FIN", |s| {
         if s.is_writable(SERVER, ACCEPTED) && sent < bytes.len() {
-            match send(&mut *server, &bytes[sent..]) {
-                Ok(count) => sent += count,
-                Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "send: {error}"),
-            }
+            sent += unless_blocked("send", send(&mut *server, &bytes[sent..]))?;
         }
         if s.is_readable(CLIENT, CONNECTED) {
             got.extend(recv(&mut *client, 50_000).map_err(unexpected("recv after our FIN"))?);
@@ -99,11 +97,8 @@ fn fin_both_ways(s: &mut Session) -> Verdict {
 fn shutdown_twice(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     client.shutdown().map_err(unexpected("shutdown"))?;
-    match client.shutdown() {
-        Ok(()) => {}
-        Err(error) => {
-            ensure!(error.kind() == ErrorKind::NotConnected, "a second shutdown: {error}");
-        }
+    if let Err(error) = client.shutdown() {
+        ensure!(error.kind() == ErrorKind::NotConnected, "a second shutdown: {error}");
     }
     s.expect_fin(THERE, &mut *server)?;
     s.send_all(THERE, &mut *server, b"x")?;
@@ -210,10 +205,7 @@ fn drain(s: &mut Session) -> Verdict {
     let (mut done, mut got) = (false, Vec::new());
     s.until("the stack has nothing left to do, and the bytes are there", |s| {
         done = done || s.stack(CLIENT).drain();
-        match recv(&mut *server, 10_000) {
-            Ok(part) => got.extend_from_slice(&part),
-            Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "recv: {error}"),
-        }
+        got.extend(unless_blocked("recv", recv(&mut *server, 10_000))?);
         if !done {
             // The stack is polled until it is done.
             s.poll()?;

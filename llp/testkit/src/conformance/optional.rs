@@ -2,7 +2,7 @@
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, expect_same,
-    pattern, recv, send,
+    pattern, recv, send, small_buffers, unless_blocked,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -168,10 +168,8 @@ fn take_socket(s: &mut Session) -> Verdict {
     let mut got = Vec::new();
     s.until("the bytes reach the socket", |_| {
         let mut bytes = [0; 32];
-        match (&socket).read(&mut bytes) {
-            Ok(count) => got.extend_from_slice(&bytes[..count]),
-            Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "the socket: {error}"),
-        }
+        let count = unless_blocked("reading from the socket", (&socket).read(&mut bytes))?;
+        got.extend_from_slice(&bytes[..count]);
         Ok(got.len() >= b"before and behind".len())
     })?;
     expect_same(&got, b"before and behind")?;
@@ -218,11 +216,7 @@ fn readable_has_room(s: &mut Session) -> Verdict {
     let mut sent = 0;
     s.until("all bytes that are wanted are there, and none was received", |_| {
         if sent < MUCH {
-            match send(&mut *client, &bytes[sent..]) {
-                Ok(count) => sent += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(unexpected("send")(error)),
-            }
+            sent += unless_blocked("send", send(&mut *client, &bytes[sent..]))?;
         }
         wait(&mut *server)
     })?;
@@ -344,22 +338,15 @@ fn peek_at_the_fin(s: &mut Session) -> Verdict {
 }
 
 fn peek_round_the_buffer(s: &mut Session) -> Verdict {
-    let small = TransportConfig {
-        send_buffer: Some(64 << 10),
-        recv_buffer: Some(64 << 10),
-        ..TransportConfig::default()
-    };
-    let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
+    let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small_buffers())?;
     ensure!(matches!(peek(&mut *server)?, PeekOutcome::Nothing), "a peek sees what was not sent");
     let bytes = pattern(1 << 20);
     let (mut sent, mut got) = (0, Vec::new());
     client.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
     s.until("all bytes were seen", |s| {
         if s.is_writable(CLIENT, CONNECTED) {
-            match send(&mut *client, &bytes[sent..bytes.len().min(sent + 20_000)]) {
-                Ok(count) => sent += count,
-                Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "send: {error}"),
-            }
+            let part = &bytes[sent..bytes.len().min(sent + 20_000)];
+            sent += unless_blocked("send", send(&mut *client, part))?;
             if sent == bytes.len() {
                 client.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
             }

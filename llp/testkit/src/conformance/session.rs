@@ -428,12 +428,10 @@ impl Session {
         let end = Instant::now() + WIND_DOWN;
         for _ in 0..SILENT_ROUNDS {
             // All stacks are drained, even if the first one is not done.
-            let busy = self
-                .stacks
-                .iter_mut()
-                .filter_map(|driven| (!driven.stack.drain()).then_some(()))
-                .count();
-            let done = busy == 0;
+            let mut done = true;
+            for driven in &mut self.stacks {
+                done &= driven.stack.drain();
+            }
             if done || Instant::now() > end || self.poll().is_err() {
                 return;
             }
@@ -480,6 +478,20 @@ pub(super) fn expect_kind<T>(what: &str, result: io::Result<T>, kind: ErrorKind)
         }
         Ok(_) => Err(CheckStop::Failed(format!("{what}: success instead of {kind:?}"))),
     }
+}
+
+/// Returns nothing if the call would block. Any other error is unexpected.
+pub(super) fn unless_blocked<T: Default>(what: &str, result: io::Result<T>) -> Verdict<T> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(T::default()),
+        result => result.map_err(unexpected(what)),
+    }
+}
+
+/// Returns options with small buffers.
+pub(super) fn small_buffers() -> TransportConfig {
+    let buffer = Some(64 << 10);
+    TransportConfig { send_buffer: buffer, recv_buffer: buffer, ..TransportConfig::default() }
 }
 
 /// Receives once, into `len` bytes.

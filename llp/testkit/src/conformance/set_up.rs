@@ -2,6 +2,7 @@
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, send,
+    small_buffers,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::collections::HashSet;
@@ -124,11 +125,7 @@ fn several_waiting(s: &mut Session) -> Verdict {
 
 fn many_connections(s: &mut Session) -> Verdict {
     const COUNT: usize = 100;
-    let small = TransportConfig {
-        send_buffer: Some(64 << 10),
-        recv_buffer: Some(64 << 10),
-        ..TransportConfig::default()
-    };
+    let small = small_buffers();
     let listen = ListenConfig { stream: small.clone(), ..ListenConfig::default() };
     let mut listener = s.listen_with(&listen)?;
     let to = listener.local_addr();

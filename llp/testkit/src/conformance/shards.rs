@@ -2,7 +2,7 @@
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, ready,
-    recv, send,
+    recv, send, unless_blocked,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind};
@@ -370,10 +370,9 @@ fn to_and_fro(mut stack: Box<dyn TransportStack>, at: SocketAddr, timeout: Durat
                 (CONNECTED, _) if sent == bytes.len() => {
                     client.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
                 }
-                (CONNECTED, _) => match send(&mut *client, &bytes[sent..]) {
-                    Ok(count) => sent += count,
-                    Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "send: {error}"),
-                },
+                (CONNECTED, _) => {
+                    sent += unless_blocked("send", send(&mut *client, &bytes[sent..]))?;
+                }
                 (ACCEPTED, Some(server)) => {
                     got.extend(recv(&mut **server, 100_000).map_err(unexpected("recv"))?);
                 }

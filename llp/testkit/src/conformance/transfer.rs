@@ -2,11 +2,11 @@
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv,
-    send,
+    send, small_buffers, unless_blocked,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
-use uiw_llp::{Interest, TransportConfig};
+use uiw_llp::Interest;
 use uiw_mem::{IoVec, IoVecMut};
 
 define_checks! {
@@ -49,10 +49,8 @@ fn carry(s: &mut Session, from: StreamEnd<'_>, to: StreamEnd<'_>, bytes: &[u8]) 
     s.until("all bytes arrive", |s| {
         if sent < bytes.len() && s.is_writable(from_stack, from_token) {
             step = step * 5 % 99_991 + 1;
-            match send(&mut *from, &bytes[sent..bytes.len().min(sent + step)]) {
-                Ok(count) => sent += count,
-                Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "send: {error}"),
-            }
+            let part = &bytes[sent..bytes.len().min(sent + step)];
+            sent += unless_blocked("send", send(&mut *from, part))?;
             if sent == bytes.len() {
                 from.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
             }
@@ -83,16 +81,12 @@ fn both_ways_at_once(s: &mut Session) -> Verdict {
                 _ => (&mut server, ACCEPTED, &back),
             };
             if sent[end] < LEN && s.is_writable(end, token) {
-                match send(&mut **stream, &bytes[sent[end]..]) {
-                    Ok(count) => sent[end] += count,
-                    Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "send: {error}"),
-                }
+                let part = &bytes[sent[end]..];
+                sent[end] += unless_blocked("send", send(&mut **stream, part))?;
             }
             if s.is_readable(end, token) {
-                match recv(&mut **stream, 50_000) {
-                    Ok(part) => got[1 - end].extend_from_slice(&part),
-                    Err(error) => return Err(unexpected("recv after a readable event")(error)),
-                }
+                let part = recv(&mut **stream, 50_000);
+                got[1 - end].extend(part.map_err(unexpected("recv after a readable event"))?);
             }
             if sent[end] == LEN {
                 stream.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
@@ -206,12 +200,7 @@ fn recv_would_block(s: &mut Session) -> Verdict {
 
 fn send_would_block(s: &mut Session) -> Verdict {
     const MOST: usize = 256 << 20;
-    let small = TransportConfig {
-        send_buffer: Some(64 << 10),
-        recv_buffer: Some(64 << 10),
-        ..TransportConfig::default()
-    };
-    let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
+    let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small_buffers())?;
     client.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     server.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     let block = pattern(1 << 16);

@@ -6,15 +6,9 @@ use std::net::SocketAddr;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Interest, Outgoing};
 
 pub(super) struct SimDatagrams {
-    network: Network,
-    id: u64,
-    local: SocketAddr,
-}
-
-impl SimDatagrams {
-    pub(super) fn new(network: Network, id: u64, local: SocketAddr) -> Self {
-        Self { network, id, local }
-    }
+    pub(super) network: Network,
+    pub(super) id: u64,
+    pub(super) local: SocketAddr,
 }
 
 impl DatagramSocket for SimDatagrams {

@@ -22,6 +22,7 @@ use uiw_llp::{Event, Interest, PeerIdentity, Token, TransportStream};
 use uiw_mem::IoVec;
 
 /// Buffers shared by all connections of a shard, so that an idle connection needs none.
+#[derive(Default)]
 pub(super) struct Scratch {
     /// Records as they were read.
     incoming: Vec<u8>,
@@ -29,12 +30,6 @@ pub(super) struct Scratch {
     plain: Vec<u8>,
     /// Encrypted records to send.
     cipher: Vec<u8>,
-}
-
-impl Scratch {
-    pub(super) fn new() -> Self {
-        Self { incoming: Vec::new(), plain: Vec::new(), cipher: Vec::new() }
-    }
 }
 
 /// State of a connection.

@@ -25,9 +25,9 @@ impl TestSide {
     fn new() -> Self {
         let device = Device::open().unwrap();
         let worker = Worker::start(&device).unwrap();
-        let options = Arc::new(worker.options());
+        let options = worker.options();
         let listener =
-            Listener::bind(&device, (IP, 0).into(), 16, &options, worker.channel()).unwrap();
+            Listener::bind(&device, (IP, 0).into(), 16, options, worker.channel()).unwrap();
         let port = listener.local_addr().port();
         let number = u32::from(port) << 8 | 7;
         let cq = device.create_cq(64, CqConfig::default()).unwrap();
