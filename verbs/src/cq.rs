@@ -589,14 +589,14 @@ impl Device {
             let (asked, limit) = (shard as u64, shards as u64 - 1);
             return Err(Error::Limit { what: "shard", asked, limit });
         }
-        self.driver().shared.counts.take_cq(limits)?;
+        self.driver().shared.counts.cq.take("number of completion queues", limits.max_cq)?;
         Ok(Cq::new(self, self.driver().shared.next_num(), depth, options, consumer))
     }
 }
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        self.driver().shared.counts.release_cq();
+        self.driver().shared.counts.cq.release();
         if self.inner.get_mut().overflowed {
             let gone = AsyncEvent::CqError { cq: self.num };
             self.device.events().remove_if(|event| *event == gone);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uiw_mem::Access;
+use uiw_stream::LocalError;
 
 /// Runs `command` on the shard of the queue pair's connection, with the token of the connection.
 /// Runs `without` if there is no connection.
@@ -42,7 +43,7 @@ fn on_shard<R: Send + 'static>(
 /// Changes the state, as `ibv_modify_qp` does.
 pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
     let from = qp.state();
-    if !from.may_become(to) || to == QpState::Sqe {
+    if !from.may_become(to) {
         return Err(Error::Transition { from, to });
     }
     if qp.ud.is_some() {
@@ -50,30 +51,33 @@ pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
     }
     on_shard(
         qp,
-        |wakes| modify_unconnected(qp, to, wakes),
+        |wakes| qp.modify_unconnected(to, wakes),
         move |core, qp, token| modify_connected(core, qp, token, to),
     )
 }
 
-fn modify_unconnected(qp: &QpInner, to: QpState, wakes: &mut Wakes) -> Result<()> {
-    let from = qp.state();
-    if !from.may_become(to) {
-        return Err(Error::Transition { from, to });
-    }
-    match to {
-        QpState::Err => qp.flush_unconnected(wakes),
-        QpState::Reset => reset(qp),
-        QpState::Init => {
-            if let RecvSource::Own(rq) = &qp.rq {
-                rq.lock().closed = false;
-            }
-            qp.set_state(QpState::Init);
+impl QpInner {
+    /// Changes the state while there is no connection, or for a transition that does not affect it.
+    pub(crate) fn modify_unconnected(&self, to: QpState, wakes: &mut Wakes) -> Result<()> {
+        let from = self.state();
+        if !from.may_become(to) {
+            return Err(Error::Transition { from, to });
         }
-        QpState::Rtr => qp.set_state(QpState::Rtr),
-        QpState::Rts => return wait_for_connection(qp, from),
-        QpState::Sqd | QpState::Sqe => return Err(Error::NotConnected),
+        match to {
+            QpState::Err => self.flush_unconnected(wakes),
+            QpState::Reset => reset(self),
+            QpState::Init => {
+                if let RecvSource::Own(rq) = &self.rq {
+                    rq.lock().closed = false;
+                }
+                self.set_state(QpState::Init);
+            }
+            QpState::Rtr => self.set_state(QpState::Rtr),
+            QpState::Rts => return wait_for_connection(self, from),
+            QpState::Sqd | QpState::Sqe => return Err(Error::NotConnected),
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Enters RTS before the connection is established. Requests can be posted, and are sent once it
@@ -119,7 +123,7 @@ fn modify_connected(
             core.with_conn(token, Conn::pause);
         }
         QpState::Init | QpState::Rtr | QpState::Sqd | QpState::Sqe => {
-            return modify_unconnected(qp, to, &mut core.services.wakes);
+            return qp.modify_unconnected(to, &mut core.services.wakes);
         }
     }
     Ok(())
@@ -160,7 +164,9 @@ pub(super) fn fail(qp: &Arc<QpInner>, status: WcStatus) {
         },
         move |core, qp, token| {
             fail_oldest(qp);
-            if core.with_conn(token, Conn::give_up).is_none() {
+            let give_up =
+                |conn: &mut Conn, services: &mut _| conn.fail(LocalError::GivenUp, services);
+            if core.with_conn(token, give_up).is_none() {
                 qp.flush_unconnected(&mut core.services.wakes);
             }
         },

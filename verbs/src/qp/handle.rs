@@ -51,15 +51,15 @@ impl Qp {
         let driver = Arc::clone(pd.driver());
         let limits = driver.limits();
         let cap = init.cap;
-        limits.check("send queue depth", cap.max_send_wr.max(1).into(), limits.max_qp_wr.into())?;
-        limits.check(
-            "receive queue depth",
-            cap.max_recv_wr.max(1).into(),
-            limits.max_qp_wr.into(),
-        )?;
-        limits.check("send elements", cap.max_send_sge.max(1).into(), limits.max_sge.into())?;
-        limits.check("receive elements", cap.max_recv_sge.max(1).into(), limits.max_sge.into())?;
-        limits.check("inline bytes", cap.max_inline.max(1).into(), limits.max_inline.into())?;
+        for (what, asked, limit) in [
+            ("send queue depth", cap.max_send_wr, limits.max_qp_wr),
+            ("receive queue depth", cap.max_recv_wr, limits.max_qp_wr),
+            ("send elements", cap.max_send_sge, limits.max_sge),
+            ("receive elements", cap.max_recv_sge, limits.max_sge),
+            ("inline bytes", cap.max_inline, limits.max_inline),
+        ] {
+            limits.check(what, asked.max(1).into(), limit.into())?;
+        }
         for cq in [&init.send_cq, &init.recv_cq] {
             if !Arc::ptr_eq(cq.driver(), &driver) {
                 return Err(Error::Foreign { what: "completion queue", of: "device" });
@@ -70,14 +70,9 @@ impl Qp {
         {
             return Err(Error::Foreign { what: "shared receive queue", of: "device" });
         }
-        driver.shared.counts.take_qp(limits)?;
-        let num = match take_num(&driver, init.num) {
-            Ok(num) => num,
-            Err(error) => {
-                driver.shared.counts.release_qp();
-                return Err(error);
-            }
-        };
+        let count = &driver.shared.counts.qp;
+        count.take("number of queue pairs", limits.max_qp)?;
+        let num = take_num(&driver, init.num).inspect_err(|_| count.release())?;
         let sq_limits = SqLimits {
             depth: cap.max_send_wr,
             max_sge: cap.max_send_sge,
@@ -166,7 +161,9 @@ impl Qp {
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> std::result::Result<(), PostError> {
-        self.0.post_send(wrs)
+        let (posted, doorbell) = self.0.queue_send(wrs, false);
+        doorbell.ring(&self.0);
+        posted
     }
 
     /// Like [`Qp::post_send`], but posts nothing if one of the requests is refused.
@@ -180,7 +177,9 @@ impl Qp {
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> std::result::Result<(), PostError> {
-        self.0.post_send_all(wrs)
+        let (posted, doorbell) = self.0.queue_send(wrs, true);
+        doorbell.ring(&self.0);
+        posted
     }
 
     /// Posts receives in order.
@@ -268,8 +267,10 @@ impl Qp {
     /// # Errors
     /// [`Error::NotConnected`] if there is no connection.
     pub fn set_no_receive_timeout(&self, timeout: Duration) -> Result<()> {
-        self.with_conn(move |conn, services| conn.set_no_receive_timeout(timeout, services))
-            .ok_or(Error::NotConnected)
+        self.with_conn(move |conn, services| {
+            conn.stream.set_no_receive_timeout(timeout, services.now);
+        })
+        .ok_or(Error::NotConnected)
     }
 
     /// Changes `ConnConfig::dead_after` of the connection.
