@@ -11,7 +11,6 @@ use crate::qp::{
     LogLimit, LongMessages, PathInfo, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource,
 };
 use crate::ud::UdState;
-use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -206,59 +205,10 @@ impl Qp {
         QpAttr { state: self.0.state(), access: self.0.access(), ord, ird, cap: self.0.cap }
     }
 
-    /// Sets the access rights of the peer on this queue pair, in any state.
-    ///
-    /// After it has returned, no segment is placed, read or executed with a right that was removed,
-    /// not even a segment of a message that has partly arrived or been answered. The next such
-    /// segment ends the connection with a Terminate.
-    pub fn set_access(&self, access: Access) {
-        crate::qp::control::set_access(&self.0, access);
-    }
-
-    /// Moves the queue pair to another state of the verbs state diagram.
-    ///
-    /// * RTS is entered automatically when a connection is established. If it is requested in RTR
-    ///   before that, requests can be posted, and wait for the connection. In SQD it resumes the
-    ///   send queue.
-    /// * ERR ends the connection with a Terminate and flushes all requests.
-    /// * RESET discards all requests, as if the queue pair were new.
-    ///
-    /// # Errors
-    /// [`Error::Transition`] if the verbs state diagram has no such transition;
-    /// [`Error::NotConnected`] for a state that requires a connection, such as SQD, if there is
-    /// none, and for RTS while the connection is being closed.
-    pub fn modify(&self, to: QpState) -> Result<()> {
-        crate::qp::control::modify(&self.0, to)
-    }
-
-    /// Starts the orderly close (`rdma_disconnect`): posted requests are sent, both directions are
-    /// closed with FIN, and the queue pair enters ERR and flushes.
-    ///
-    /// # Errors
-    /// [`Error::NotConnected`] if there is no connection.
-    pub fn disconnect(&self) -> Result<()> {
-        crate::qp::control::disconnect(&self.0)
-    }
-
-    /// Fails the queue pair as if its connection had failed, for callers that decide that the peer
-    /// is unreachable. The oldest open request completes with `status`, all others are flushed, an
-    /// established connection is terminated, and the state is ERR.
-    pub fn fail(&self, status: WcStatus) {
-        crate::qp::control::fail(&self.0, status);
-    }
-
     /// Returns whether this is an unreliable queue pair ([`QpInit::unreliable`]).
     #[must_use]
     pub fn is_unreliable(&self) -> bool {
         self.0.unreliable
-    }
-
-    /// Completes all posted requests of an unreliable queue pair that is in RTS and not connected,
-    /// as messages that are lost. For callers that decide that the peer is unreachable for now.
-    ///
-    /// Returns false if the queue pair is connected or not unreliable.
-    pub fn discard_requests(&self) -> bool {
-        crate::qp::control::discard_requests(&self.0)
     }
 
     /// Sets the maximum time for which incoming Sends wait for a receive

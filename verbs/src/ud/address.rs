@@ -98,7 +98,8 @@ impl Destination {
     }
 }
 
-/// Returns the address of a UDP port. `scope` is the index of the interface of a link-local address.
+/// Returns the address of a UDP port. `scope` is the index of the interface, for a link-local
+/// address.
 pub(super) fn socket_addr(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
     match ip {
         IpAddr::V6(v6) => SocketAddrV6::new(v6, port, 0, scope).into(),
