@@ -226,7 +226,7 @@ impl<M> RdmapStream<M> {
         self.shared.events.push_back(Event::Ended(Box::new(ended)));
         self.shared.reads.outstanding.clear();
         self.shared.reads.inbound.clear();
-        self.receiver.drop_parked();
+        self.receiver.parked = None;
         self.begin_closing();
         if lost {
             self.reset();

@@ -280,7 +280,7 @@ pub fn abandon(qp: &Qp) {
     let Some(token) = qp.0.conn() else { return };
     qp.0.driver.shard(token).call(move |core| {
         core.with_conn(token, |conn, services| {
-            if !conn.is_established() {
+            if !conn.stream.is_established() {
                 conn.fail_startup(Error::NotConnected, services);
             }
         });

@@ -203,16 +203,6 @@ impl Conn {
         result
     }
 
-    /// Returns whether start-up is complete. The driver may then read the socket without asking the
-    /// stack first.
-    pub(crate) fn is_established(&self) -> bool {
-        self.stream.is_established()
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.stream.is_over()
-    }
-
     /// Returns the time when the first bytes of an incomplete FPDU arrived.
     ///
     /// Returns `None` if no received bytes are kept, if the stream is not open, or if the peer is
@@ -268,7 +258,7 @@ impl Conn {
 
     /// Sends everything that is due, once start-up is complete.
     pub(crate) fn serve_sends(&mut self, services: &mut Services) {
-        if self.is_established() {
+        if self.stream.is_established() {
             self.transmit(services);
         }
     }
@@ -295,7 +285,7 @@ impl Conn {
 
     /// Returns whether the stream is closing, so that received bytes are discarded.
     fn is_closing(&self) -> bool {
-        self.is_established() && !self.stream.is_open()
+        self.stream.is_established() && !self.stream.is_open()
     }
 
     /// Handles a send that failed: the socket accepts no more data.
@@ -514,7 +504,11 @@ impl Conn {
     pub(crate) fn may_move(&self) -> bool {
         let undisturbed = self.lost_sending.is_none() && self.starved.is_none() && !self.eof;
         let in_set = !self.out_of_set && self.stack_request == StackRequest::Nothing;
-        self.qp.is_some() && self.is_established() && self.stream.is_open() && undisturbed && in_set
+        self.qp.is_some()
+            && self.stream.is_established()
+            && self.stream.is_open()
+            && undisturbed
+            && in_set
     }
 
     /// Begins the move of an established connection that has left its shard.

@@ -269,7 +269,7 @@ impl Core {
 
     /// Returns whether `token` names a connection that has completed its start-up.
     pub(crate) fn is_established(&mut self, token: Token) -> bool {
-        matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.is_established())
+        matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.stream.is_established())
     }
 
     /// Returns the connection of `token`; `None` if the slot is not a connection, or was removed.
@@ -330,19 +330,19 @@ impl Core {
         }
         let Slot::Conn(conn) = slot else { return None };
         let services = &mut self.services;
-        let was_established = conn.is_established();
+        let was_established = conn.stream.is_established();
         let result = serve(conn, services);
-        if conn.stack_request != StackRequest::Nothing && !conn.is_over() {
+        if conn.stack_request != StackRequest::Nothing && !conn.stream.is_over() {
             serve_stack_request(&mut *self.stack, conn, services);
         }
-        if conn.is_over() {
+        if conn.stream.is_over() {
             conn.give_back(services);
             if let Some(Slot::Conn(conn)) = self.remove(token) {
                 self.trash.push(conn);
             }
         } else {
             conn.enter_timer(services);
-            if !was_established && conn.is_established() {
+            if !was_established && conn.stream.is_established() {
                 self.established.push(token);
             }
         }

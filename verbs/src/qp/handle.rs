@@ -86,8 +86,9 @@ impl Qp {
                 RecvSource::Shared(srq)
             }
             None => {
-                let queue = RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge);
-                RecvSource::Own(Mutex::new(queue.newest_first(init.newest_receive_first)))
+                let mut queue = RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge);
+                queue.newest_first = init.newest_receive_first;
+                RecvSource::Own(Mutex::new(queue))
             }
         };
         let max_rd_atomic = limits.max_rd_atomic;
