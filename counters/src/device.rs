@@ -50,11 +50,10 @@ impl DeviceCounters {
             })
             .ok()
         });
-        let counters = match published {
-            Some(counters) => counters,
-            None => Self::with_blocks(Blocks::anonymous(block_count(shards))?, shards, None)?,
-        };
-        Ok(counters)
+        match published {
+            Some(counters) => Ok(counters),
+            None => Self::with_blocks(Blocks::anonymous(block_count(shards))?, shards, None),
+        }
     }
 
     fn publish(shards: usize, publish: &Publish) -> io::Result<Self> {

@@ -143,7 +143,8 @@ impl ShardCounters {
     /// Releases the block of a destroyed UD queue pair. Its counts stay readable until the block is
     /// used again.
     pub fn close_datagrams(&mut self, counters: &DatagramCounters) {
-        if let Some(index) = counters.close() {
+        if let Some(index) = counters.index {
+            counters.block[conn::STATE].store(conn::CLOSED, Relaxed);
             self.release_block(&counters.block, index);
         }
     }
@@ -362,13 +363,6 @@ impl DatagramCounters {
     fn count(&self, at: usize, count: Count) {
         add(&self.block[at], count.messages);
         add(&self.block[at + 1], count.bytes);
-    }
-
-    /// Marks the queue pair's own block as closed and returns its index.
-    fn close(&self) -> Option<usize> {
-        let index = self.index?;
-        self.block[conn::STATE].store(conn::CLOSED, Relaxed);
-        Some(index)
     }
 }
 

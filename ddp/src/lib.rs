@@ -23,6 +23,6 @@ pub mod rx;
 mod stag;
 pub mod wire;
 
-pub use rx::{DeliveredMessage, Placement, TaggedError, UntaggedError, UntaggedRx};
+pub use rx::{DeliveredMessage, TaggedError, UntaggedError, UntaggedRx};
 pub use stag::STag;
 pub use wire::{Header, HeaderError, Tagged, Untagged};

@@ -13,13 +13,13 @@ use crate::wire::Untagged;
 /// [`placed`](Self::placed).
 ///
 /// ```
-/// # use uiw_ddp::{DeliveredMessage, Placement, Untagged, UntaggedRx};
+/// # use uiw_ddp::{DeliveredMessage, Untagged, UntaggedRx};
 /// let mut queue = UntaggedRx::new(1);
 /// let first = Untagged { last: false, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
-/// assert_eq!(queue.check(&first, 100, Some(150)), Ok(Placement { offset: 0 }));
+/// assert_eq!(queue.check(&first, 100, Some(150)), Ok(0));
 /// assert_eq!(queue.placed(&first, 100), None);
 /// let second = Untagged { last: true, mo: 100, ..first };
-/// assert_eq!(queue.check(&second, 50, Some(150)), Ok(Placement { offset: 100 }));
+/// assert_eq!(queue.check(&second, 50, Some(150)), Ok(100));
 /// assert_eq!(queue.placed(&second, 50), Some(DeliveredMessage { msn: 1, len: 150 }));
 /// ```
 #[derive(Clone, Debug)]
@@ -35,13 +35,6 @@ struct OpenMessage {
     /// Number of bytes placed so far.
     received: u32,
     rsvd_ulp: u8,
-}
-
-/// Destination of a segment's payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
-    /// Offset from the start of the message's buffer, in bytes.
-    pub offset: u32,
 }
 
 /// Completely received message.
@@ -80,7 +73,7 @@ impl UntaggedRx {
     }
 
     /// Checks whether a segment with `len` bytes of payload may be placed into the message's buffer
-    /// of `buffer` bytes, and returns its place. `buffer` is `None` if no buffer is posted. An
+    /// of `buffer` bytes, and returns its offset there. `buffer` is `None` if no buffer is posted. An
     /// empty message needs a buffer as well.
     ///
     /// # Errors
@@ -91,7 +84,7 @@ impl UntaggedRx {
         header: &Untagged,
         len: u32,
         buffer: Option<u32>,
-    ) -> Result<Placement, UntaggedError> {
+    ) -> Result<u32, UntaggedError> {
         if header.msn != self.msn {
             return Err(UntaggedError::MsnRange { expected: self.msn, got: header.msn });
         }
@@ -112,7 +105,7 @@ impl UntaggedRx {
         if end > buffer {
             return Err(UntaggedError::TooLong { message: end, buffer });
         }
-        Ok(Placement { offset: received })
+        Ok(received)
     }
 
     /// Counts the payload of a checked segment as placed. Returns the message if this completes it.
@@ -250,10 +243,10 @@ mod tests {
         for msn in [0xFFFF_FFFE, 0xFFFF_FFFF, 0, 1] {
             let segment = Untagged { msn, ..SEND };
             assert_eq!(queue.expected_msn(), msn);
-            assert_eq!(queue.check(&segment, 5, Some(5)), Ok(Placement { offset: 0 }));
+            assert_eq!(queue.check(&segment, 5, Some(5)), Ok(0));
             assert_eq!(queue.placed(&segment, 5), Some(DeliveredMessage { msn, len: 5 }));
         }
-        assert_eq!(UntaggedRx::new(1).check(&SEND, 5, Some(5)), Ok(Placement { offset: 0 }));
+        assert_eq!(UntaggedRx::new(1).check(&SEND, 5, Some(5)), Ok(0));
     }
 
     // [test:RFC5041-7.1-10] [test:RFC5041-5.3-06]
@@ -278,7 +271,7 @@ mod tests {
         let queue = UntaggedRx::new(1);
         assert_eq!(queue.check(&SEND, 5, None), Err(UntaggedError::NoBuffer { msn: 1 }));
         assert_eq!(queue.check(&SEND, 0, None), Err(UntaggedError::NoBuffer { msn: 1 }));
-        assert_eq!(queue.check(&SEND, 0, Some(0)), Ok(Placement { offset: 0 }));
+        assert_eq!(queue.check(&SEND, 0, Some(0)), Ok(0));
     }
 
     // [test:RFC5041-7.1-08]
@@ -289,10 +282,7 @@ mod tests {
             let error = queue.check(&Untagged { mo: got, ..SEND }, 5, Some(64_000));
             assert_eq!(error, Err(UntaggedError::Mo { expected: 100, got }));
         }
-        assert_eq!(
-            queue.check(&Untagged { mo: 100, ..SEND }, 5, Some(105)),
-            Ok(Placement { offset: 100 })
-        );
+        assert_eq!(queue.check(&Untagged { mo: 100, ..SEND }, 5, Some(105)), Ok(100));
         let late_start = UntaggedRx::new(1).check(&Untagged { mo: 4, ..SEND }, 5, Some(64));
         assert_eq!(late_start, Err(UntaggedError::Mo { expected: 0, got: 4 }));
     }
@@ -313,10 +303,7 @@ mod tests {
     fn message_limited_to_4_gib() {
         let queue = amid(1, u32::MAX - 3);
         let segment = Untagged { mo: u32::MAX - 3, ..SEND };
-        assert_eq!(
-            queue.check(&segment, 3, Some(u32::MAX)),
-            Ok(Placement { offset: u32::MAX - 3 })
-        );
+        assert_eq!(queue.check(&segment, 3, Some(u32::MAX)), Ok(u32::MAX - 3));
         let error = queue.check(&segment, 4, Some(u32::MAX));
         assert_eq!(error, Err(UntaggedError::MessageTooLong { mo: u32::MAX - 3, len: 4 }));
         assert_eq!(
@@ -353,7 +340,7 @@ mod tests {
                 (queue.expected_msn(), queue.received(), queue.in_progress()),
                 (7, 100, true)
             );
-            assert_eq!(queue.check(&good, 5, Some(128)), Ok(Placement { offset: 100 }));
+            assert_eq!(queue.check(&good, 5, Some(128)), Ok(100));
         }
         assert_eq!(queue.placed(&good, 5), Some(DeliveredMessage { msn: 7, len: 105 }));
     }
@@ -364,7 +351,7 @@ mod tests {
         let mut queue = UntaggedRx::new(1);
         for mo in [0, 10, 20] {
             let segment = Untagged { mo, last: false, ..SEND };
-            assert_eq!(queue.check(&segment, 10, Some(64)), Ok(Placement { offset: mo }));
+            assert_eq!(queue.check(&segment, 10, Some(64)), Ok(mo));
             assert_eq!(queue.placed(&segment, 10), None);
             assert!(queue.in_progress());
         }

@@ -2,7 +2,7 @@
 //! bytes.
 
 use proptest::prelude::*;
-use uiw_ddp::{Header, Placement, STag, Tagged, Untagged, UntaggedError, UntaggedRx};
+use uiw_ddp::{Header, STag, Tagged, Untagged, UntaggedError, UntaggedRx};
 
 /// Part of a message that one segment carries.
 struct Cut {
@@ -64,7 +64,7 @@ proptest! {
                 prop_assert!(delivered.is_none());
                 let (header, payload) = untagged(&segment);
                 let len = payload.len() as u32;
-                let Placement { offset } = queue.check(&header, len, Some(buffer.len() as u32)).unwrap();
+                let offset = queue.check(&header, len, Some(buffer.len() as u32)).unwrap();
                 buffer[offset as usize..][..payload.len()].copy_from_slice(payload);
                 delivered = queue.placed(&header, len);
             }

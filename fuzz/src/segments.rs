@@ -143,7 +143,7 @@ impl SegmentReceiver {
         let room = (input.u8() < 250).then_some(BUFFERS[qn]);
         let len = payload.len() as u32;
         let before = (self.queues[qn].expected_msn(), self.queues[qn].received());
-        let place = self.queues[qn].check(&untagged, len, room)?.offset as usize;
+        let place = self.queues[qn].check(&untagged, len, room)? as usize;
         // These checks are an independent implementation of RFC 5041 section 7.1.
         assert_eq!((untagged.msn, untagged.mo), before);
         assert!(room.is_some_and(|room| untagged.mo + len <= room));

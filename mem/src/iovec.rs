@@ -183,8 +183,8 @@ impl fmt::Debug for IoVecMut<'_> {
     }
 }
 
-#[inline]
 /// Panics if `range` is not within `len` bytes.
+#[inline]
 pub(crate) fn check(range: &Range<usize>, len: usize) {
     assert!(range.start <= range.end && range.end <= len, "{range:?} is not inside of {len} bytes");
 }

@@ -14,13 +14,6 @@ use std::os::fd::AsRawFd as _;
 /// the rest complete.
 const LAST: usize = 8;
 
-/// Selects which side of a copy is the registered memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum RegisteredSide {
-    From,
-    To,
-}
-
 /// Copies `len` bytes of registered memory at `src` to `dst`. Returns false if some are not mapped.
 /// `plain` is tried first; it copies with the program's own rights.
 ///
@@ -35,7 +28,7 @@ pub(crate) unsafe fn load(
     len: usize,
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
 ) -> bool {
-    copy(state, RegisteredSide::From, dst, src, len, plain, |memory, to, from, part| {
+    copy(state, false, dst, src, len, plain, |memory, to, from, part| {
         // SAFETY: the caller guarantees room for `part` bytes at `to`. For the kernel, `from` is only
         // a file offset.
         let got =
@@ -59,7 +52,7 @@ pub(crate) unsafe fn store(
     len: usize,
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
 ) -> bool {
-    copy(state, RegisteredSide::To, dst, src, len, plain, |memory, to, from, part| {
+    copy(state, true, dst, src, len, plain, |memory, to, from, part| {
         let put = |done: usize, part: usize| {
             let (to, from) = (to.wrapping_add(done), from.wrapping_add(done));
             // SAFETY: the caller guarantees `part` bytes at `from`. For the kernel, `to` is a file
@@ -74,19 +67,18 @@ pub(crate) unsafe fn store(
     })
 }
 
-/// Copies the registered memory page by page until a copy fails. Returns whether all have
-/// succeeded. `by_file` copies pages that the program has protected, with the process's memory
-/// file.
+/// Copies page by page until a copy fails. Returns whether all have succeeded. With `write`, `dst`
+/// is the registered memory, and otherwise `src`. `by_file` copies pages that the program has
+/// protected, with the process's memory file.
 fn copy(
     state: &PageState,
-    registered: RegisteredSide,
+    write: bool,
     dst: *mut u8,
     src: *const u8,
     len: usize,
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
     by_file: impl Fn(&File, *mut u8, *const u8, usize) -> bool,
 ) -> bool {
-    let write = registered == RegisteredSide::To;
     // Opened for each copy, because after a fork a descriptor of the parent would still access the
     // parent's memory.
     let Ok(memory) = OpenOptions::new().read(!write).write(write).open("/proc/self/mem") else {

@@ -18,13 +18,6 @@ use uiw_ddp::STag;
 #[macro_use]
 mod load_crc;
 
-/// Result of one attempt to exchange eight bytes.
-enum ExchangeResult {
-    Done,
-    /// The memory had another value than expected.
-    Other(u64),
-}
-
 /// Like [`crate::copy::store`], but returns false if a byte of `dst` is not accessible; bytes
 /// before it may have been written.
 ///
@@ -118,25 +111,26 @@ pub(crate) unsafe fn update(
     loop {
         // SAFETY: the caller guarantees that `cell` is aligned and accessed only atomically.
         match unsafe { exchange(cell, old, f(old)) } {
-            Some(ExchangeResult::Done) => return Ok(old),
-            Some(ExchangeResult::Other(found)) => old = found,
+            Some(Ok(())) => return Ok(old),
+            Some(Err(found)) => old = found,
             None => return Err(MemoryGone { stag }),
         }
     }
 }
 
-/// Stores `new` in `cell` if its value is `old`. Returns `None` if `cell` is not accessible.
+/// Stores `new` in `cell` if its value is `old`; otherwise returns its value as an error. Returns
+/// `None` if `cell` is not accessible.
 ///
 /// # Safety
 /// The requirements of [`update`] apply.
-unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<ExchangeResult> {
+unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<Result<(), u64>> {
     let mut found = old;
     // SAFETY: `found` is a local variable; the caller guarantees that `cell` is aligned and
     // accessed only atomically.
     match unsafe { arch::uiw_recover_exchange(cell, &raw mut found, new) } {
-        0 => Some(ExchangeResult::Done),
+        0 => Some(Ok(())),
         1 => None,
-        _ => Some(ExchangeResult::Other(found)),
+        _ => Some(Err(found)),
     }
 }
 
@@ -154,8 +148,8 @@ pub fn is_accessible(address: usize, write: bool) -> bool {
             && (!write
                 || loop {
                     match exchange(cell, old, old) {
-                        Some(ExchangeResult::Done) => break true,
-                        Some(ExchangeResult::Other(found)) => old = found,
+                        Some(Ok(())) => break true,
+                        Some(Err(found)) => old = found,
                         None => break false,
                     }
                 })

@@ -12,8 +12,8 @@ use uiw_crc32c::Crc32c;
 use uiw_ddp::STag;
 
 use crate::{
-    IoVec, IoVecMut, LocalError, MemoryGone, PageState, Region, Unaligned, UpdateError, copy,
-    iovec::check, protected, recover,
+    IoVec, LocalError, MemoryGone, PageState, Region, Unaligned, UpdateError, copy, iovec::check,
+    protected, recover,
 };
 
 /// Block size in which shared bytes are copied for a CRC: large enough that starting the CRC does
@@ -217,15 +217,6 @@ impl<'a> PinnedSpan<'a> {
         // SAFETY: the pin keeps the bytes as long as the result exists, except those that a program
         // unmaps. They are modified only atomically, or not at all if the memory is exclusive.
         unsafe { IoVec::from_raw(self.at(&range), range.len()) }
-    }
-
-    /// Returns the bytes of `range`, to be received into by a system call.
-    ///
-    /// # Panics
-    /// If `range` is out of bounds.
-    pub fn io_vec_mut(&self, range: Range<usize>) -> IoVecMut<'_> {
-        // SAFETY: as for `io_vec`; writes through an `IoVecMut` are atomic or by the kernel.
-        unsafe { IoVecMut::from_raw(self.at(&range), range.len()) }
     }
 
     /// Fills `dst` with the bytes from `offset` on.

@@ -256,7 +256,7 @@ impl Table {
         base: u64,
         access: Access,
     ) -> Result<Arc<Region>, RegisterError> {
-        let plan = self.plan(pd, memory, base, access, None);
+        let plan = Plan { pd, access, stream: None, origin: base, memory: Arc::new(memory) };
         plan.check()?;
         self.insert(|index| {
             let region = plan.build(STag::from_parts(index, 0));
@@ -414,17 +414,6 @@ impl Table {
 
     fn shard(&self, stag: STag) -> &TableShard {
         &self.shards[stag.index() as usize % SHARDS]
-    }
-
-    fn plan(
-        &self,
-        pd: PdId,
-        memory: Memory,
-        base: u64,
-        access: Access,
-        stream: Option<StreamId>,
-    ) -> Plan {
-        Plan { pd, access, stream, origin: base, memory: Arc::new(memory) }
     }
 
     /// Inserts the object that `make` creates, at a new random index.

@@ -44,6 +44,14 @@ fn answered(config: &StartupConfig, reply: &Frame) -> Result<Outcome, StartupErr
     initiator.reply(&reply.emit()).map(|outcome| outcome.expect("a whole Reply").1)
 }
 
+/// Like `answered`, for a Reply that accepts the connection.
+fn accepted(config: &StartupConfig, reply: &Frame) -> (Negotiated, Option<StartupRefusal>) {
+    match answered(config, reply) {
+        Ok(Outcome::Accepted { negotiated, terminate, .. }) => (negotiated, terminate),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Returns a Reply that accepts the connection, without flags and data.
 fn bare_reply(revision: u8, enhanced: Option<Enhanced>) -> Frame {
     Frame {
@@ -239,7 +247,7 @@ fn reserved_bits_not_repeated() {
         ..bare_reply(2, Some(Enhanced { ird: 9, ord: 9, ..Enhanced::default() }))
     };
     let config = StartupConfig { peer_to_peer: false, ..StartupConfig::default() };
-    assert!(matches!(answered(&config, &reply), Ok(Outcome::Accepted { terminate: None, .. })));
+    assert_eq!(accepted(&config, &reply).1, None);
 }
 
 // [test:RFC5044-4.4-01a] [test:RFC5044-4.4-05] [test:RFC5044-4.4-08] [test:RFC5044-4.4-09]
@@ -256,8 +264,7 @@ fn crcs_enabled_by_either_end() {
     }
     // A responder of another implementation need not repeat our flag C.
     let reply = Frame { crc: false, ..bare_reply(1, None) };
-    let Ok(Outcome::Accepted { negotiated, .. }) = answered(&plain(), &reply) else { panic!() };
-    assert!(negotiated.crc);
+    assert!(accepted(&plain(), &reply).0.crc);
 }
 
 // [test:RFC5044-7.1.1-05] [test:RFC5044-7.1.1-06] [test:RFC5044-7.1.1-07] [test:RFC5044-7.1.1-08]
@@ -389,18 +396,11 @@ fn responder_ord_above_our_ird() {
             ord: needed,
             ..Enhanced::default()
         };
-        let Ok(Outcome::Accepted { terminate, .. }) =
-            answered(&config, &bare_reply(2, Some(enhanced)))
-        else {
-            panic!()
-        };
+        let (_, terminate) = accepted(&config, &bare_reply(2, Some(enhanced)));
         assert_eq!(terminate, Some(StartupRefusal::InsufficientIrd { ours, needed }));
         for fine in [0, ours, 0x3FFF] {
             let reply = bare_reply(2, Some(Enhanced { ord: fine, ..enhanced }));
-            let Ok(Outcome::Accepted { terminate, .. }) = answered(&config, &reply) else {
-                panic!()
-            };
-            assert_eq!(terminate, None, "IRD {ours}, ORD {fine}");
+            assert_eq!(accepted(&config, &reply).1, None, "IRD {ours}, ORD {fine}");
         }
     }
 }
@@ -502,11 +502,7 @@ fn read_rtr_needs_credit() {
     // The responder offers a Read although its IRD is 0.
     let enhanced =
         Enhanced { peer_to_peer: true, rtr_read: true, ird: 0, ord: 0, ..Enhanced::default() };
-    let Ok(Outcome::Accepted { terminate, .. }) =
-        answered(&StartupConfig::default(), &bare_reply(2, Some(enhanced)))
-    else {
-        panic!()
-    };
+    let (_, terminate) = accepted(&StartupConfig::default(), &bare_reply(2, Some(enhanced)));
     assert_eq!(terminate, Some(StartupRefusal::NoMatchingRtr));
 }
 
@@ -544,11 +540,7 @@ fn client_server_model() {
     let (reply, negotiated) = responder.accept(&request, &StartupConfig::default(), b"").unwrap();
     assert_eq!(reply[20..], [0, 128, 0, 8]);
     assert_eq!((negotiated.peer_to_peer, negotiated.rtr), (false, None));
-    let Ok(Outcome::Accepted { negotiated, terminate, .. }) =
-        answered(&StartupConfig::default(), &bare_reply(2, Some(stray)))
-    else {
-        panic!()
-    };
+    let (negotiated, terminate) = accepted(&StartupConfig::default(), &bare_reply(2, Some(stray)));
     assert_eq!((negotiated.peer_to_peer, negotiated.rtr, terminate), (false, None, None));
 }
 

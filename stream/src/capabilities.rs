@@ -15,6 +15,7 @@
 //! goes first, as Chelsio's adapters require.
 
 use crate::reads::PLACEHOLDER;
+use crate::request::Remote;
 use core::time::Duration;
 use uiw_ddp::STag;
 use uiw_rdmap::Extensions;
@@ -98,19 +99,13 @@ pub enum PeerKind {
     Foreign,
 }
 
-/// Zero-length Write that carries a request, a response, or nothing (the plain RTR message).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ZeroWrite {
-    pub(crate) stag: STag,
-    pub(crate) to: u64,
-}
-
 /// The capability exchange of one stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerCaps {
     pub(crate) kind: PeerKind,
-    /// Message to send before anything else.
-    pub(crate) due: Option<ZeroWrite>,
+    /// Destination of the zero-length Write to send before anything else: a request, a response, or
+    /// nothing (the plain RTR message).
+    pub(crate) due: Option<Remote>,
     /// Time for which the initiator waits for the response.
     pub(crate) timeout: Duration,
     initiator: bool,
@@ -199,11 +194,11 @@ impl PeerCaps {
     }
 
     /// Returns the initiator's request, or a plain zero-length Write if the exchange is off.
-    pub(crate) fn request(&self) -> ZeroWrite {
+    pub(crate) fn request(&self) -> Remote {
         if self.on {
-            ZeroWrite { stag: REQUEST, to: self.bits(Capabilities::OURS) | self.nonce }
+            Remote { stag: REQUEST, to: self.bits(Capabilities::OURS) | self.nonce }
         } else {
-            ZeroWrite { stag: PLACEHOLDER.stag, to: PLACEHOLDER.to }
+            PLACEHOLDER
         }
     }
 
@@ -235,7 +230,7 @@ impl PeerCaps {
                 self.nonce = nonce;
             }
             let to = self.bits(self.capabilities()) | mix(self.nonce);
-            self.due = Some(ZeroWrite { stag: ANSWER, to });
+            self.due = Some(Remote { stag: ANSWER, to });
         }
         self.kind != before
     }

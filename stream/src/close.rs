@@ -19,6 +19,7 @@ use crate::Time;
 use crate::error::{ConnError, LocalError, StartupFailure};
 use crate::event::{AffectedRequest, Event, StreamEnd};
 use crate::host::StreamHost;
+use crate::reads::ReadOrigin;
 use crate::stream::{Phase, RdmapStream};
 use crate::timers::Timer;
 use alloc::boxed::Box;
@@ -225,7 +226,7 @@ impl<M> RdmapStream<M> {
         self.shared.events.push_back(Event::Ended(Box::new(ended)));
         self.shared.reads.outstanding.clear();
         self.shared.reads.inbound.clear();
-        self.receiver.drop_parked();
+        self.receiver.parked = None;
         self.begin_closing();
         if lost {
             self.reset();
@@ -322,10 +323,10 @@ impl<M> RdmapStream<M> {
             }
             Header::Untagged(untagged) if untagged.qn == uiw_rdmap::QN_READ => {
                 let mut outstanding = self.shared.reads.outstanding.iter();
-                let named = outstanding.find(|read| read.msn == untagged.msn);
-                named
-                    .and_then(|read| read.origin.request())
-                    .map_or(AffectedRequest::Oldest, AffectedRequest::Request)
+                match outstanding.find(|read| read.msn == untagged.msn).map(|read| read.origin) {
+                    Some(ReadOrigin::Request(id)) => AffectedRequest::Request(id),
+                    _ => AffectedRequest::Oldest,
+                }
             }
             Header::Untagged(_) => AffectedRequest::Oldest,
         }

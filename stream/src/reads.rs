@@ -52,15 +52,6 @@ pub(crate) enum ReadOrigin {
     Drain,
 }
 
-impl ReadOrigin {
-    pub(crate) const fn request(self) -> Option<u32> {
-        match self {
-            Self::Request(id) => Some(id),
-            Self::Rtr | Self::Ack(_) | Self::Drain => None,
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutstandingKind {
     Read { sink_to: u64, len: u32, received: u32 },

@@ -201,8 +201,10 @@ impl<M> RdmapStream<M> {
             Phase::Open if self.receiver.is_stalled() => 0,
             Phase::Open => {
                 let handled = self.receiver.handle_fpdus(bytes, &mut self.shared, host);
+                // Requests that the peer has acknowledged complete even if an error followed in the
+                // same bytes.
                 if let Some(position) = self.shared.peer_placed.take()
-                    && let Err(error) = self.complete_placed(position, host)
+                    && let Err(error) = self.sender.handle_placed(position, &mut self.shared, host)
                 {
                     self.fail(error, host);
                     return bytes.len();
@@ -219,17 +221,6 @@ impl<M> RdmapStream<M> {
             Phase::Connecting | Phase::Decision(_) => 0,
             Phase::Closing | Phase::Over => bytes.len(),
         }
-    }
-
-    /// Completes the requests that the peer has acknowledged. They also complete if an error
-    /// followed in the same bytes.
-    #[inline(never)]
-    fn complete_placed<H: StreamHost<Memory = M>>(
-        &mut self,
-        position: u64,
-        host: &mut H,
-    ) -> Result<(), ConnError> {
-        self.sender.handle_placed(position, &mut self.shared, host)
     }
 
     /// Reports the peer's FIN, which followed `unread` bytes that were not consumed.
@@ -428,7 +419,7 @@ impl<M> RdmapStream<M> {
     /// Reports that requests were posted. The host calls [`RdmapStream::poll_transmit`] next.
     #[inline]
     pub fn doorbell(&mut self) {
-        self.sender.doorbell();
+        self.sender.drained = false;
     }
 
     /// Reports that receives were posted. Returns whether [`RdmapStream::handle_bytes`] can
@@ -475,7 +466,7 @@ impl<M> RdmapStream<M> {
     /// 5.1).
     #[inline]
     pub fn set_emss(&mut self, emss: usize) {
-        self.sender.set_emss(emss);
+        self.sender.emss = emss;
     }
 
     /// Sets the maximum length of the next batches.
@@ -540,7 +531,7 @@ impl<M> RdmapStream<M> {
     #[inline]
     #[must_use]
     pub fn needed(&self) -> usize {
-        self.receiver.needed()
+        self.receiver.needed
     }
 
     /// Returns the number of bytes that the stream keeps for a Send that waits for a receive.
@@ -565,10 +556,7 @@ impl<M> RdmapStream<M> {
     #[inline]
     #[must_use]
     pub fn awaits_doorbell(&self) -> bool {
-        self.has_nothing_due()
-            && self.sender.is_drained()
-            && !self.shared.fin.wanted
-            && !self.pausing
+        self.has_nothing_due() && self.sender.drained && !self.shared.fin.wanted && !self.pausing
     }
 
     /// Returns whether the FPDUs of a request are only partly built.
@@ -586,7 +574,7 @@ impl<M> RdmapStream<M> {
     /// Returns the negotiated properties, or `None` before the negotiation.
     #[must_use]
     pub fn negotiated(&self) -> Option<&uiw_mpa::startup::Negotiated> {
-        self.receiver.negotiated()
+        self.receiver.negotiated.as_ref()
     }
 
     /// Returns whether [`RdmapStream::handle_eof`] with these `unread` bytes would report
@@ -689,7 +677,7 @@ impl<M> RdmapStream<M> {
     /// Returns the length of the longest ULPDU that this end sends, in bytes.
     #[must_use]
     pub fn max_ulpdu(&self) -> usize {
-        self.sender.mulpdu()
+        self.sender.mulpdu
     }
 
     /// Returns the current settings.

@@ -12,8 +12,7 @@
 //! `no_receive_timeout`. Once one has waited in vain, further ones are discarded at once until a
 //! receive is taken.
 
-use crate::capabilities::ZeroWrite;
-use crate::request::{Op, Request};
+use crate::request::{Op, Remote, Request};
 use alloc::vec::Vec;
 use uiw_ddp::STag;
 
@@ -42,9 +41,9 @@ impl AnnouncedWrite {
         (request.len > 0).then_some(Self { len: request.len, immediate })
     }
 
-    pub(crate) fn to_write(self) -> ZeroWrite {
+    pub(crate) fn to_write(self) -> Remote {
         let flags = if self.immediate { IMMEDIATE } else { 0 };
-        ZeroWrite { stag: ANNOUNCEMENT, to: flags | u64::from(self.len) }
+        Remote { stag: ANNOUNCEMENT, to: flags | u64::from(self.len) }
     }
 
     /// Returns the announcement in a zero-length Write, if there is one. Other bits of the TO are
@@ -142,7 +141,7 @@ mod tests {
     fn announcement_round_trips() {
         for (len, immediate) in [(1, false), (u32::MAX, true), (8 << 10, true)] {
             let announced = AnnouncedWrite { len, immediate };
-            let ZeroWrite { stag, to } = announced.to_write();
+            let Remote { stag, to } = announced.to_write();
             assert_eq!(AnnouncedWrite::from_write(stag, to), Some(announced));
         }
         assert_eq!(AnnouncedWrite::from_write(STag(0x7569_7731), 8), None);

@@ -58,7 +58,7 @@ fn unanswered_close_times_out() {
     let mut pair = pair();
     pair.call(0, |stream, _, now| stream.close(now));
     // The FIN is sent, and no answer arrives.
-    assert!(matches!(next_transmit(&mut pair, 0), Some(None)));
+    assert!(pair.transmit(0).1);
     pair.now = pair.now.after(Duration::from_millis(4_999));
     pair.call(0, RdmapStream::handle_timeout);
     assert!(!pair.ends[0].stream.is_over());
@@ -68,27 +68,13 @@ fn unanswered_close_times_out() {
     assert!(matches!(pair.ends[0].error(), ConnError::Lost));
 }
 
-/// Discards the next bytes that end `n` sends. Returns their number, or `None` for FIN.
-fn next_transmit(pair: &mut Pair, n: usize) -> Option<Option<usize>> {
-    let now = pair.now;
-    let end = &mut pair.ends[n];
-    match end.stream.poll_transmit(&mut end.host, now)? {
-        uiw_stream::Transmit::Fin => Some(None),
-        uiw_stream::Transmit::Bytes(batch) => {
-            let len = batch.len() as usize;
-            end.stream.handle_sent(&mut end.host, len, now);
-            Some(Some(len))
-        }
-    }
-}
-
 #[test]
 fn abort_does_not_blame_peer() {
     let mut pair = pair();
     let done = pair.ends[0].post(Op::Write { remote: at(0) }, b"done");
     pair.run();
     let open = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
-    next_transmit(&mut pair, 0);
+    pair.transmit(0);
     pair.ends[0].post(Op::Send, b"never built");
     pair.call(0, RdmapStream::abort);
     assert_eq!(pair.ends[0].terminated(), TerminateReason::LocalCatastrophic);
@@ -149,8 +135,7 @@ fn terminate_markers_follow_sent_bytes() {
         pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(len, 9));
         pair.run();
         pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(1_300, 9));
-        let now = pair.now;
-        assert!(pair.ends[0].transmit(0, now).0.is_empty(), "built, and dropped");
+        assert!(pair.ends[0].transmit(0, pair.now).0.is_empty(), "built, and dropped");
         pair.call(0, RdmapStream::abort);
         pair.assert_over();
         assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LocalCatastrophic, "{len}");
@@ -261,27 +246,11 @@ fn answers_sent_after_peer_close() {
     let mut pair = pair();
     pair.ends[1].host.memory[..3].copy_from_slice(b"abc");
     pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 3]);
-    let Some(Some(_)) = forward(&mut pair) else { panic!("no Read Request") };
+    assert!(pair.forward(0), "no Read Request");
     pair.ends[1].incoming_fin = true;
     pair.run();
     assert_eq!(pair.ends[0].host.requests[0].bytes, b"abc");
     assert!(matches!(pair.ends[1].error(), ConnError::Closed));
-}
-
-/// Delivers the next bytes of the initiator to the responder.
-fn forward(pair: &mut Pair) -> Option<Option<usize>> {
-    let now = pair.now;
-    let [end, peer] = &mut pair.ends;
-    match end.stream.poll_transmit(&mut end.host, now)? {
-        uiw_stream::Transmit::Fin => Some(None),
-        uiw_stream::Transmit::Bytes(batch) => {
-            let mut bytes = Vec::new();
-            batch.append_to(&mut bytes);
-            end.stream.handle_sent(&mut end.host, bytes.len(), now);
-            peer.incoming.extend(&bytes);
-            Some(Some(bytes.len()))
-        }
-    }
 }
 
 #[test]
@@ -291,10 +260,10 @@ fn lost_transport_flushes_requests() {
         let done = pair.ends[0].post(Op::Write { remote: at(0) }, b"done");
         pair.run();
         let open = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
-        next_transmit(&mut pair, 0);
+        pair.transmit(0);
         if closing {
             pair.call(0, |stream, _, now| stream.close(now));
-            assert!(next_transmit(&mut pair, 0).is_none(), "no FIN while a Read is open");
+            assert_eq!(pair.transmit(0), (vec![], false), "no FIN while a Read is open");
         }
         pair.call(0, RdmapStream::handle_lost);
         let end = &mut pair.ends[0];
@@ -322,7 +291,7 @@ fn detached_idle_stream_closes_orderly() {
 fn detached_stream_with_requests_aborts() {
     let mut pair = pair();
     pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
-    next_transmit(&mut pair, 0);
+    pair.transmit(0);
     pair.detach(0);
     assert!(matches!(pair.ends[0].error(), ConnError::Aborted));
     pair.assert_over();
@@ -357,7 +326,7 @@ fn requests_complete_when_placed(config: &RdmapConfig) {
             pair.ends[0].post(op, b"acked")
         })
         .collect();
-    while forward(&mut pair).is_some() {}
+    while pair.forward(0) {}
     assert!(
         pair.ends[0].host.completed.is_empty(),
         "TCP has them all, and the peer has not looked"
@@ -385,7 +354,7 @@ fn detached_stream_sends_last_acks() {
         let mut pair = Pair::open(config.clone(), config.clone());
         pair.receives(1, 8, 64);
         let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
-        while forward(&mut pair).is_some() {}
+        while pair.forward(0) {}
         // Everything but an acknowledging Read has arrived.
         pair.receive(1, 8 * (2 + 18 + 5 + 3 + 4));
         assert_eq!(pair.ends[1].host.received.len(), 8);
@@ -401,11 +370,9 @@ fn detached_stream_sends_last_acks() {
 #[test]
 fn both_ends_detached_close_orderly() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
-    let now = pair.now;
     for n in 0..2 {
         pair.ends[n].post(Op::Write { remote: at(0) }, b"discarded");
-        let (bytes, _) = pair.ends[n].transmit(usize::MAX, now);
-        pair.ends[1 - n].incoming.extend(bytes);
+        pair.forward(n);
     }
     (0..2).for_each(|n| pair.detach(n));
     pair.assert_over();
@@ -425,7 +392,7 @@ fn discarded_messages_not_acknowledged() {
             pair.receives(1, 1, 64);
             pair.ends[0].post(Op::Send, b"placed");
             pair.ends[0].post(op, b"discarded");
-            while forward(&mut pair).is_some() {}
+            while pair.forward(0) {}
             pair.receive(1, 2 + 18 + 6 + 2 + 4);
             assert_eq!(pair.ends[1].host.received.len(), 1);
             pair.detach(1);
@@ -457,21 +424,12 @@ fn orderly_close_answers_last_acknowledgements() {
             pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 8]),
             pair.ends[0].post(Op::Send, b"last"),
         ];
-        while forward(&mut pair).is_some() {}
+        while pair.forward(0) {}
         pair.receive(1, usize::MAX);
         assert_eq!(pair.ends[1].host.received.len(), 1, "the peer has it all");
         pair.call(1, |stream, _, now| stream.close(now));
         // The peer sends everything at once, before the other end receives any of it.
-        let now = pair.now;
-        let [end, peer] = &mut pair.ends;
-        loop {
-            let (sent, fin) = peer.transmit(usize::MAX, now);
-            end.incoming_fin |= fin;
-            if sent.is_empty() {
-                break;
-            }
-            end.incoming.extend(sent);
-        }
+        while pair.forward(1) {}
         if closes_both {
             pair.call(0, |stream, _, now| stream.close(now));
         }
@@ -490,16 +448,13 @@ fn detach_during_close_stays_orderly() {
     let mut pair = Pair::open(acknowledged_by_reads(), acknowledged_by_reads());
     pair.receives(1, 1, 64);
     let id = pair.ends[0].post(Op::Send, b"last");
-    while forward(&mut pair).is_some() {}
+    while pair.forward(0) {}
     pair.receive(1, usize::MAX);
     pair.call(1, |stream, _, now| stream.close(now));
     // The acknowledgement is sent first, then the drain Read.
-    let now = pair.now;
     for is_draining in [false, true] {
-        let (sent, fin) = pair.ends[1].transmit(usize::MAX, now);
-        assert!(!sent.is_empty() && !fin);
+        assert!(pair.forward(1) && !pair.ends[1].fin_sent);
         assert_eq!(pair.ends[1].stream.is_draining(), is_draining);
-        pair.ends[0].incoming.extend(sent);
     }
     pair.detach(1);
     pair.assert_over();
@@ -517,20 +472,20 @@ fn detach_during_close_stays_orderly() {
 fn close_ends_without_drain_answer() {
     let mut pair = Pair::open(acknowledged_by_reads(), acknowledged_by_reads());
     pair.call(1, |stream, _, now| stream.close(now));
-    assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))), "the drain Read, which is lost");
+    assert!(!pair.transmit(1).0.is_empty(), "the drain Read, which is lost");
     pair.ends[1].incoming_fin = true;
     pair.receive(1, 0);
-    assert!(matches!(next_transmit(&mut pair, 1), Some(None)), "FIN");
+    assert!(pair.transmit(1).1, "FIN");
     pair.call(1, |_, _, _| ());
     assert!(matches!(pair.ends[1].error(), ConnError::Closed));
 
     let mut pair = Pair::open(acknowledged(), acknowledged());
     pair.ends[0].post(Op::Send, b"finds no receive");
-    while forward(&mut pair).is_some() {}
+    while pair.forward(0) {}
     pair.receive(1, usize::MAX);
     assert!(pair.ends[1].stream.is_stalled());
     pair.call(1, |stream, _, now| stream.close(now));
-    assert!(matches!(next_transmit(&mut pair, 1), Some(None)), "FIN at once");
+    assert!(pair.transmit(1).1, "FIN at once");
 }
 
 /// After a message has been placed, its acknowledgement is sent before anything else, and the host
@@ -544,7 +499,7 @@ fn placement_acked_before_anything_else() {
         pair.ends[0].post(Op::Send, b"sent"),
         pair.ends[0].post(Op::WriteImm { remote: at(8), imm: 7 }, b"both"),
     ];
-    while forward(&mut pair).is_some() {}
+    while pair.forward(0) {}
     // The requests of this end are sent after the acknowledgement.
     pair.ends[1].post(Op::Write { remote: at(64) }, &[1; 4096]);
     pair.receive(1, usize::MAX);
@@ -552,8 +507,7 @@ fn placement_acked_before_anything_else() {
         pair.ends[1].host.received.iter().map(|(message, _)| message.awaits_ack).collect();
     assert_eq!(acks, [true, true]);
     assert_eq!(pair.ends[1].stream.take_acknowledged(), 0, "nothing was sent");
-    let now = pair.now;
-    let (sent, _) = pair.ends[1].transmit(ACK_LEN, now);
+    let (sent, _) = pair.ends[1].transmit(ACK_LEN, pair.now);
     assert_eq!(sent.len(), ACK_LEN);
     assert_eq!(pair.ends[1].stream.take_acknowledged(), 2);
     pair.ends[0].incoming.extend(sent);
@@ -572,7 +526,7 @@ fn placement_acked_before_stream_ends() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
     pair.receives(1, 1, 64);
     let placed = pair.ends[0].post(Op::Send, b"placed");
-    while forward(&mut pair).is_some() {}
+    while pair.forward(0) {}
     pair.receive(1, usize::MAX);
     pair.call(1, RdmapStream::abort);
     pair.assert_over();
@@ -585,13 +539,12 @@ fn fin_follows_placement_ack() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
     pair.receives(1, 1, 64);
     let id = pair.ends[0].post(Op::Send, b"last");
-    while forward(&mut pair).is_some() {}
+    while pair.forward(0) {}
     pair.receive(1, usize::MAX);
     pair.call(1, |stream, _, now| stream.close(now));
-    let now = pair.now;
-    let (ack, fin) = pair.ends[1].transmit(usize::MAX, now);
+    let (ack, fin) = pair.transmit(1);
     assert_eq!((ack.len(), fin), (ACK_LEN, false));
-    let (nothing, fin) = pair.ends[1].transmit(usize::MAX, now);
+    let (nothing, fin) = pair.transmit(1);
     assert_eq!((nothing.len(), fin), (0, true));
     pair.ends[0].incoming.extend(ack);
     pair.ends[0].incoming_fin = true;
@@ -620,7 +573,7 @@ fn acks_sent_only_on_request() {
 fn drain_limited_to_one_second() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
     pair.detach(1);
-    assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))));
+    assert!(!pair.transmit(1).0.is_empty());
     pair.now = pair.now.after(Duration::from_secs(1));
     pair.call(1, RdmapStream::handle_timeout);
     assert!(pair.ends[1].stream.is_over() && pair.ends[1].stream.is_reset());
@@ -630,10 +583,9 @@ fn drain_limited_to_one_second() {
 fn pause_takes_effect_when_idle() {
     let mut pair = pair();
     let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
-    next_transmit_to_peer(&mut pair);
+    assert!(pair.forward(0));
     pair.call(0, |stream, _, _| stream.pause());
-    let now = pair.now;
-    assert!(pair.ends[0].transmit(usize::MAX, now).0.is_empty());
+    assert!(pair.transmit(0).0.is_empty());
     assert_eq!(pair.ends[0].drained, 0, "the Read is not answered");
     pair.run();
     assert_eq!((pair.ends[0].drained, pair.ends[0].host.get(id).completions), (1, 1));
@@ -642,10 +594,6 @@ fn pause_takes_effect_when_idle() {
     pair.run();
     pair.ends[0].host.assert_all_completed();
     assert_eq!(pair.ends[0].drained, 1);
-}
-
-fn next_transmit_to_peer(pair: &mut Pair) {
-    assert!(matches!(forward(pair), Some(Some(_))));
 }
 
 #[test]
@@ -663,18 +611,16 @@ fn nothing_follows_a_fin() {
     // A request posted after the FIN stays with the host, and a Read of the peer is not answered.
     let mut pair = pair();
     pair.call(0, |stream, _, now| stream.close(now));
-    let now = pair.now;
-    assert!(pair.ends[0].transmit(usize::MAX, now).1, "FIN");
+    assert!(pair.transmit(0).1, "FIN");
     let late = pair.ends[0].post(Op::Send, b"too late");
     pair.ends[1].post(Op::Read { remote: at(0), invalidate: None }, &[0; 8]);
-    let (request, _) = pair.ends[1].transmit(usize::MAX, now);
-    pair.ends[0].incoming.extend(request);
+    assert!(pair.forward(1));
     pair.receive(0, usize::MAX);
     assert!(
         pair.ends[0].stream.is_open() && pair.ends[0].incoming.is_empty(),
         "the peer has not closed"
     );
-    assert!(pair.ends[0].transmit(usize::MAX, now).0.is_empty());
+    assert!(pair.transmit(0).0.is_empty());
     assert_eq!((pair.ends[0].host.built, pair.ends[0].host.get(late).completions), (0, 0));
     // The peer's capability request is not answered either if it is the first FPDU after our FIN.
     let config = config_with(|config| config.startup.peer_to_peer = false);
@@ -685,9 +631,8 @@ fn nothing_follows_a_fin() {
         assert!(stream.accept(config, b"", now).expect("legal").is_some());
         assert!(stream.close(now));
     });
-    let now = pair.now;
-    let (reply, _) = pair.ends[1].transmit(usize::MAX, now);
-    assert!(pair.ends[1].transmit(usize::MAX, now).1, "FIN");
+    let (reply, _) = pair.transmit(1);
+    assert!(pair.transmit(1).1, "FIN");
     pair.ends[0].incoming.extend(&reply);
     pair.run();
     assert_eq!(pair.ends[1].sent, reply);
@@ -705,7 +650,7 @@ fn limited_lifetime_resets_open_stream() {
         let mut pair = pair();
         if closes {
             pair.call(0, |stream, _, now| stream.close(now));
-            assert!(matches!(next_transmit(&mut pair, 0), Some(None)));
+            assert!(pair.transmit(0).1);
         }
         pair.call(0, |stream, _, now| stream.limit_lifetime(Duration::from_secs(3), now));
         let wait = if closes { 5_000 } else { 3_000 };
@@ -746,7 +691,7 @@ fn fin_after_waiting_send_ends_nothing() {
     pair.run();
     assert!(pair.ends[1].stream.is_stalled());
     pair.call(1, |stream, host, now| stream.handle_eof(host, 0, now));
-    assert!(next_transmit(&mut pair, 1).is_none());
+    assert_eq!(pair.transmit(1), (vec![], false));
     pair.receives(1, 1, 100);
     assert_eq!(pair.ends[1].host.received[0].1, b"before the FIN");
     pair.run();
@@ -759,7 +704,7 @@ fn fin_after_waiting_send_ends_nothing() {
 fn stream_over_after_both_fins() {
     let mut pair = pair();
     pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
-    assert!(matches!(next_transmit(&mut pair, 0), Some(None)));
+    assert!(pair.transmit(0).1);
     assert!(pair.ends[0].stream.is_over() && !pair.ends[0].stream.is_reset());
 }
 
@@ -768,11 +713,10 @@ fn reset_stream_sends_nothing() {
     let mut pair = large_pair();
     pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
     // TCP has a part of an FPDU, whose rest would be sent before a FIN.
-    let now = pair.now;
-    assert_eq!(pair.ends[0].transmit(100, now).0.len(), 100);
+    assert_eq!(pair.ends[0].transmit(100, pair.now).0.len(), 100);
     pair.call(0, RdmapStream::handle_lost);
     assert!(pair.ends[0].stream.is_over());
-    assert!(next_transmit(&mut pair, 0).is_none());
+    assert_eq!(pair.transmit(0), (vec![], false));
 }
 
 /// The known length of a received FPDU does not apply to the next one.
@@ -780,8 +724,7 @@ fn reset_stream_sends_nothing() {
 fn needed_bytes_unknown_after_waiting_send() {
     let mut pair = pair();
     pair.ends[0].post(Op::Send, &[7; 1000]);
-    let now = pair.now;
-    let (fpdu, _) = pair.ends[0].transmit(usize::MAX, now);
+    let (fpdu, _) = pair.transmit(0);
     pair.ends[1].incoming.extend(&fpdu);
     pair.receive(1, 500);
     assert_eq!(pair.ends[1].stream.needed(), fpdu.len());

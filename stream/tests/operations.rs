@@ -296,14 +296,8 @@ fn fenced_request_waits_for_reads() {
         pair.ends[0].post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
         let fenced = pair.ends[0].host.post_with(op, &[7; 8], |request| request.fence = true);
         pair.ends[0].stream.doorbell();
-        let now = pair.now;
-        let (request, _) = pair.ends[0].transmit(usize::MAX, now);
-        assert_eq!(
-            (pair.ends[0].host.built, pair.ends[0].transmit(usize::MAX, now).0.len()),
-            (1, 0),
-            "{op:?}"
-        );
-        pair.ends[1].incoming.extend(request);
+        assert!(pair.forward(0));
+        assert_eq!((pair.ends[0].host.built, pair.transmit(0).0.len()), (1, 0), "{op:?}");
         pair.run();
         pair.ends[0].host.assert_all_completed();
         assert_eq!(pair.ends[0].host.completed, [fenced - 1, fenced]);
@@ -459,11 +453,10 @@ fn responses_sent_in_several_batches() {
             pair.ends[0].host.post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
         }
         pair.ends[0].stream.doorbell();
-        let (bytes, _) = pair.ends[0].transmit(usize::MAX, pair.now);
-        pair.ends[1].incoming.extend(bytes);
+        pair.forward(0);
         pair.receive(1, usize::MAX);
         let sent = [(); 5].map(|()| {
-            let (batch, _) = pair.ends[1].transmit(usize::MAX, pair.now);
+            let (batch, _) = pair.transmit(1);
             pair.ends[0].incoming.extend(&batch);
             batch.len() / RESPONSE
         });
@@ -498,9 +491,8 @@ fn capability_answer_awaited_for_round_trips() {
         // The legs are the Request, the Reply, the capability request, its answer and the Send.
         for leg in 0..5 {
             let from = leg % 2;
-            let (bytes, _) = pair.ends[from].transmit(usize::MAX, pair.now);
+            pair.forward(from);
             pair.delay(one_way);
-            pair.ends[1 - from].incoming.extend(bytes);
             pair.receive(1 - from, usize::MAX);
         }
         pair.assert_established();

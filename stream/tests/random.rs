@@ -127,9 +127,8 @@ fn step(pair: &mut Pair, random: &mut RandomBytes, rude: bool) {
     let n = random.below(2);
     match random.below(if rude { 40 } else { 24 }) {
         0..=5 => {
-            let now = pair.now;
             let (bytes, fin) =
-                pair.ends[n].transmit(random.pick(&[0, 1, 7, 100, 1460, usize::MAX]), now);
+                pair.ends[n].transmit(random.pick(&[0, 1, 7, 100, 1460, usize::MAX]), pair.now);
             let peer = &mut pair.ends[1 - n];
             peer.incoming.extend(bytes);
             peer.incoming_fin |= fin;

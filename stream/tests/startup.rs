@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Decision, End, Pair, at, config_with};
+use common::{Decision, Pair, at, config_with};
 use std::time::Duration;
 use uiw_mpa::startup::{Revision, Rtr, RtrKinds};
 use uiw_rdmap::TerminateReason;
@@ -214,31 +214,14 @@ fn missing_decision_or_frame_times_out() {
 fn late_rtr_message_times_out() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
     // The Request arrives, but the Reply does not, so the initiator sends no FPDU.
-    let bytes = first_bytes(&mut pair.ends[0]);
-    pair.ends[1].incoming.extend(bytes);
-    let (sent, now) = (pair.ends[1].incoming.len(), pair.now);
-    assert!(sent > 0);
+    assert!(pair.forward(0));
     pair.ends[0].stream.abandon_startup();
     pair.run();
     assert!(pair.ends[1].stream.is_open() && pair.ends[1].established.is_none());
-    assert_eq!(pair.now, now);
     pair.advance(Duration::from_secs(10));
     assert!(matches!(pair.ends[1].error(), ConnError::NoFirstFpdu));
     assert!(pair.ends[1].stream.is_over() && pair.ends[1].stream.is_reset());
     assert!(pair.ends[1].established.is_none());
-}
-
-/// Returns the start-up frame of `end`.
-fn first_bytes(end: &mut End) -> Vec<u8> {
-    let Some(uiw_stream::Transmit::Bytes(batch)) =
-        end.stream.poll_transmit(&mut end.host, uiw_stream::Time::default())
-    else {
-        panic!("nothing is due")
-    };
-    let mut bytes = Vec::new();
-    batch.append_to(&mut bytes);
-    end.stream.handle_sent(&mut end.host, bytes.len(), uiw_stream::Time::default());
-    bytes
 }
 
 #[test]
@@ -247,7 +230,7 @@ fn close_on_revision_2_falls_back() {
         RdmapConfig::default(),
         config_with(|config| config.startup.revision = Revision::One),
     );
-    let request = first_bytes(&mut pair.ends[0]);
+    let request = pair.transmit(0).0;
     assert_eq!(request[17], 2, "revision");
     pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
     assert_eq!((pair.ends[0].reconnects, pair.ends[0].failed.is_none()), (1, true));
@@ -267,7 +250,7 @@ fn fallback_only_before_first_byte() {
     for (unread, fallback, again) in [(3, true, false), (0, false, false), (0, true, true)] {
         let mut pair =
             Pair::new(config_with(|config| config.fallback = fallback), RdmapConfig::default());
-        first_bytes(&mut pair.ends[0]);
+        pair.transmit(0);
         pair.call(0, |stream, host, now| stream.handle_eof(host, unread, now));
         if again {
             pair.call(0, |stream, host, now| {
@@ -285,7 +268,7 @@ fn fallback_only_before_first_byte() {
 #[test]
 fn startup_timeout_covers_both_revisions() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
-    first_bytes(&mut pair.ends[0]);
+    pair.transmit(0);
     pair.ends[1].stream.abandon_startup();
     pair.advance(ms(6_000));
     pair.call(0, |stream, host, now| {
@@ -302,7 +285,7 @@ fn startup_timeout_covers_both_revisions() {
 #[test]
 fn no_reconnect_after_startup_timeout() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
-    first_bytes(&mut pair.ends[0]);
+    pair.transmit(0);
     pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
     assert_eq!(pair.ends[0].reconnects, 1);
     pair.now = pair.now.after(ms(10_000));
@@ -333,9 +316,8 @@ fn transport_lost_during_startup() {
     for decision in [Decision::Wait, Decision::Accept] {
         let mut pair = Pair::new(config.clone(), config.clone());
         pair.ends[1].decision = decision;
-        let request = first_bytes(&mut pair.ends[0]);
+        assert!(pair.forward(0));
         if decision == Decision::Wait {
-            pair.ends[1].incoming.extend(request);
             pair.run();
             assert!(pair.ends[1].stream.request().is_some());
         } else {
@@ -353,7 +335,7 @@ fn transport_lost_during_startup() {
 fn invalid_frame_fails_startup() {
     for n in 0..2 {
         let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
-        first_bytes(&mut pair.ends[0]);
+        pair.transmit(0);
         pair.ends[n].incoming.extend(*b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
         pair.run();
         assert!(

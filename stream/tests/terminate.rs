@@ -174,12 +174,11 @@ fn interrupted_read_quoted_from_location() {
     let mut pair = Pair::open(config.clone(), config);
     pair.ends[1].host.memory = pattern(len as usize, 1);
     pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &vec![0; len as usize]);
-    let now = pair.now;
-    let (request, _) = pair.ends[0].transmit(usize::MAX, now);
+    let (request, _) = pair.transmit(0);
     let sink_to = u64::from_be_bytes(request[2 + 18 + 4..][..8].try_into().unwrap());
     pair.ends[1].incoming.extend(request);
     pair.receive(1, usize::MAX);
-    let (first, _) = pair.ends[1].transmit(usize::MAX, now);
+    let (first, _) = pair.transmit(1);
     // This byte is not in the first segment of the next batch.
     let lost = first.len() + 10_000;
     pair.ends[1].host.forbidden = lost..lost + 1;
@@ -213,17 +212,8 @@ fn unsolicited_answers_are_refused() {
     ] {
         let mut pair = pair();
         // The request is not delivered to the peer.
-        pair.ends[1].host.post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
-        pair.ends[1].stream.doorbell();
-        let now = pair.now;
-        let end = &mut pair.ends[1];
-        let Some(uiw_stream::Transmit::Bytes(batch)) = end.stream.poll_transmit(&mut end.host, now)
-        else {
-            panic!("nothing is due")
-        };
-        let mut request = Vec::new();
-        batch.append_to(&mut request);
-        end.stream.handle_sent(&mut end.host, request.len(), now);
+        pair.ends[1].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
+        let (request, _) = pair.transmit(1);
         let sink_to = u64::from_be_bytes(request[2 + 18 + 4..][..8].try_into().unwrap());
         pair.inject(1, &tagged(Opcode::ReadResponse, stag, sink_to), &vec![9; len]);
         assert_eq!(pair.ends[1].terminated(), reason, "{stag:?} {len}");
@@ -275,10 +265,9 @@ fn partly_answered_read_counts_against_ird() {
         let mut pair =
             Pair::open(RdmapConfig::default(), config_with(|config| config.startup.ird = 1));
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdu(1), now));
-        let now = pair.now;
         let mut sent = 0;
         while sent < if built { 1 << 18 } else { 1 } {
-            sent += pair.ends[1].transmit(usize::MAX, now).0.len();
+            sent += pair.transmit(1).0.len();
         }
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdu(2), now));
         if built {
@@ -478,20 +467,16 @@ fn nothing_is_taken_behind_a_terminate() {
             pair.call(1, |stream, host, now| stream.handle_bytes(host, bytes, now))
         };
         assert_eq!(take(&mut pair, &mut bad), bad.len());
-        let now = pair.now;
         if when == 2 {
-            assert!(!pair.ends[1].transmit(usize::MAX, now).0.is_empty(), "the Terminate");
-            assert!(pair.ends[1].transmit(usize::MAX, now).1, "FIN");
+            assert!(!pair.transmit(1).0.is_empty(), "the Terminate");
+            assert!(pair.transmit(1).1, "FIN");
         }
         if when > 0 {
             assert_eq!(take(&mut pair, &mut late), late.len());
         }
         assert!(pair.ends[1].host.received.is_empty() && pair.ends[1].host.receives.len() == 1);
-        assert_eq!(pair.ends[1].transmit(usize::MAX, now).0.is_empty(), when == 2);
-        assert!(
-            pair.ends[1].transmit(usize::MAX, now).0.is_empty(),
-            "one Terminate, and nothing behind it"
-        );
+        assert_eq!(pair.transmit(1).0.is_empty(), when == 2);
+        assert!(pair.transmit(1).0.is_empty(), "one Terminate, and nothing behind it");
     }
 }
 

@@ -222,7 +222,7 @@ impl Cq {
             self.driver().limits().max_cqe.into(),
         )?;
         if depth < self.depth() && !self.driver().is_manual() {
-            self.driver().serve_posts(self.shards.load(Ordering::Acquire));
+            self.driver().serve_posts(self.shard_bits());
         }
         let mut inner = self.inner.lock();
         if inner.ring.len() > depth as usize {
@@ -256,7 +256,7 @@ impl Cq {
         if let Some(faults) = &self.faults {
             faults.delay(Call::PollCq);
         }
-        self.driver().note_poll(self.shards.load(Ordering::Acquire));
+        self.driver().note_poll(self.shard_bits());
         if !self.is_empty() {
             let taken = pop(max);
             if taken > 0 {
@@ -266,14 +266,13 @@ impl Cq {
         }
         if self.skips_drive.load(Ordering::Relaxed) {
             self.skips_drive.store(false, Ordering::Relaxed);
-            if !self.driver().has_pending(self.shards.load(Ordering::Acquire)) {
+            if !self.driver().has_pending(self.shard_bits()) {
                 return 0;
             }
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
         let thread = self.contention.sample();
-        let contended =
-            self.driver().poll_progress(self.shards.load(Ordering::Acquire), thread, &enough);
+        let contended = self.driver().poll_progress(self.shard_bits(), thread, &enough);
         if let Some(thread) = thread
             && self.contention.note_empty_poll(thread, contended)
             && self.options.shard.is_none()
@@ -369,7 +368,7 @@ impl Cq {
             self.options.channel.as_deref().filter(|channel| any && channel.note_armed(&self.this));
         let driver = self.driver();
         let watched = Cell::new(channel.is_some());
-        driver.arm(self.shards.load(Ordering::Acquire), |shard| {
+        driver.arm(self.shard_bits(), |shard| {
             let watch = channel?.watch(driver, shard);
             watched.set(watched.get() && watch.is_some());
             watch
@@ -385,7 +384,7 @@ impl Cq {
 
     /// Returns whether connections on this shard of `driver` complete here.
     pub(crate) fn is_driven_by(&self, driver: &Arc<Driver>, shard: usize) -> bool {
-        self.shards.load(Ordering::Acquire) >> shard & 1 != 0 && Arc::ptr_eq(self.driver(), driver)
+        self.shard_bits() >> shard & 1 != 0 && Arc::ptr_eq(self.driver(), driver)
     }
 
     /// Returns `Ready` if a completion is queued; otherwise registers the waker.
@@ -589,14 +588,14 @@ impl Device {
             let (asked, limit) = (shard as u64, shards as u64 - 1);
             return Err(Error::Limit { what: "shard", asked, limit });
         }
-        self.driver().shared.counts.take_cq(limits)?;
+        self.driver().shared.counts.cq.take("number of completion queues", limits.max_cq)?;
         Ok(Cq::new(self, self.driver().shared.next_num(), depth, options, consumer))
     }
 }
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        self.driver().shared.counts.release_cq();
+        self.driver().shared.counts.cq.release();
         if self.inner.get_mut().overflowed {
             let gone = AsyncEvent::CqError { cq: self.num };
             self.device.events().remove_if(|event| *event == gone);

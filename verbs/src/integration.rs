@@ -112,7 +112,7 @@ pub fn release_long_message(qp: &Qp, len: usize) {
 /// # Errors
 /// The errors are those of [`Qp::post_send`].
 pub unsafe fn queue_send(qp: &Qp, wr: SendWr<'_>) -> (Result<()>, Doorbell) {
-    let (posted, doorbell) = qp.0.queue_send([wr]);
+    let (posted, doorbell) = qp.0.queue_send([wr], false);
     (posted.map_err(|refused| refused.error), doorbell)
 }
 

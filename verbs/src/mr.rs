@@ -90,13 +90,6 @@ impl std::fmt::Debug for RawMr {
 }
 
 impl RawMr {
-    pub(crate) fn register(pd: &Pd, memory: Memory, base: u64, access: Access) -> Result<Self> {
-        let shared = &pd.driver().shared;
-        shared.call(Call::RegMr)?;
-        let region = shared.table.register(pd.id(), memory, base, access)?;
-        Ok(Self { pd: pd.clone(), region, is_deregistered: false })
-    }
-
     /// Returns the protection domain.
     #[inline]
     pub fn pd(&self) -> &Pd {
@@ -206,11 +199,6 @@ impl std::fmt::Debug for RawMw {
 }
 
 impl RawMw {
-    pub(crate) fn alloc(pd: &Pd, kind: WindowType) -> Result<Self> {
-        let window = pd.driver().shared.table.alloc_window(pd.id(), kind)?;
-        Ok(Self { pd: pd.clone(), window, kind })
-    }
-
     /// Returns the protection domain.
     #[must_use]
     pub fn pd(&self) -> &Pd {
@@ -249,10 +237,6 @@ impl std::fmt::Debug for FastMr {
 }
 
 impl FastMr {
-    pub(crate) fn alloc(pd: &Pd, max_len: u64) -> Result<Self> {
-        Ok(Self { pd: pd.clone(), entry: pd.driver().shared.table.alloc_fast(pd.id(), max_len)? })
-    }
-
     /// Returns the current STag.
     #[must_use]
     pub fn stag(&self) -> STag {
@@ -273,7 +257,10 @@ impl Pd {
     /// # Errors
     /// [`Error::Register`] if the memory cannot be registered.
     pub fn register_raw(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
-        RawMr::register(self, memory, base, access)
+        let shared = &self.driver().shared;
+        shared.call(Call::RegMr)?;
+        let region = shared.table.register(self.id(), memory, base, access)?;
+        Ok(RawMr { pd: self.clone(), region, is_deregistered: false })
     }
 
     /// Returns the bytes of a local element, which is to be written if `write` is true.
@@ -289,7 +276,8 @@ impl Pd {
     /// # Errors
     /// [`Error::Register`] when the device has no STag left.
     pub fn alloc_window(&self, kind: WindowType) -> Result<RawMw> {
-        RawMw::alloc(self, kind)
+        let window = self.driver().shared.table.alloc_window(self.id(), kind)?;
+        Ok(RawMw { pd: self.clone(), window, kind })
     }
 
     /// Allocates an STag for fast-register requests of at most `max_len` bytes.
@@ -297,7 +285,8 @@ impl Pd {
     /// # Errors
     /// [`Error::Register`] when the device has no STag left.
     pub fn alloc_fast(&self, max_len: u64) -> Result<FastMr> {
-        FastMr::alloc(self, max_len)
+        let entry = self.driver().shared.table.alloc_fast(self.id(), max_len)?;
+        Ok(FastMr { pd: self.clone(), entry })
     }
 }
 

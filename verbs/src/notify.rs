@@ -214,7 +214,7 @@ pub struct EventQueue<T> {
     queued: AtomicUsize,
     tokens: Arc<Tokens>,
     /// Created by the first call of [`EventQueue::fd`].
-    set: OnceLock<ChannelSet>,
+    set: OnceLock<Arc<ChannelSet>>,
 }
 
 struct EventItems<T> {
@@ -445,7 +445,12 @@ impl<T> EventQueue<T> {
             return Ok(set.as_fd());
         }
         let set = ChannelSet::new(self.token_fd()?).map_err(Error::io("opening an epoll set"))?;
-        Ok(self.set.get_or_init(|| set).as_fd())
+        Ok(self.set.get_or_init(|| Arc::new(set)).as_fd())
+    }
+
+    /// Returns the set of [`EventQueue::fd`]; `None` before its first call.
+    pub(crate) fn set(&self) -> Option<&Arc<ChannelSet>> {
+        self.set.get()
     }
 
     /// Returns a semaphore (eventfd) with one token for each queued event, for a thread that waits

@@ -25,11 +25,6 @@ impl std::fmt::Debug for Pd {
 }
 
 impl Pd {
-    pub(crate) fn new(device: Device) -> Self {
-        let id = uiw_mem::PdId(device.driver().shared.next_num());
-        Self(Arc::new(PdInner { id, device }))
-    }
-
     pub(crate) fn id(&self) -> uiw_mem::PdId {
         self.0.id
     }
@@ -62,8 +57,10 @@ impl Device {
     /// [`crate::Error::Limit`] if the device has its maximum number of protection domains.
     pub fn alloc_pd(&self) -> Result<Pd> {
         self.driver().shared.call(Call::AllocPd)?;
-        self.driver().shared.counts.take_pd(self.driver().limits())?;
-        Ok(Pd::new(self.for_object()))
+        let limit = self.limits().max_pd;
+        self.driver().shared.counts.pd.take("number of protection domains", limit)?;
+        let id = uiw_mem::PdId(self.driver().shared.next_num());
+        Ok(Pd(Arc::new(PdInner { id, device: self.for_object() })))
     }
 }
 
@@ -76,6 +73,6 @@ impl PartialEq for Pd {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        self.device.driver().shared.counts.release_pd();
+        self.device.driver().shared.counts.pd.release();
     }
 }

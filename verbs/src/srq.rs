@@ -149,18 +149,6 @@ impl Srq {
         }
     }
 
-    /// Takes the oldest receive. Returns `false` if there is none.
-    pub(crate) fn try_take(&self, into: &mut RecvWqe, wakes: &mut Wakes) -> bool {
-        let mut queue = self.queue.lock();
-        let taken = queue.take(into);
-        let left = queue.len();
-        drop(queue);
-        if taken {
-            self.check_limit(left, wakes);
-        }
-        taken
-    }
-
     /// Puts back a receive that was taken for a message that will not arrive, and notifies the
     /// connections that wait for a receive.
     pub(crate) fn put_back(&self, receive: &mut RecvWqe) {
@@ -173,17 +161,19 @@ impl Srq {
         }
     }
 
-    /// Takes the oldest receive. If there is none, returns `false` and registers connection
-    /// `token`: its doorbell rings at the next post.
+    /// Takes the oldest receive. If there is none, returns `false` and registers the connection
+    /// `waits`, if any: its doorbell rings at the next post.
     pub(crate) fn take(
         &self,
         into: &mut RecvWqe,
-        token: uiw_llp::Token,
+        waits: Option<uiw_llp::Token>,
         wakes: &mut Wakes,
     ) -> bool {
         let mut queue = self.queue.lock();
         if !queue.take(into) {
-            queue.wait(token);
+            if let Some(token) = waits {
+                queue.wait(token);
+            }
             return false;
         }
         let left = queue.len();
@@ -224,14 +214,14 @@ impl Pd {
         let limits = driver.limits();
         limits.check("shared receive queue depth", attr.max_wr.into(), limits.max_srq_wr.into())?;
         limits.check("receive elements", attr.max_sge.max(1).into(), limits.max_sge.into())?;
-        driver.shared.counts.take_srq(limits)?;
+        driver.shared.counts.srq.take("number of shared receive queues", limits.max_srq)?;
         Ok(Arc::new(Srq::new(self.clone(), driver.shared.next_num(), attr)))
     }
 }
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        self.pd.driver().shared.counts.release_srq();
+        self.pd.driver().shared.counts.srq.release();
         let gone = AsyncEvent::SrqLimitReached { srq: self.num };
         self.pd.device().events().remove_if(|event| *event == gone);
     }
@@ -268,14 +258,14 @@ mod tests {
         // SAFETY: the receive has no buffers.
         unsafe { srq.post_recv([RecvWr { wr_id: 1, sges: &[] }]) }.unwrap();
         let (mut taken, mut wakes) = (RecvWqe::default(), Wakes::default());
-        assert!(srq.take(&mut taken, Token(1), &mut wakes));
+        assert!(srq.take(&mut taken, Some(Token(1)), &mut wakes));
         for token in [3, 2, 3].map(Token) {
-            assert!(!srq.take(&mut RecvWqe::default(), token, &mut wakes));
+            assert!(!srq.take(&mut RecvWqe::default(), Some(token), &mut wakes));
         }
         assert_eq!(srq.queue.lock().take_waiting(), [Token(3), Token(2)]);
-        assert!(!srq.take(&mut RecvWqe::default(), Token(2), &mut wakes));
+        assert!(!srq.take(&mut RecvWqe::default(), Some(Token(2)), &mut wakes));
         srq.put_back(&mut taken);
         assert_eq!(srq.queue.lock().take_waiting(), [], "its doorbell was not rung");
-        assert!(srq.take(&mut taken, Token(2), &mut wakes));
+        assert!(srq.take(&mut taken, Some(Token(2)), &mut wakes));
     }
 }

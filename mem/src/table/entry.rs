@@ -6,6 +6,7 @@ use std::sync::Arc;
 use uiw_ddp::STag;
 
 use super::{Table, TableSlot};
+use crate::region::Plan;
 use crate::{
     Access, BindError, FastRegisterError, Memory, PdId, Region, RegisterError, StreamId, WindowType,
 };
@@ -188,7 +189,8 @@ impl Table {
             EntryKind::Fast { .. } => {}
         }
         // Windows are bound only to regions.
-        let plan = self.plan(entry.pd, memory, base, access.difference(Access::MW_BIND), stream);
+        let access = access.difference(Access::MW_BIND);
+        let plan = Plan { pd: entry.pd, access, stream, origin: base, memory: Arc::new(memory) };
         plan.check()?;
         let set = self.set(entry, Some(key), stream, |slot, new| match slot {
             TableSlot::Entry(_, now @ None) => Ok(now.insert(plan.build(new)).clone()),

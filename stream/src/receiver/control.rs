@@ -25,7 +25,7 @@ impl Receiver {
         let queue = &mut self.queues[qn];
         let place =
             queue.check(header, len, Some(CONTROL_LEN as u32)).map_err(|e| segment.fault(e))?;
-        let place = place.offset as usize;
+        let place = place as usize;
         let is_whole = place == 0 && header.last;
         if !is_whole {
             self.control[qn][place..place + payload.len()].copy_from_slice(&payload);

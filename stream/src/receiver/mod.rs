@@ -40,7 +40,7 @@ pub(crate) struct Receiver {
     /// Length of the receive that the current Send fills.
     receiving: Option<u32>,
     /// Segment that waits for a receive, and the length of its FPDU.
-    parked: Option<(VerifiedBuf, usize)>,
+    pub(crate) parked: Option<(VerifiedBuf, usize)>,
     /// Number of bytes of the current Write that have arrived so far.
     write_len: u32,
     /// Number of bytes of the last complete Write.
@@ -51,10 +51,10 @@ pub(crate) struct Receiver {
     discards: Discards,
     /// STags of unreliable Writes that were discarded.
     refused_stags: RefusedStags,
-    negotiated: Option<Negotiated>,
+    pub(crate) negotiated: Option<Negotiated>,
     /// Number of bytes that the first FPDU in the input needs, as far as it is known; 0 before the
     /// first input, and while a segment is parked.
-    needed: usize,
+    pub(crate) needed: usize,
 }
 
 /// Result of placing a segment.
@@ -97,10 +97,6 @@ impl Receiver {
         self.set_extensions(shared);
     }
 
-    pub(crate) fn negotiated(&self) -> Option<&Negotiated> {
-        self.negotiated.as_ref()
-    }
-
     /// Admits the messages of the extensions that both ends support.
     pub(crate) fn set_extensions(&mut self, shared: &Shared) {
         self.rdmap.set_extensions(shared.caps.capabilities().extensions());
@@ -117,20 +113,11 @@ impl Receiver {
         self.parked.as_ref().map_or(0, |(parked, _)| parked.as_verified().len())
     }
 
-    pub(crate) fn drop_parked(&mut self) {
-        self.parked = None;
-    }
-
     /// Returns whether a message other than a Read Response has partly arrived.
     pub(crate) fn is_inside_message(&self) -> bool {
         self.receiving.is_some()
             || self.write_len > 0
             || self.queues.iter().any(UntaggedRx::in_progress)
-    }
-
-    #[inline]
-    pub(crate) fn needed(&self) -> usize {
-        self.needed
     }
 
     /// Places the segment that waits for a receive. Returns false if there is still no receive.

@@ -21,7 +21,7 @@ impl Receiver {
         let payload = segment.payload();
         let len = payload.len() as u32;
         // Order and offset are checked first, because an invalid segment must not take a receive.
-        let place = self.queues[0]
+        let offset = self.queues[0]
             .check(header, len, Some(u32::MAX))
             .map_err(|error| segment.fault(error))?;
         if self.is_rtr_send(header, opcode, len, shared) {
@@ -56,7 +56,7 @@ impl Receiver {
         self.only_rtr = false;
         let buffer = if immediate { ImmediateData::LEN as u32 } else { room };
         // `check` has excluded an overflow.
-        let message = place.offset + len;
+        let message = offset + len;
         if message > buffer {
             if !immediate && host.is_unreliable() {
                 // The receive is used for the next message.
@@ -70,9 +70,9 @@ impl Receiver {
             return Err(segment.fault(UntaggedError::TooLong { message, buffer }));
         }
         if immediate {
-            let place = place.offset as usize;
+            let place = offset as usize;
             self.control[0][place..place + payload.len()].copy_from_slice(&payload);
-        } else if let Err(error) = host.place(place.offset, payload) {
+        } else if let Err(error) = host.place(offset, payload) {
             if error == LocalError::Protection {
                 self.receiving = None;
                 host.fail_receive(ReceiveError::Protection);

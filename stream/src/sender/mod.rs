@@ -42,9 +42,9 @@ pub(crate) struct Sender<M> {
     /// Position in the transmit queue at which Full Operation began.
     base: u64,
     /// Number of bytes that a TCP segment carries.
-    emss: usize,
+    pub(crate) emss: usize,
     /// Length of the largest ULPDU.
-    mulpdu: usize,
+    pub(crate) mulpdu: usize,
     /// Maximum length of the next batch.
     pub(crate) batch_length: BatchLength,
     /// Next MSN of queues 0 to 3.
@@ -62,7 +62,7 @@ pub(crate) struct Sender<M> {
     /// chosen in the opposite order, so that neither kind has to wait.
     responses_were_first: bool,
     /// True if the host had no more requests when it was last asked. A doorbell announces new ones.
-    drained: bool,
+    pub(crate) drained: bool,
     /// True if the drain Read is to be sent as the next message, because the host is detached or
     /// the stream closes in order.
     drain_read: bool,
@@ -119,11 +119,6 @@ impl<M> Sender<M> {
         self.queue.end_fpdu();
     }
 
-    #[inline]
-    pub(crate) fn set_emss(&mut self, emss: usize) {
-        self.emss = emss;
-    }
-
     /// Chooses the length of the largest ULPDU. An FPDU should fit into one TCP segment (RFC 5044
     /// section 5), unless the peer accepts larger ones. The path may change at any time: queued
     /// FPDUs stay as they are, and the next ones fit (RFC 5041 section 3).
@@ -136,16 +131,6 @@ impl<M> Sender<M> {
             FpduSize::Large => large,
             FpduSize::Fixed(size) => usize::from(size).clamp(uiw_mpa::MIN_MULPDU, large),
         };
-    }
-
-    pub(crate) fn mulpdu(&self) -> usize {
-        self.mulpdu
-    }
-
-    /// Records that the host has new requests.
-    #[inline]
-    pub(crate) fn doorbell(&mut self) {
-        self.drained = false;
     }
 
     /// Schedules the drain Read, because the host is detached or the stream closes in order. Once
@@ -210,12 +195,6 @@ impl<M> Sender<M> {
     #[inline]
     pub(crate) fn has_nothing_due(&self, shared: &Shared) -> bool {
         self.queue.is_empty() && self.is_idle(shared) && shared.reads.inbound.is_empty()
-    }
-
-    /// Returns whether the host had no more requests when it was last asked.
-    #[inline]
-    pub(crate) fn is_drained(&self) -> bool {
-        self.drained
     }
 
     /// Returns whether a Read Response is partly built.
@@ -309,6 +288,7 @@ impl<M> Sender<M> {
 
     /// Handles a placement acknowledgement: the peer has placed everything before the position with
     /// these lower bits.
+    #[inline(never)]
     pub(crate) fn handle_placed<H: StreamHost<Memory = M>>(
         &mut self,
         position: u64,

@@ -3,7 +3,6 @@
 
 use super::Sender;
 use super::message::{Message, MessageEnd, MessageHeader, Source, missing_extension};
-use crate::capabilities::ZeroWrite;
 use crate::error::ConnError;
 use crate::host::{StreamHost, Wait};
 use crate::reads::{InboundKind, OutstandingKind, PLACEHOLDER, ReadOrigin};
@@ -50,12 +49,8 @@ impl<M> Sender<M> {
         if let Some(rtr) = self.rtr.take() {
             return Ok(Some(self.rtr_message(rtr, shared)));
         }
-        if let Some(ZeroWrite { stag, to }) = shared.caps.due.take() {
-            return Ok(Some(Message::empty(MessageHeader::Tagged {
-                opcode: Opcode::Write,
-                stag,
-                to,
-            })));
+        if let Some(remote) = shared.caps.due.take() {
+            return Ok(Some(Message::empty(MessageHeader::write(remote))));
         }
         // A due acknowledging Read is sent even before a response: after the response to a drain
         // Read, the peer reads no further acknowledging Read.
@@ -213,12 +208,8 @@ impl<M> Sender<M> {
                 && let Some(announcement) = AnnouncedWrite::of_request(&request)
             {
                 self.announced = Some(id);
-                let ZeroWrite { stag, to } = announcement.to_write();
-                return Ok(Some(Message::empty(MessageHeader::Tagged {
-                    opcode: Opcode::Write,
-                    stag,
-                    to,
-                })));
+                let header = MessageHeader::write(announcement.to_write());
+                return Ok(Some(Message::empty(header)));
             }
             let awaits_answer = request.op.needs_ord();
             let message = self.start(&request, shared, host);
@@ -285,12 +276,8 @@ impl<M> Sender<M> {
         let request_id = shared.reads.next_request_id();
         let header = self.untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, 0);
         let request = AtomicRequest { request_id, ..request };
-        shared.reads.add(
-            ReadOrigin::Request(id),
-            header.msn(),
-            OutstandingKind::Atomic { request_id },
-            None,
-        );
+        let kind = OutstandingKind::Atomic { request_id };
+        shared.reads.add(ReadOrigin::Request(id), header.msn(), kind, None);
         self.fields_message(header, &request.emit(), MessageEnd::Answered(id))
     }
 

@@ -265,12 +265,8 @@ impl Pair {
         for _ in 0..1_000_000 {
             let mut moved = false;
             for n in 0..2 {
-                let (bytes, fin) = self.ends[n].transmit((self.send_cuts)(), self.now);
-                moved |= !bytes.is_empty() || fin;
-                let peer = &mut self.ends[1 - n];
-                peer.incoming.extend(bytes);
-                peer.incoming_fin |= fin;
-                moved |= peer.receive((self.receive_cuts)(), self.now);
+                moved |= self.forward(n);
+                moved |= self.ends[1 - n].receive((self.receive_cuts)(), self.now);
             }
             if !moved {
                 return;
@@ -321,6 +317,23 @@ impl Pair {
         let result = call(&mut end.stream, &mut end.host, self.now);
         end.take_events(self.now);
         result
+    }
+
+    /// Takes the next bytes that end `n` sends off the wire, and returns them and whether the end
+    /// has sent its FIN instead.
+    pub(crate) fn transmit(&mut self, n: usize) -> (Vec<u8>, bool) {
+        self.ends[n].transmit((self.send_cuts)(), self.now)
+    }
+
+    /// Lets end `n` send once; its peer does not receive the bytes yet. Returns whether the end had
+    /// anything to send.
+    pub(crate) fn forward(&mut self, n: usize) -> bool {
+        let (bytes, fin) = self.transmit(n);
+        let moved = !bytes.is_empty() || fin;
+        let peer = &mut self.ends[1 - n];
+        peer.incoming.extend(bytes);
+        peer.incoming_fin |= fin;
+        moved
     }
 
     /// Delivers the next `count` bytes from the wire to end `n`.

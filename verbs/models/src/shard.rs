@@ -1,7 +1,7 @@
 //! A shard with a completion queue like those in `driver/shard.rs`, `driver/core.rs` and `cq.rs` of
 //! `uiw-verbs`, but without a protocol.
 
-use super::handoff::{Handoff, PendingWork};
+use super::handoff::Handoff;
 use super::os::{ChannelSet, Instant, StackFd, WakeFd};
 use super::progress::{self, Drive, State};
 use super::sync::{AtomicU32, Mutex, TryMutexGuard};
@@ -408,12 +408,12 @@ impl Drop for BusyCore<'_> {
     fn drop(&mut self) {
         self.release();
         let shard = self.shard;
-        let rest = shard.handoff.serve_rest(|core| {
+        let has_posts = shard.handoff.serve_rest(|core| {
             self.core = Some(core);
             self.flush();
             self.release();
         });
-        if rest == PendingWork::Posts {
+        if has_posts {
             shard.state.coalesce_timer();
         }
     }

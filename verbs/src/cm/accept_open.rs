@@ -78,19 +78,16 @@ pub fn accept_open(
         let shared = Arc::clone(&core.services.shared);
         let sink = shared.table.reserve()?;
         let id = ConnId(shared.next_stream().0);
-        let inserted = core.insert(|stack, services, token| {
-            let socket = stack
-                .open_socket(socket, None, &options.stream, token)
-                .map_err(Error::io("accepting"))?;
-            let stream = RdmapStream::listen(options.stream_config(), sink, services.now);
-            let cm = CmSide::new(id, channel);
-            let mut conn = Conn::new(token, socket, stream, Arc::clone(&options), cm, services);
-            conn.register_addresses(&services.shared);
-            Ok::<_, Error>(Slot::Conn(Box::new(conn)))
-        });
-        let token = inserted.inspect_err(|_| {
-            shared.table.release(sink);
-        })?;
+        let token = core.next_token();
+        let opened = core.stack.open_socket(socket, None, &options.stream, token);
+        let socket = opened
+            .inspect_err(|_| _ = shared.table.release(sink))
+            .map_err(Error::io("accepting"))?;
+        let stream = RdmapStream::listen(options.stream_config(), sink, core.services.now);
+        let cm = CmSide::new(id, channel);
+        let mut conn = Conn::new(token, socket, stream, options, cm, &core.services);
+        conn.register_addresses(&shared);
+        core.fill_slot(token, Slot::Conn(Box::new(conn)));
         core.services.counters.accepted();
         // The Request may have arrived already. This also sets the timer for start-up.
         core.with_conn(token, Conn::on_readable);

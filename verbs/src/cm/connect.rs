@@ -258,23 +258,15 @@ fn begin_on(
     let sink = shared.table.reserve()?;
     let id = ConnId(shared.next_stream().0);
     let cm = CmSide::new(id, Arc::clone(channel));
-    let mut location = Arc::default();
-    let opened = core.insert(|stack, services, token| {
-        let NewConnection { socket, stream, asked_local, connected_note } =
-            open(stack, token, sink, services.now)?;
-        let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm, services);
-        conn.set_qp(inner);
-        location = Arc::clone(&conn.location);
-        (conn.asked_local, conn.connected_note) = (asked_local, connected_note);
-        Ok(Slot::Conn(Box::new(conn)))
-    });
-    let token = match opened {
-        Ok(token) => token,
-        Err(error) => {
-            shared.table.release(sink);
-            return Err(error);
-        }
-    };
+    let token = core.next_token();
+    let opened = open(&mut *core.stack, token, sink, core.services.now);
+    let NewConnection { socket, stream, asked_local, connected_note } =
+        opened.inspect_err(|_| _ = shared.table.release(sink))?;
+    let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm, &core.services);
+    conn.set_qp(inner);
+    let location = Arc::clone(&conn.location);
+    (conn.asked_local, conn.connected_note) = (asked_local, connected_note);
+    core.fill_slot(token, Slot::Conn(Box::new(conn)));
     inner.set_conn(Some(token));
     drop(control);
     // This also sets the timer for start-up.
@@ -288,7 +280,7 @@ pub fn abandon(qp: &Qp) {
     let Some(token) = qp.0.conn() else { return };
     qp.0.driver.shard(token).call(move |core| {
         core.with_conn(token, |conn, services| {
-            if !conn.is_established() {
+            if !conn.stream.is_established() {
                 conn.fail_startup(Error::NotConnected, services);
             }
         });

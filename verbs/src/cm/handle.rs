@@ -87,7 +87,7 @@ impl ConnHandle {
     /// [`Error::NotConnected`] if the connection has ended.
     pub fn close(&self) -> Result<()> {
         self.with(|conn, services| {
-            if conn.is_established() {
+            if conn.stream.is_established() {
                 conn.close(services);
             } else {
                 conn.fail_startup(Error::NotConnected, services);
@@ -106,7 +106,7 @@ impl ConnHandle {
             if conn.stream.is_detached() {
                 return;
             }
-            if conn.is_established() {
+            if conn.stream.is_established() {
                 conn.abort(services);
             } else {
                 conn.fail_startup(Error::NotConnected, services);

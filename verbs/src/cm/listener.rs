@@ -72,20 +72,19 @@ impl Listener {
         shard.start()?;
         let (options, channel) = (Arc::clone(options), Arc::clone(channel));
         let (token, bound) = shard.call(move |core| {
-            let mut bound = local;
-            let token = core.insert(|stack, _, token| {
-                let listen = ListenConfig { backlog, stream: options.stream.clone() };
-                let listener =
-                    stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
-                bound = listener.local_addr();
-                Ok::<_, Error>(Slot::Listener(ListenerSlot {
-                    listener,
-                    options,
-                    channel,
-                    half_open: Arc::default(),
-                    without_request: VecDeque::new(),
-                }))
-            })?;
+            let token = core.next_token();
+            let listen = ListenConfig { backlog, stream: options.stream.clone() };
+            let listener =
+                core.stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
+            let bound = listener.local_addr();
+            let slot = ListenerSlot {
+                listener,
+                options,
+                channel,
+                half_open: Arc::default(),
+                without_request: VecDeque::new(),
+            };
+            core.fill_slot(token, Slot::Listener(slot));
             Ok::<_, Error>((token, bound))
         })?;
         driver.note_use(token);
@@ -240,15 +239,6 @@ pub(crate) fn accept_waiting(core: &mut Core, token: Token) {
     }
 }
 
-/// Reports that peers cannot connect, for now or for ever.
-fn report_listener_down(core: &mut Core, token: Token, error: io::Error) {
-    let Some(channel) = core.listener(token).map(|slot| Arc::clone(&slot.channel)) else { return };
-    let for_good = error.kind() == io::ErrorKind::NotFound;
-    let (listener, error) = (ListenerId(token.0), Error::io("listening")(error));
-    let kind = CmEventKind::ListenerDown { listener, error, for_good };
-    channel.push(CmEvent { id: ConnId(0), kind }, &mut core.services.wakes);
-}
-
 /// Records another accepted connection. Connections that have sent a Request since are removed from
 /// time to time.
 fn remember_without_request(core: &mut Core, listener: Token, conn: Token, limit: usize) {
@@ -256,15 +246,11 @@ fn remember_without_request(core: &mut Core, listener: Token, conn: Token, limit
     slot.without_request.push_back(conn);
     if slot.without_request.len() > 2 * limit + 64 {
         let mut waiting = std::mem::take(&mut slot.without_request);
-        waiting.retain(|token| core.conn(*token).is_some_and(is_without_request));
+        waiting.retain(|token| core.conn(*token).is_some_and(|conn| conn.stream.awaits_request()));
         if let Some(slot) = core.listener(listener) {
             slot.without_request = waiting;
         }
     }
-}
-
-fn is_without_request(conn: &Conn) -> bool {
-    conn.stream.awaits_request()
 }
 
 /// Returns the oldest connection without a complete Request. Those before it that have sent one are
@@ -272,7 +258,7 @@ fn is_without_request(conn: &Conn) -> bool {
 fn oldest_without_request(core: &mut Core, listener: Token) -> Option<Token> {
     loop {
         let token = *core.listener(listener)?.without_request.front()?;
-        if core.conn(token).is_some_and(is_without_request) {
+        if core.conn(token).is_some_and(|conn| conn.stream.awaits_request()) {
             return Some(token);
         }
         core.listener(listener)?.without_request.pop_front();
@@ -294,9 +280,15 @@ fn drop_one(core: &mut Core, listener: Token) -> Option<SocketAddr> {
     }
 }
 
-fn on_accept_error(core: &mut Core, listener: Token, error: io::Error) {
+fn on_accept_error(core: &mut Core, token: Token, error: io::Error) {
     if matches!(error.kind(), io::ErrorKind::NetworkDown | io::ErrorKind::NotFound) {
-        report_listener_down(core, listener, error);
+        // Peers cannot connect, for now or for ever.
+        let Some(slot) = core.listener(token) else { return };
+        let channel = Arc::clone(&slot.channel);
+        let for_good = error.kind() == io::ErrorKind::NotFound;
+        let (listener, error) = (ListenerId(token.0), Error::io("listening")(error));
+        let kind = CmEventKind::ListenerDown { listener, error, for_good };
+        channel.push(CmEvent { id: ConnId(0), kind }, &mut core.services.wakes);
     } else if error.kind() != io::ErrorKind::WouldBlock {
         core.services.counters.refused(Refusal::System);
         // No descriptors are left, or the peer has gone already. The listener continues.

@@ -5,14 +5,14 @@ mod withheld;
 pub(crate) use withheld::WithheldToken;
 
 use crate::cq::Cq;
-use crate::driver::{ChannelSet, Driver, MAX_SHARDS, Watch};
-use crate::error::{Error, Result};
+use crate::driver::{Driver, MAX_SHARDS, Watch};
+use crate::error::Result;
 use crate::notify::{EventQueue, Wake, Wakes};
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
 /// Channel for the completion events of one or more queues (`ibv_comp_channel`).
@@ -22,8 +22,6 @@ use std::task::{Context, Poll, Waker};
 pub struct CompChannel {
     events: EventQueue<Weak<Cq>>,
     withheld: Arc<WithheldToken>,
-    /// Created by the first call of [`CompChannel::fd`].
-    set: OnceLock<Arc<ChannelSet>>,
     armed: Mutex<ArmedQueues>,
     /// True if only completions raise events (see [`CompChannel::set_direct`]).
     indirect: AtomicBool,
@@ -59,13 +57,7 @@ impl Default for CompChannel {
     fn default() -> Self {
         let events = EventQueue::default();
         let withheld = Arc::new(WithheldToken::new(events.tokens()));
-        Self {
-            events,
-            withheld,
-            set: OnceLock::new(),
-            armed: Mutex::default(),
-            indirect: AtomicBool::new(false),
-        }
+        Self { events, withheld, armed: Mutex::default(), indirect: AtomicBool::new(false) }
     }
 }
 
@@ -76,11 +68,7 @@ impl CompChannel {
     /// # Errors
     /// [`Error::Io`] if the process has no free descriptor.
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
-        if let Some(set) = self.set.get() {
-            return Ok(set.as_fd());
-        }
-        let set = ChannelSet::new(self.token_fd()?).map_err(Error::io("opening an epoll set"))?;
-        Ok(self.set.get_or_init(|| Arc::new(set)).as_fd())
+        self.events.fd()
     }
 
     /// Returns a semaphore (eventfd) with one token for each queued event, for a thread that waits
@@ -161,7 +149,7 @@ impl CompChannel {
     /// Records that `queue` was armed. Returns whether its shards are to be watched, because the
     /// application uses the descriptor.
     pub(crate) fn note_armed(&self, queue: &Weak<Cq>) -> bool {
-        if self.set.get().is_none() || self.indirect.load(Ordering::Relaxed) {
+        if self.events.set().is_none() || self.indirect.load(Ordering::Relaxed) {
             return false;
         }
         let mut armed = self.armed.lock();
@@ -182,7 +170,7 @@ impl CompChannel {
         if let Some(known) = armed.watches.iter().find(is_same) {
             return known.watch.clone();
         }
-        let set = self.set.get()?;
+        let set = self.events.set()?;
         let watches = Arc::make_mut(&mut armed.watches);
         watches.retain(|known| known.driver.strong_count() > 0);
         let release = Waker::from(Arc::clone(&self.withheld));
@@ -199,7 +187,7 @@ impl CompChannel {
     /// Disarms the watches of shards that no other armed queue uses, because the application has
     /// taken the event of `queue`.
     fn disarm(&self, queue: &Weak<Cq>) {
-        if self.set.get().is_none() {
+        if self.events.set().is_none() {
             return;
         }
         let mut armed = self.armed.lock();

@@ -196,12 +196,6 @@ impl Conn {
         self.transmit(services);
     }
 
-    /// Like [`Conn::abort`], but reports that the application has declared the peer dead
-    /// ([`LocalError::GivenUp`]).
-    pub(crate) fn give_up(&mut self, services: &mut Services) {
-        self.fail(LocalError::GivenUp, services);
-    }
-
     /// Like [`Conn::abort`], but for an error that the engine has detected on this side.
     pub(crate) fn fail(&mut self, error: LocalError, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.fail_locally(host, error, now));
@@ -268,12 +262,6 @@ impl Conn {
         self.stream.resume();
         self.serve_sends(services);
         true
-    }
-
-    /// Sets the time that a Send of the peer may wait for a receive. For a Send that already waits,
-    /// the time starts again.
-    pub(crate) fn set_no_receive_timeout(&mut self, timeout: Duration, services: &mut Services) {
-        self.stream.set_no_receive_timeout(timeout, services.now);
     }
 
     /// Sets [`uiw_llp::TransportConfig::dead_after`] of the established connection.

@@ -187,14 +187,11 @@ impl Conn {
             tracing::warn!("the peer ended the connection before it sent anything: {suspect}");
         }
         count(ended, services);
-        let peer = self.socket.peer_addr();
+        let (peer, after) = (self.socket.peer_addr(), self.options.startup_timeout);
+        let timed_out = || Error::TimedOut { peer, awaits_reply: false, after };
         if ended.idle && self.may_leave(&ended.error) {
             if matches!(ended.error, ConnError::NoFirstFpdu) {
-                let after = self.options.startup_timeout;
-                self.cm.failed(
-                    Error::TimedOut { peer, awaits_reply: false, after },
-                    &mut services.wakes,
-                );
+                self.cm.failed(timed_out(), &mut services.wakes);
             }
             return self.leave(services);
         }
@@ -205,13 +202,7 @@ impl Conn {
             ConnError::Refused(refusal) => {
                 self.cm.failed(Error::PeerRefusal { peer, refusal: *refusal }, &mut services.wakes);
             }
-            ConnError::NoFirstFpdu => {
-                let after = self.options.startup_timeout;
-                self.cm.failed(
-                    Error::TimedOut { peer, awaits_reply: false, after },
-                    &mut services.wakes,
-                );
-            }
+            ConnError::NoFirstFpdu => self.cm.failed(timed_out(), &mut services.wakes),
             // The initiator has accepted the Reply, and then closed the connection before its first
             // FPDU.
             ConnError::Closed if self.cm.is_undecided() => {

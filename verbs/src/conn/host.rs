@@ -361,7 +361,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
                 let receives = self.receives.get_or_insert_with(|| rq.lock());
                 qp.take_own_receive(receives, &mut state.receive, state.token)
             }
-            RecvSource::Shared(srq) => srq.take(&mut state.receive, state.token, self.wakes),
+            RecvSource::Shared(srq) => srq.take(&mut state.receive, Some(state.token), self.wakes),
         };
         let room = qp.long.as_ref().map_or(state.receive.len, LongMessages::max_len);
         state.receiving.then_some(room)

@@ -32,14 +32,6 @@ pub(super) struct Liveness {
     probing: bool,
 }
 
-/// Result of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Alive,
-    /// Nothing was acknowledged for the time after which the peer is dead.
-    Dead,
-}
-
 impl Liveness {
     pub(super) const IDLE: Self = Self { check: Time::NEVER, waiting: None, probing: false };
 
@@ -53,18 +45,14 @@ impl Liveness {
         }
     }
 
-    /// Makes a check, with the `info` that the stack reports at `now`.
-    pub(super) fn on_check(
-        &mut self,
-        info: &StreamInfo,
-        dead_after: Duration,
-        now: Time,
-    ) -> Verdict {
+    /// Makes a check, with the `info` that the stack reports at `now`. Returns whether the peer is
+    /// dead: it has acknowledged nothing for `dead_after`.
+    pub(super) fn is_dead(&mut self, info: &StreamInfo, dead_after: Duration, now: Time) -> bool {
         let unacked = info.unacked.unwrap_or(0) > 0;
         let outstanding = unacked || info.not_sent.unwrap_or(0) > 0;
         let Some(last_ack) = info.last_ack.filter(|_| outstanding) else {
             *self = Self::IDLE;
-            return Verdict::Alive;
+            return false;
         };
         if now > self.check.after(pause(dead_after)) {
             // The check is late, and all bytes may have been acknowledged in between.
@@ -82,12 +70,12 @@ impl Liveness {
         self.probing = probing;
         if silent >= dead_after && unanswered {
             self.check = Time::NEVER;
-            return Verdict::Dead;
+            return true;
         }
         let left = dead_after.saturating_sub(silent);
         let next = if left.is_zero() { pause(dead_after) } else { left.min(pause(dead_after)) };
         self.check = now.after(next.max(MIN_PAUSE));
-        Verdict::Alive
+        false
     }
 }
 
@@ -122,7 +110,7 @@ mod tests {
                 return None;
             }
             let seconds = now.as_nanos() / 1_000_000_000;
-            if liveness.on_check(&state(seconds), LIMIT, now) == Verdict::Dead {
+            if liveness.is_dead(&state(seconds), LIMIT, now) {
                 return Some(seconds);
             }
         }
@@ -165,8 +153,8 @@ mod tests {
     fn late_check_starts_anew() {
         let mut liveness = Liveness::IDLE;
         liveness.on_sent(Some(LIMIT), at(0));
-        assert_eq!(liveness.on_check(&info(1, 0, 2, 0), LIMIT, at(2)), Verdict::Alive);
-        assert_eq!(liveness.on_check(&info(1, 0, 3600, 0), LIMIT, at(3602)), Verdict::Alive);
+        assert!(!liveness.is_dead(&info(1, 0, 2, 0), LIMIT, at(2)));
+        assert!(!liveness.is_dead(&info(1, 0, 3600, 0), LIMIT, at(3602)));
         assert_eq!(liveness.waiting, Some(at(3602)));
     }
 
@@ -174,7 +162,7 @@ mod tests {
     fn idle_connection_not_checked() {
         let mut liveness = Liveness::IDLE;
         liveness.on_sent(Some(LIMIT), at(0));
-        assert_eq!(liveness.on_check(&info(0, 0, 3, 0), LIMIT, at(3)), Verdict::Alive);
+        assert!(!liveness.is_dead(&info(0, 0, 3, 0), LIMIT, at(3)));
         assert_eq!(liveness.check, Time::NEVER);
         liveness.on_sent(None, at(4));
         assert_eq!(liveness.check, Time::NEVER);

@@ -18,7 +18,7 @@ use crate::cm::{CmSide, HalfOpenGuard};
 use crate::driver::{AddressEntry, HeldBytes, Services, Shared};
 use crate::options::ConnConfig;
 use crate::qp::{ConnLocation, QpInner, RecvSource};
-use liveness::{Liveness, Verdict};
+use liveness::Liveness;
 use partial::PartialFpdu;
 use receive::{STARVED_PAUSE, UnreadSocket};
 use std::io;
@@ -29,15 +29,6 @@ use uiw_datagram::Qpn;
 use uiw_llp::{Event, Interest, Token};
 use uiw_mem::Span;
 use uiw_stream::{RdmapStream, Time};
-
-/// Result of [`Conn::on_doorbell`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DoorbellResult {
-    /// All work is done.
-    Served,
-    /// The caller must update the time of the round and call [`Conn::on_doorbell_with_clock`].
-    NeedsClock,
-}
 
 /// Call of the transport stack that a connection needs. The shard makes it, because a connection
 /// has no access to the stack.
@@ -212,16 +203,6 @@ impl Conn {
         result
     }
 
-    /// Returns whether start-up is complete. The driver may then read the socket without asking the
-    /// stack first.
-    pub(crate) fn is_established(&self) -> bool {
-        self.stream.is_established()
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.stream.is_over()
-    }
-
     /// Returns the time when the first bytes of an incomplete FPDU arrived.
     ///
     /// Returns `None` if no received bytes are kept, if the stream is not open, or if the peer is
@@ -249,20 +230,17 @@ impl Conn {
 
     /// Handles the doorbell: requests were posted, or a receive was posted for a stalled stream.
     ///
-    /// The time in `services` may be that of an earlier round, so this sets no deadline.
-    pub(crate) fn on_doorbell(&mut self, services: &mut Services) -> DoorbellResult {
+    /// The time in `services` may be that of an earlier round, so this sets no deadline. If it
+    /// returns true, the caller must update the time and call [`Conn::on_doorbell_with_clock`].
+    pub(crate) fn on_doorbell(&mut self, services: &mut Services) -> bool {
         self.stream.doorbell();
         if self.stream.is_stalled() {
-            return DoorbellResult::NeedsClock;
+            return true;
         }
         let was_open = self.stream.is_open();
         self.serve_sends(services);
         let has_ended = was_open && !self.stream.is_open();
-        if has_ended || self.lost_sending.is_some() {
-            DoorbellResult::NeedsClock
-        } else {
-            DoorbellResult::Served
-        }
+        has_ended || self.lost_sending.is_some()
     }
 
     /// Completes [`Conn::on_doorbell`] with the current time.
@@ -280,7 +258,7 @@ impl Conn {
 
     /// Sends everything that is due, once start-up is complete.
     pub(crate) fn serve_sends(&mut self, services: &mut Services) {
-        if self.is_established() {
+        if self.stream.is_established() {
             self.transmit(services);
         }
     }
@@ -307,7 +285,7 @@ impl Conn {
 
     /// Returns whether the stream is closing, so that received bytes are discarded.
     fn is_closing(&self) -> bool {
-        self.is_established() && !self.stream.is_open()
+        self.stream.is_established() && !self.stream.is_open()
     }
 
     /// Handles a send that failed: the socket accepts no more data.
@@ -500,7 +478,7 @@ impl Conn {
             self.liveness = Liveness::IDLE;
             return;
         };
-        if self.liveness.on_check(&self.socket.info(), dead_after, services.now) == Verdict::Dead {
+        if self.liveness.is_dead(&self.socket.info(), dead_after, services.now) {
             self.on_lost(&io::ErrorKind::TimedOut.into(), services);
         }
     }
@@ -526,7 +504,11 @@ impl Conn {
     pub(crate) fn may_move(&self) -> bool {
         let undisturbed = self.lost_sending.is_none() && self.starved.is_none() && !self.eof;
         let in_set = !self.out_of_set && self.stack_request == StackRequest::Nothing;
-        self.qp.is_some() && self.is_established() && self.stream.is_open() && undisturbed && in_set
+        self.qp.is_some()
+            && self.stream.is_established()
+            && self.stream.is_open()
+            && undisturbed
+            && in_set
     }
 
     /// Begins the move of an established connection that has left its shard.

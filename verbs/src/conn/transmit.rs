@@ -57,7 +57,7 @@ impl Conn {
 
     #[inline(always)]
     fn transmit_batches(&mut self, services: &mut Services) {
-        if self.stream.is_connecting() || self.is_over() {
+        if self.stream.is_connecting() || self.stream.is_over() {
             return;
         }
         if !self.stream.is_open()
@@ -124,7 +124,7 @@ impl Conn {
         if let Some(buffer) = self.stream.take_buffer() {
             services.pool.give(buffer);
         }
-        if self.is_over() {
+        if self.stream.is_over() {
             return;
         }
         if let Err(error) = self.set_interest(self.wants_reads(), wants_write) {

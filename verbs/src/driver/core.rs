@@ -1,7 +1,7 @@
 //! State protected by a shard's lock: the stack, the connections and their timers.
 
 use crate::cm::{ListenerSlot, SidrSlot};
-use crate::conn::{Conn, DoorbellResult, StackRequest};
+use crate::conn::{Conn, StackRequest};
 use crate::driver::closed::ClosedStack;
 use crate::driver::services::{STAGING_LEN, Services};
 use crate::driver::token::{generation_of, key_of, token};
@@ -69,9 +69,9 @@ pub(crate) struct Core {
     generation: u32,
     /// Connections in Full Operation. They are read directly, without polling the stack, if there
     /// are few ([`DIRECT_STREAMS`]).
-    established: Vec<Token>,
+    pub(super) established: Vec<Token>,
     /// Datagram sockets, which are read directly as well.
-    datagram_sockets: Vec<Token>,
+    pub(crate) datagram_sockets: Vec<Token>,
     /// Number of slots that need the current time ([`Slot::is_timed`]).
     timed: usize,
     /// Events of the stack that no round has served yet.
@@ -163,20 +163,8 @@ impl Core {
         self.base + Duration::from_nanos(at.as_nanos())
     }
 
-    /// Inserts the slot that `make` returns. Returns its token, which no later slot with the same
-    /// key gets.
-    pub(crate) fn insert<E>(
-        &mut self,
-        make: impl FnOnce(&mut dyn TransportStack, &Services, Token) -> Result<Slot, E>,
-    ) -> Result<Token, E> {
-        let token = self.next_token();
-        let slot = make(&mut *self.stack, &self.services, token)?;
-        self.fill_slot(token, slot);
-        Ok(token)
-    }
-
-    /// Returns a new token for a slot, to be inserted with [`Core::fill_slot`] before any other
-    /// slot.
+    /// Returns a new token for a slot, which no later slot with the same key gets. The slot is
+    /// inserted with [`Core::fill_slot`] before any other one.
     pub(crate) fn next_token(&mut self) -> Token {
         self.generation = self.generation.wrapping_add(1);
         let key = self.slots.vacant_key();
@@ -243,7 +231,7 @@ impl Core {
         &mut self,
         token: Token,
     ) -> Option<(&mut Endpoint, &mut PortSlot, &mut Services)> {
-        let port = self.endpoint(token)?.port();
+        let port = self.endpoint(token)?.port;
         match self.slots.get2_mut(key_of(token), key_of(port))? {
             // The port's generation needs no check, because a port outlives its queue pairs.
             ((_, Slot::Endpoint(endpoint)), (_, Slot::DatagramPort(port))) => {
@@ -251,16 +239,6 @@ impl Core {
             }
             _ => None,
         }
-    }
-
-    /// Adds a datagram socket, which every round reads directly if there are few.
-    pub(crate) fn add_datagram_socket(&mut self, socket: Token) {
-        self.datagram_sockets.push(socket);
-    }
-
-    /// Removes a datagram socket that [`Core::add_datagram_socket`] has added.
-    pub(crate) fn remove_datagram_socket(&mut self, socket: Token) {
-        self.datagram_sockets.retain(|other| *other != socket);
     }
 
     /// Returns the time of the next round even if nothing arrives: the earliest deadline of the
@@ -291,7 +269,7 @@ impl Core {
 
     /// Returns whether `token` names a connection that has completed its start-up.
     pub(crate) fn is_established(&mut self, token: Token) -> bool {
-        matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.is_established())
+        matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.stream.is_established())
     }
 
     /// Returns the connection of `token`; `None` if the slot is not a connection, or was removed.
@@ -330,8 +308,7 @@ impl Core {
             self.bulk_disconnect = true;
         }
         // Shrinking visits all slots, so it happens only at powers of two.
-        let most_left = left.is_power_of_two() && left * 8 <= self.slots.capacity();
-        if most_left {
+        if left.is_power_of_two() && left * 8 <= self.slots.capacity() {
             self.slots.shrink_to_fit();
             self.established.shrink_to(2 * left);
         }
@@ -353,28 +330,23 @@ impl Core {
         }
         let Slot::Conn(conn) = slot else { return None };
         let services = &mut self.services;
-        let was_established = conn.is_established();
+        let was_established = conn.stream.is_established();
         let result = serve(conn, services);
-        if conn.stack_request != StackRequest::Nothing && !conn.is_over() {
+        if conn.stack_request != StackRequest::Nothing && !conn.stream.is_over() {
             serve_stack_request(&mut *self.stack, conn, services);
         }
-        if conn.is_over() {
+        if conn.stream.is_over() {
             conn.give_back(services);
             if let Some(Slot::Conn(conn)) = self.remove(token) {
                 self.trash.push(conn);
             }
         } else {
             conn.enter_timer(services);
-            if !was_established && conn.is_established() {
+            if !was_established && conn.stream.is_established() {
                 self.established.push(token);
             }
         }
         Some(result)
-    }
-
-    /// Adds a connection that was established already when it entered this shard.
-    pub(super) fn add_established(&mut self, token: Token) {
-        self.established.push(token);
     }
 
     /// Records the id of the thread that polls this shard. Returns whether another thread has
@@ -391,11 +363,11 @@ impl Core {
     /// a deadline depends on it, not for every post.
     pub(crate) fn serve(&mut self, token: Token) {
         match self.with_conn(token, Conn::on_doorbell) {
-            Some(DoorbellResult::NeedsClock) => {
+            Some(true) => {
                 self.read_clock();
                 self.with_conn(token, Conn::on_doorbell_with_clock);
             }
-            Some(_) => {}
+            Some(false) => {}
             None => ud::transmit(self, token),
         }
     }

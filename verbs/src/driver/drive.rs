@@ -1,14 +1,10 @@
 //! [`Drive`] for a [`Shard`], and the shard's calls into [`progress`].
 
-use super::ActiveTask;
 use super::Shard;
-use super::progress::{self, Drive, State};
+use super::progress::{Drive, State};
 use super::watch::Watch;
-use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 impl Drive for Shard {
     fn progress(&self) -> &State {
@@ -41,15 +37,6 @@ impl Drive for Shard {
 }
 
 impl Shard {
-    /// Starts the background thread. It ends with the shard.
-    pub(super) fn spawn(self: &Arc<Self>) -> Result<()> {
-        let state = Arc::clone(&self.progress);
-        let shard = Arc::downgrade(self);
-        crate::thread::spawn("uiw-driver", move || progress::run(&state, &shard))
-            .map_err(Error::io("starting the driver thread"))?;
-        Ok(())
-    }
-
     /// Makes one round for a poll that found nothing. The round ends early once `enough` returns
     /// true. Never blocks.
     ///
@@ -74,12 +61,6 @@ impl Shard {
         self.contended_round.swap(round, Ordering::Relaxed) != round
     }
 
-    /// Records that an application thread polls (see [`State::hint_poll`]).
-    #[inline]
-    pub(crate) fn note_poll(&self) {
-        self.progress.hint_poll();
-    }
-
     /// Records that a completion queue was armed (see [`State::arm`]).
     pub(crate) fn arm(self: &Arc<Self>, watch: Option<&Arc<Watch>>) {
         if self.is_pending() {
@@ -102,28 +83,9 @@ impl Shard {
         self.progress.coalesce_timer();
     }
 
-    /// Calls `poll` until it is ready or `deadline` has passed, and drives the shard meanwhile.
-    /// Returns `None` if the deadline has passed.
-    pub(crate) fn block_on<T>(
-        self: &Arc<Self>,
-        deadline: Option<Instant>,
-        poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
-    ) -> Option<T> {
-        progress::block_on(self, deadline, poll)
-    }
-}
-
-impl Shard {
     /// Makes a round that polls the stack, after its descriptor was readable. Returns whether the
     /// stack may have more events, or `None` if another thread drives.
     pub(crate) fn pump_events(self: &Arc<Self>) -> Option<bool> {
         self.try_poll_stack().map(|events| events > 0)
-    }
-}
-
-impl ActiveTask {
-    /// Makes the task of `waker` the active poller of `shard`. Returns `None` if the shard has one.
-    pub(crate) fn try_new(shard: &Shard, waker: impl FnOnce() -> Waker) -> Option<Self> {
-        Self::claim(&shard.progress, waker)
     }
 }

@@ -40,15 +40,6 @@ pub(super) struct Handoff<C, P> {
     commanded: AtomicBool,
 }
 
-/// The result of [`Handoff::serve_rest`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PendingWork {
-    /// Nothing is waiting, or another thread holds the core and serves it.
-    Served,
-    /// Posts are waiting, because other threads post faster than this one serves them.
-    Posts,
-}
-
 impl<C, P> Handoff<C, P> {
     pub(super) fn new(core: C) -> Self {
         Self {
@@ -128,22 +119,21 @@ impl<C, P> Handoff<C, P> {
     }
 
     /// Serves the work that other threads have added while the caller held the core, which it has
-    /// just unlocked. `serve` unlocks it again.
+    /// just unlocked. `serve` unlocks it again. Returns true if posts are left, because other
+    /// threads post faster than this one serves them.
     #[inline]
-    pub(super) fn serve_rest<'a>(
-        &'a self,
-        mut serve: impl FnMut(TryMutexGuard<'a, C>),
-    ) -> PendingWork {
+    pub(super) fn serve_rest<'a>(&'a self, mut serve: impl FnMut(TryMutexGuard<'a, C>)) -> bool {
         let mut times = 0;
         // Threads wait for the results of commands. Posts can be left to the background thread.
         while times < SERVE_OTHERS || self.commanded.load(Ordering::SeqCst) {
             times += 1;
             if !self.is_pending() {
-                return PendingWork::Served;
+                return false;
             }
-            let Some(core) = self.core.try_lock() else { return PendingWork::Served };
+            // Another thread that holds the core serves what is pending.
+            let Some(core) = self.core.try_lock() else { return false };
             serve(core);
         }
-        PendingWork::Posts
+        true
     }
 }

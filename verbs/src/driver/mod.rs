@@ -177,7 +177,7 @@ impl Driver {
     /// Records that a queue is polled. `shards` has the bits of the shards of its connections.
     #[inline]
     pub(crate) fn note_poll(&self, shards: u64) {
-        self.each_shard(shards, |shard| shard.note_poll());
+        self.each_shard(shards, |shard| shard.progress.hint_poll());
     }
 
     /// Makes one round of each of these shards, for a poll that found nothing. A round ends early
@@ -347,7 +347,7 @@ impl Driver {
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
         let manual = self.is_manual();
-        self.shard_at(self.affinity.shard_to_wait_on()).block_on(deadline, |cx| {
+        progress::block_on(self.shard_at(self.affinity.shard_to_wait_on()), deadline, |cx| {
             if manual {
                 for shard in &self.shards {
                     shard.try_pump();

@@ -82,19 +82,12 @@ impl Core {
     /// Takes an established connection out of this shard, for [`Core::adopt_established`] of
     /// another shard. Returns `None` if it cannot move.
     fn take_established(&mut self, token: Token) -> Option<Box<Conn>> {
-        let leave = |conn: &mut Conn, services: &mut Services| {
-            conn.may_move() && conn.leave_shard(services).is_ok()
-        };
-        if !self.with_conn(token, leave)? {
+        if !self.conn(token)?.may_move() {
             return None;
         }
-        match self.remove(token)? {
-            Slot::Conn(mut conn) => {
-                conn.begin_move();
-                Some(conn)
-            }
-            _ => None,
-        }
+        let mut conn = self.take_conn(token)?;
+        conn.begin_move();
+        Some(conn)
     }
 
     /// Takes over an established connection of another shard, and serves the requests posted and
@@ -104,7 +97,7 @@ impl Core {
         let entered = self.stack.adopt(&mut conn.socket, token);
         conn.end_move(token, &self.services);
         self.fill_slot(token, Slot::Conn(conn));
-        self.add_established(token);
+        self.established.push(token);
         self.read_clock();
         self.with_conn(token, |conn, services| match entered {
             Ok(()) => conn.on_moved(services),

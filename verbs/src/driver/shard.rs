@@ -1,7 +1,7 @@
 //! A shard: an event set with its connections, timers and staging memory, protected by one lock.
 
-use super::handoff::{Handoff, PendingWork};
-use super::progress::State;
+use super::handoff::Handoff;
+use super::progress::{self, State};
 use super::sync::{Mutex, TryMutexGuard};
 use super::{Core, Shared};
 use crate::error::{Error, Result};
@@ -60,10 +60,13 @@ impl Shard {
     }
 
     /// Starts the background thread, with the first listener or connection. An idle shard has none.
+    /// The thread ends with the shard.
     pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
         let mut started = self.started.lock();
         if !self.is_manual() && !*started {
-            self.spawn()?;
+            let (state, shard) = (Arc::clone(&self.progress), Arc::downgrade(self));
+            crate::thread::spawn("uiw-driver", move || progress::run(&state, &shard))
+                .map_err(Error::io("starting the driver thread"))?;
             *started = true;
         }
         Ok(())
@@ -363,7 +366,7 @@ impl Drop for LockedCore<'_> {
     fn drop(&mut self) {
         self.release();
         let shard = self.shard;
-        let rest = shard.handoff.serve_rest(|core| {
+        let has_posts = shard.handoff.serve_rest(|core| {
             #[cfg(debug_assertions)]
             HOLDS.set(true);
             self.core = Some(core);
@@ -371,7 +374,7 @@ impl Drop for LockedCore<'_> {
             self.flush();
             self.release();
         });
-        if rest == PendingWork::Posts {
+        if has_posts {
             // Leaves the posts to another thread, because this one has other work.
             shard.coalesce_timer();
         }

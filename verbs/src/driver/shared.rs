@@ -29,40 +29,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use uiw_counters::DeviceCounters;
 
-/// Numbers of a device's objects, compared with its limits.
+/// Numbers of a device's objects.
 #[derive(Default)]
 pub(crate) struct ObjectCounts {
-    qp: AtomicU32,
-    cq: AtomicU32,
-    srq: AtomicU32,
-    pd: AtomicU32,
+    pub(crate) qp: ObjectCount,
+    pub(crate) cq: ObjectCount,
+    pub(crate) srq: ObjectCount,
+    pub(crate) pd: ObjectCount,
 }
 
-macro_rules! counted {
-    ($take:ident, $release:ident, $field:ident, $limit:ident, $what:literal) => {
-        pub(crate) fn $take(&self, limits: &Limits) -> Result<()> {
-            let before = self.$field.fetch_add(1, Ordering::AcqRel);
-            if before >= limits.$limit {
-                self.$field.fetch_sub(1, Ordering::AcqRel);
-                return Err(Error::Limit {
-                    what: $what,
-                    asked: u64::from(before) + 1,
-                    limit: limits.$limit.into(),
-                });
-            }
-            Ok(())
-        }
-        pub(crate) fn $release(&self) {
-            self.$field.fetch_sub(1, Ordering::AcqRel);
-        }
-    };
-}
+/// Number of objects of one kind.
+#[derive(Default)]
+pub(crate) struct ObjectCount(AtomicU32);
 
-impl ObjectCounts {
-    counted!(take_qp, release_qp, qp, max_qp, "number of queue pairs");
-    counted!(take_cq, release_cq, cq, max_cq, "number of completion queues");
-    counted!(take_srq, release_srq, srq, max_srq, "number of shared receive queues");
-    counted!(take_pd, release_pd, pd, max_pd, "number of protection domains");
+impl ObjectCount {
+    /// Counts another object, unless there are `limit` already. `what` names the number.
+    pub(crate) fn take(&self, what: &'static str, limit: u32) -> Result<()> {
+        let before = self.0.fetch_add(1, Ordering::AcqRel);
+        if before >= limit {
+            self.release();
+            let asked = u64::from(before) + 1;
+            return Err(Error::Limit { what, asked, limit: limit.into() });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Limits {

@@ -11,11 +11,10 @@ use crate::qp::{
     LogLimit, LongMessages, PathInfo, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource,
 };
 use crate::ud::UdState;
-use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 use uiw_mem::Access;
 
@@ -51,15 +50,15 @@ impl Qp {
         let driver = Arc::clone(pd.driver());
         let limits = driver.limits();
         let cap = init.cap;
-        limits.check("send queue depth", cap.max_send_wr.max(1).into(), limits.max_qp_wr.into())?;
-        limits.check(
-            "receive queue depth",
-            cap.max_recv_wr.max(1).into(),
-            limits.max_qp_wr.into(),
-        )?;
-        limits.check("send elements", cap.max_send_sge.max(1).into(), limits.max_sge.into())?;
-        limits.check("receive elements", cap.max_recv_sge.max(1).into(), limits.max_sge.into())?;
-        limits.check("inline bytes", cap.max_inline.max(1).into(), limits.max_inline.into())?;
+        for (what, asked, limit) in [
+            ("send queue depth", cap.max_send_wr, limits.max_qp_wr),
+            ("receive queue depth", cap.max_recv_wr, limits.max_qp_wr),
+            ("send elements", cap.max_send_sge, limits.max_sge),
+            ("receive elements", cap.max_recv_sge, limits.max_sge),
+            ("inline bytes", cap.max_inline, limits.max_inline),
+        ] {
+            limits.check(what, asked.max(1).into(), limit.into())?;
+        }
         for cq in [&init.send_cq, &init.recv_cq] {
             if !Arc::ptr_eq(cq.driver(), &driver) {
                 return Err(Error::Foreign { what: "completion queue", of: "device" });
@@ -70,14 +69,9 @@ impl Qp {
         {
             return Err(Error::Foreign { what: "shared receive queue", of: "device" });
         }
-        driver.shared.counts.take_qp(limits)?;
-        let num = match take_num(&driver, init.num) {
-            Ok(num) => num,
-            Err(error) => {
-                driver.shared.counts.release_qp();
-                return Err(error);
-            }
-        };
+        let count = &driver.shared.counts.qp;
+        count.take("number of queue pairs", limits.max_qp)?;
+        let num = take_num(&driver, init.num).inspect_err(|_| count.release())?;
         let sq_limits = SqLimits {
             depth: cap.max_send_wr,
             max_sge: cap.max_send_sge,
@@ -92,8 +86,9 @@ impl Qp {
                 RecvSource::Shared(srq)
             }
             None => {
-                let queue = RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge);
-                RecvSource::Own(Mutex::new(queue.newest_first(init.newest_receive_first)))
+                let mut queue = RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge);
+                queue.newest_first = init.newest_receive_first;
+                RecvSource::Own(Mutex::new(queue))
             }
         };
         let max_rd_atomic = limits.max_rd_atomic;
@@ -167,7 +162,9 @@ impl Qp {
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> std::result::Result<(), PostError> {
-        self.0.post_send(wrs)
+        let (posted, doorbell) = self.0.queue_send(wrs, false);
+        doorbell.ring(&self.0);
+        posted
     }
 
     /// Like [`Qp::post_send`], but posts nothing if one of the requests is refused.
@@ -181,7 +178,9 @@ impl Qp {
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> std::result::Result<(), PostError> {
-        self.0.post_send_all(wrs)
+        let (posted, doorbell) = self.0.queue_send(wrs, true);
+        doorbell.ring(&self.0);
+        posted
     }
 
     /// Posts receives in order.
@@ -208,65 +207,10 @@ impl Qp {
         QpAttr { state: self.0.state(), access: self.0.access(), ord, ird, cap: self.0.cap }
     }
 
-    /// Sets the access rights of the peer on this queue pair, in any state.
-    ///
-    /// After it has returned, no segment is placed, read or executed with a right that was removed,
-    /// not even a segment of a message that has partly arrived or been answered. The next such
-    /// segment ends the connection with a Terminate.
-    pub fn set_access(&self, access: Access) {
-        crate::qp::control::set_access(&self.0, access);
-    }
-
-    /// Moves the queue pair to another state of the verbs state diagram.
-    ///
-    /// * RTS is entered automatically when a connection is established. If it is requested in RTR
-    ///   before that, requests can be posted, and wait for the connection. In SQD it resumes the
-    ///   send queue.
-    /// * ERR ends the connection with a Terminate and flushes all requests.
-    /// * RESET discards all requests, as if the queue pair were new.
-    ///
-    /// # Errors
-    /// [`Error::Transition`] if the verbs state diagram has no such transition;
-    /// [`Error::NotConnected`] for a state that requires a connection, such as SQD, if there is
-    /// none, and for RTS while the connection is being closed.
-    pub fn modify(&self, to: QpState) -> Result<()> {
-        crate::qp::control::modify(&self.0, to)
-    }
-
-    /// Sets whether [`crate::AsyncEvent::SqDrained`] is raised when the transition to SQD is
-    /// complete. By default it is.
-    pub fn set_reports_drained(&self, on: bool) {
-        self.0.reports_drained.store(on, Ordering::Release);
-    }
-
-    /// Starts the orderly close (`rdma_disconnect`): posted requests are sent, both directions are
-    /// closed with FIN, and the queue pair enters ERR and flushes.
-    ///
-    /// # Errors
-    /// [`Error::NotConnected`] if there is no connection.
-    pub fn disconnect(&self) -> Result<()> {
-        crate::qp::control::disconnect(&self.0)
-    }
-
-    /// Fails the queue pair as if its connection had failed, for callers that decide that the peer
-    /// is unreachable. The oldest open request completes with `status`, all others are flushed, an
-    /// established connection is terminated, and the state is ERR.
-    pub fn fail(&self, status: WcStatus) {
-        crate::qp::control::fail(&self.0, status);
-    }
-
     /// Returns whether this is an unreliable queue pair ([`QpInit::unreliable`]).
     #[must_use]
     pub fn is_unreliable(&self) -> bool {
         self.0.unreliable
-    }
-
-    /// Completes all posted requests of an unreliable queue pair that is in RTS and not connected,
-    /// as messages that are lost. For callers that decide that the peer is unreachable for now.
-    ///
-    /// Returns false if the queue pair is connected or not unreliable.
-    pub fn discard_requests(&self) -> bool {
-        crate::qp::control::discard_requests(&self.0)
     }
 
     /// Sets the maximum time for which incoming Sends wait for a receive
@@ -275,8 +219,10 @@ impl Qp {
     /// # Errors
     /// [`Error::NotConnected`] if there is no connection.
     pub fn set_no_receive_timeout(&self, timeout: Duration) -> Result<()> {
-        self.with_conn(move |conn, services| conn.set_no_receive_timeout(timeout, services))
-            .ok_or(Error::NotConnected)
+        self.with_conn(move |conn, services| {
+            conn.stream.set_no_receive_timeout(timeout, services.now);
+        })
+        .ok_or(Error::NotConnected)
     }
 
     /// Changes `ConnConfig::dead_after` of the connection.

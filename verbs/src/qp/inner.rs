@@ -46,7 +46,7 @@ impl Receives<'_> {
     ) -> &'s [RecvWqe] {
         match self {
             Self::Own(rq) => rq.peek(),
-            Self::Shared(srq) if srq.try_take(shared, wakes) => std::slice::from_ref(shared),
+            Self::Shared(srq) if srq.take(shared, None, wakes) => std::slice::from_ref(shared),
             Self::Shared(_) => &[],
         }
     }
@@ -358,7 +358,7 @@ impl QpInner {
 impl Drop for QpInner {
     fn drop(&mut self) {
         self.set_conn(None);
-        self.driver.shared.counts.release_qp();
+        self.driver.shared.counts.qp.release();
         self.send_cq.remove_user();
         self.recv_cq.remove_user();
         if let RecvSource::Shared(srq) = &self.rq {

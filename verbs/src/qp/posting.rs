@@ -60,36 +60,10 @@ impl QpInner {
         self.conn().map(|token| self.driver.shard(token))
     }
 
-    pub(super) fn post_send<'a>(
-        &self,
-        wrs: impl IntoIterator<Item = SendWr<'a>>,
-    ) -> std::result::Result<(), PostError> {
-        let (result, doorbell) = self.queue_send(wrs);
-        doorbell.ring(self);
-        result
-    }
-
-    /// Like [`QpInner::post_send`], but posts nothing if one of the requests is refused.
-    pub(super) fn post_send_all<'a>(
-        &self,
-        wrs: impl IntoIterator<Item = SendWr<'a>>,
-    ) -> std::result::Result<(), PostError> {
-        let (result, doorbell) = self.queue_send_with(wrs, true);
-        doorbell.ring(self);
-        result
-    }
-
-    pub(crate) fn queue_send<'a>(
-        &self,
-        wrs: impl IntoIterator<Item = SendWr<'a>>,
-    ) -> (std::result::Result<(), PostError>, Doorbell) {
-        self.queue_send_with(wrs, false)
-    }
-
     /// Adds requests to the queue. If one is refused, those before it stay posted, unless the
     /// caller wants `all` or none.
     #[inline(always)]
-    fn queue_send_with<'a>(
+    pub(crate) fn queue_send<'a>(
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
         all: bool,
@@ -143,9 +117,7 @@ impl QpInner {
         if sq.mode == SqMode::Closed {
             return Err(Error::State { what: "posting a send", state: self.state() });
         }
-        if let SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } = wr.op
-            && sq.ord == 0
-        {
+        if wr.op.needs_ord() && sq.ord == 0 {
             return Err(Error::Unsupported { what: "Reads or atomics: ORD was negotiated to 0" });
         }
         if self.unreliable && !wr.op.may_be_unreliable() {

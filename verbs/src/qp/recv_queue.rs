@@ -22,7 +22,7 @@ pub(crate) struct RecvQueue {
     max_sge: u32,
     /// True if messages take the receive that was posted last. The memory of this receive is likely
     /// to be in the cache, and only as much memory is touched as messages are in use at a time.
-    newest_first: bool,
+    pub(crate) newest_first: bool,
     /// True if posting is an error (RESET).
     pub(crate) closed: bool,
     /// True if receives are flushed as soon as they are posted (ERR).
@@ -73,12 +73,6 @@ impl RecvQueue {
             return Vec::new();
         }
         std::mem::take(&mut self.waiting).order
-    }
-
-    /// Sets the order in which receives are taken.
-    pub(crate) fn newest_first(mut self, newest_first: bool) -> Self {
-        self.newest_first = newest_first;
-        self
     }
 
     #[inline]
@@ -181,7 +175,7 @@ mod tests {
     #[test]
     fn receive_put_back_is_next() {
         for newest_first in [false, true] {
-            let mut queue = RecvQueue::new(4, 1).newest_first(newest_first);
+            let mut queue = RecvQueue { newest_first, ..RecvQueue::new(4, 1) };
             for wr_id in 0..4 {
                 queue.post(&RecvWr { wr_id, sges: &[] }).unwrap();
             }
@@ -198,6 +192,6 @@ mod tests {
     #[test]
     fn receives_taken_oldest_first_by_default() {
         assert_eq!(taken(RecvQueue::new(4, 1)), [0, 1, 2, 3]);
-        assert_eq!(taken(RecvQueue::new(4, 1).newest_first(true)), [2, 3, 1, 0]);
+        assert_eq!(taken(RecvQueue { newest_first: true, ..RecvQueue::new(4, 1) }), [2, 3, 1, 0]);
     }
 }

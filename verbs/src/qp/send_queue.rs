@@ -295,12 +295,13 @@ impl SendQueue {
     /// Returns the next request to pass to the stream, with its sequence number.
     pub(crate) fn next_wqe(&self) -> Option<(u32, &Wqe)> {
         let wqe = self.ring.get(self.next)?;
-        let seq = self.next_seq();
+        let seq = self.seq_at(self.next);
         (self.stop != Some(seq)).then_some((seq, wqe))
     }
 
-    fn next_seq(&self) -> u32 {
-        self.front.wrapping_add(u32::try_from(self.next).unwrap_or(u32::MAX))
+    /// Returns the sequence number of the request at this index of the ring.
+    fn seq_at(&self, at: usize) -> u32 {
+        self.front.wrapping_add(u32::try_from(at).unwrap_or(u32::MAX))
     }
 
     pub(crate) fn has_next(&self) -> bool {
@@ -310,15 +311,14 @@ impl SendQueue {
     /// Stops at the end of the queue: requests posted from now on wait. An orderly close sends
     /// those posted before.
     pub(crate) fn stop_at_end(&mut self) {
-        self.stop.get_or_insert(
-            self.front.wrapping_add(u32::try_from(self.ring.len()).unwrap_or(u32::MAX)),
-        );
+        let end = self.seq_at(self.ring.len());
+        self.stop.get_or_insert(end);
     }
 
     /// Makes the next request and all later ones wait. If `begun` is true, the next request is
     /// partly sent and is still completed.
     pub(crate) fn stop_after(&mut self, begun: bool) {
-        self.stop = Some(self.next_seq().wrapping_add(u32::from(begun)));
+        self.stop = Some(self.seq_at(self.next).wrapping_add(u32::from(begun)));
     }
 
     pub(crate) fn resume(&mut self) {
@@ -339,7 +339,7 @@ impl SendQueue {
     /// the sequence number of the first one. [`SendQueue::advance`] marks them as passed to the
     /// stream.
     pub(crate) fn unbuilt(&mut self) -> (u32, &mut [Wqe]) {
-        let first = self.next_seq();
+        let first = self.seq_at(self.next);
         let wqes = self.ring.run(self.next);
         let most = self.stop.map_or(wqes.len(), |stop| stop.wrapping_sub(first) as usize);
         let len = wqes.len().min(most);
@@ -352,11 +352,13 @@ impl SendQueue {
         self.next += count;
     }
 
-    /// Reverts the last request that was built, so that it is built again.
-    pub(crate) fn unbuild_last(&mut self) {
-        self.next = self.next.saturating_sub(1);
-        if let Some(wqe) = self.ring.get_mut(self.next) {
-            wqe.state = WqeState::Posted;
+    /// Reverts the last `count` requests that were built, so that they are built again.
+    pub(crate) fn unbuild(&mut self, count: usize) {
+        for _ in 0..count {
+            self.next = self.next.saturating_sub(1);
+            if let Some(wqe) = self.ring.get_mut(self.next) {
+                wqe.state = WqeState::Posted;
+            }
         }
     }
 
@@ -427,7 +429,7 @@ impl SendQueue {
     fn find(&self, which: impl Fn(&Wqe) -> bool) -> Option<u32> {
         let begun = self.ring.iter().take(self.next + 1);
         let at = begun.enumerate().find(|(_, wqe)| wqe.state != WqeState::Done && which(wqe))?.0;
-        Some(self.front.wrapping_add(u32::try_from(at).unwrap_or(u32::MAX)))
+        Some(self.seq_at(at))
     }
 
     /// Marks request `seq` as done.
@@ -534,7 +536,7 @@ impl SendQueue {
     /// Returns the sequence number of the oldest request that is not done.
     pub(crate) fn oldest_open(&self) -> Option<u32> {
         let at = self.ring.iter().position(|wqe| wqe.state != WqeState::Done)?;
-        Some(self.front.wrapping_add(u32::try_from(at).unwrap_or(u32::MAX)))
+        Some(self.seq_at(at))
     }
 
     /// Flushes all requests that are not done, and removes all requests. Requests posted later are
@@ -666,7 +668,7 @@ mod tests {
         queue.retire_sent(1, 2, &[2], &mut complete);
         queue.retire_sent(0, 3, &[0, 2, 3], &mut complete);
         assert_eq!(out, [(0, WcStatus::Success), (2, WcStatus::Success)]);
-        assert_eq!((queue.len(), queue.next_seq()), (1, 4));
+        assert_eq!((queue.len(), queue.seq_at(queue.next)), (1, 4));
     }
 
     #[test]
@@ -694,7 +696,7 @@ mod tests {
         assert_eq!(unbuilt(&mut queue), (5, vec![8]), "SQD");
         queue.advance(1);
         assert_eq!(unbuilt(&mut queue), (6, vec![]));
-        queue.unbuild_last();
+        queue.unbuild(1);
         assert_eq!(unbuilt(&mut queue), (5, vec![8]));
         queue.resume();
         assert_eq!(unbuilt(&mut queue), (5, (8..12).collect()));

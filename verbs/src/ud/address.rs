@@ -94,10 +94,15 @@ impl Destination {
             let qpn = Qpn::from_raw(self.qpn);
             (qpn, qpn.port())
         };
-        let address = match peer {
-            IpAddr::V6(v6) if scope != 0 => SocketAddrV6::new(v6, port, 0, scope).into(),
-            ip => SocketAddr::new(ip, port),
-        };
-        (qpn, address)
+        (qpn, socket_addr(peer, port, scope))
+    }
+}
+
+/// Returns the address of a UDP port. `scope` is the index of the interface, for a link-local
+/// address.
+pub(super) fn socket_addr(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(v6) => SocketAddrV6::new(v6, port, 0, scope).into(),
+        IpAddr::V4(_) => SocketAddr::new(ip, port),
     }
 }

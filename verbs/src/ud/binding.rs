@@ -1,12 +1,13 @@
 //! Sockets, queue pairs and groups of a datagram port, changed by commands on its shard.
 
 use super::Endpoint;
+use super::address::socket_addr;
 use super::counts::PortCounters;
 use super::slot::{Group, MAX_GROUPS, Membership, PortSlot, PortSocket};
 use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
 use crate::qp::QpInner;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_llp::{DatagramConfig, Interest, Token};
 
@@ -17,8 +18,8 @@ pub(super) fn bind(
     addresses: &[SocketAddr],
     counts: &Arc<PortCounters>,
 ) -> Result<(Token, u16)> {
-    let token =
-        core.insert(|_, _, _| Ok::<_, Error>(Slot::DatagramPort(Box::new(PortSlot::new(counts)))))?;
+    let token = core.next_token();
+    core.fill_slot(token, Slot::DatagramPort(Box::new(PortSlot::new(counts))));
     let mut port = 0;
     for address in addresses {
         let address = if address.port() == 0 { with_port(*address, port) } else { *address };
@@ -44,13 +45,10 @@ pub(super) fn add_socket(
     options: DatagramConfig,
     group: Option<Group>,
 ) -> Result<SocketAddr> {
-    let mut socket = None;
-    let token = core.insert(|stack, _, token| {
-        let made = stack.bind_datagrams(local, &options, token);
-        socket = Some(made.map_err(Error::io("binding a UDP port"))?);
-        Ok::<_, Error>(Slot::DatagramSocket(port))
-    })?;
-    let Some(mut socket) = socket else { unreachable!("filled with the slot") };
+    let token = core.next_token();
+    let bound = core.stack.bind_datagrams(local, &options, token);
+    let mut socket = bound.map_err(Error::io("binding a UDP port"))?;
+    core.fill_slot(token, Slot::DatagramSocket(port));
     let local = socket.local_addr();
     let Some(slot) = core.datagram_port(port) else { return Err(Error::NotConnected) };
     if slot.in_use > 0
@@ -64,12 +62,12 @@ pub(super) fn add_socket(
     if !is_group {
         core.services.shared.datagram_sockets.add(local);
     }
-    core.add_datagram_socket(token);
+    core.datagram_sockets.push(token);
     Ok(local)
 }
 
 fn remove_socket(core: &mut Core, port: Token, token: Token) {
-    core.remove_datagram_socket(token);
+    core.datagram_sockets.retain(|other| *other != token);
     core.remove(token);
     let Some(slot) = core.datagram_port(port) else { return };
     let Some(at) = slot.sockets.iter().position(|socket| socket.token == token) else { return };
@@ -155,10 +153,7 @@ pub(super) fn attach(
         });
     }
     let options = DatagramConfig { member: Some(member), interface };
-    let local = match group {
-        IpAddr::V6(v6) => std::net::SocketAddrV6::new(v6, udp, 0, interface).into(),
-        v4 @ IpAddr::V4(_) => SocketAddr::new(v4, udp),
-    };
+    let local = socket_addr(group, udp, interface);
     add_socket(core, port, local, options, Some(Group { member, attached: vec![index] })).map(drop)
 }
 

@@ -5,7 +5,7 @@ use super::binding;
 use super::transmit;
 use crate::driver::Core;
 use crate::error::{Error, Result};
-use crate::qp::{QpInner, QpState, RecvSource, SqMode};
+use crate::qp::{QpInner, QpState, SqMode};
 use std::sync::Arc;
 use uiw_llp::Token;
 
@@ -21,7 +21,7 @@ pub(crate) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
 
 fn change(core: &mut Core, qp: &QpInner, token: Token, to: QpState) -> Result<()> {
     let from = qp.state();
-    if !from.may_become(to) || to == QpState::Sqe {
+    if !from.may_become(to) {
         return Err(Error::Transition { from, to });
     }
     match to {
@@ -29,13 +29,6 @@ fn change(core: &mut Core, qp: &QpInner, token: Token, to: QpState) -> Result<()
             qp.forget_requests();
             qp.set_state(QpState::Reset);
         }
-        QpState::Init => {
-            if let RecvSource::Own(rq) = &qp.rq {
-                rq.lock().closed = false;
-            }
-            qp.set_state(QpState::Init);
-        }
-        QpState::Rtr => qp.set_state(QpState::Rtr),
         QpState::Rts => {
             if from == QpState::Rtr
                 && let Some(endpoint) = core.endpoint(token)
@@ -58,8 +51,9 @@ fn change(core: &mut Core, qp: &QpInner, token: Token, to: QpState) -> Result<()
                 qp.raise_drained(&mut core.services.wakes);
             }
         }
-        QpState::Err => qp.flush_unconnected(&mut core.services.wakes),
-        QpState::Sqe => {}
+        QpState::Init | QpState::Rtr | QpState::Err | QpState::Sqe => {
+            return qp.modify_unconnected(to, &mut core.services.wakes);
+        }
     }
     Ok(())
 }

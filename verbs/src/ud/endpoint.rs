@@ -14,7 +14,7 @@ use uiw_mem::MrCache;
 pub(crate) struct Endpoint {
     pub(super) qp: Arc<QpInner>,
     /// Slot of its port.
-    pub(super) port: Token,
+    pub(crate) port: Token,
     pub(super) index: u8,
     /// MSN of the last datagram that was built.
     pub(super) msn: u32,
@@ -111,10 +111,6 @@ impl Endpoint {
             receive: RecvWqe::default(),
             detail: None,
         }
-    }
-
-    pub(crate) fn port(&self) -> Token {
-        self.port
     }
 
     /// Returns whether datagrams are received in this state.

@@ -1,5 +1,6 @@
 //! Handle of a datagram port.
 
+use super::address::socket_addr;
 use super::counts::PortCounters;
 use super::slot::{INDICES, Membership};
 use super::{DatagramCounts, UdState, binding};
@@ -108,10 +109,7 @@ impl DatagramPort {
     /// [`Error::Io`] if the address cannot be bound.
     pub fn add_address(&self, address: IpAddr, scope: u32) -> Result<()> {
         let (token, number) = (self.token, self.number);
-        let local = match address {
-            IpAddr::V6(v6) => std::net::SocketAddrV6::new(v6, number, 0, scope).into(),
-            v4 @ IpAddr::V4(_) => SocketAddr::new(v4, number),
-        };
+        let local = socket_addr(address, number, scope);
         self.driver.shard(token).call(move |core| {
             if core.datagram_port(token).is_some_and(|slot| slot.socket_at(address).is_some()) {
                 return Ok(());

@@ -6,7 +6,7 @@ use super::send_route::SendRoute;
 use super::staging::{BatchRoom, Staging};
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
-use crate::qp::{LocalCause, LocalDetail, QpInner, QpState, SendQueue, SqMode, Wqe, WqeState};
+use crate::qp::{LocalCause, LocalDetail, QpInner, QpState, SqMode, Wqe, WqeState};
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp, single};
 use std::io;
@@ -176,7 +176,7 @@ impl Endpoint {
         let unsent = staging.built - done;
         staging.deduct_sent(done);
         self.count(&sent);
-        sq.unbuild_many(unsent);
+        sq.unbuild(unsent);
         self.msn = self.msn.wrapping_sub(unsent as u32);
         let room =
             qp.retire_sent(&mut sq, (staging.first, done), &staging.reported, &mut services.wakes);
@@ -491,13 +491,4 @@ fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> SendOutcome {
     port.counts.add(PortCount::Sent, sent.all.messages);
     port.counts.add(PortCount::Unsent, sent.unsent);
     sent
-}
-
-impl SendQueue {
-    /// Reverts the last `count` requests that were built, so that they are built again.
-    fn unbuild_many(&mut self, count: usize) {
-        for _ in 0..count {
-            self.unbuild_last();
-        }
-    }
 }

@@ -5,7 +5,6 @@ use crate::peer::{tagged, terminate_of, untagged};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
-use uiw_ddp::STag;
 use uiw_rdmap::{AtomicRequest, Opcode};
 use uiw_verbs::{Access, CapabilityExchange, SendOp, WcStatus};
 
@@ -48,8 +47,7 @@ fn read_answer_ends_after_removal() {
 fn atomic_refused_after_removal() {
     let end = End::new();
     let mut peer = responder_opt(&end, &plain().capabilities(CapabilityExchange::Assume));
-    let atomic =
-        |id| AtomicRequest::fetch_add(id, STag(end.mr.rkey().0), end.mr.addr(), 1, 0).emit();
+    let atomic = |id| AtomicRequest::fetch_add(id, end.mr.rkey(), end.mr.addr(), 1, 0).emit();
     peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic(1)));
     assert_eq!(peer.expect_fpdu().opcode(), Opcode::AtomicResponse);
     end.qp.set_access(ALL - Access::REMOTE_ATOMIC);

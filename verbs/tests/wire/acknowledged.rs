@@ -2,7 +2,6 @@
 //! reported for the request that caused it.
 
 use crate::common::{End, Make, initiator_opt, pair_of, plain};
-use crate::peer::{enhanced, reply, tagged, with};
 use crate::simulation::{now, run_until_idle, wait_idle};
 use std::time::Duration;
 use uiw_rdmap::Opcode;
@@ -20,13 +19,13 @@ fn ends() -> (End, End) {
 fn write_completes_with_answer_of_read() {
     let end = End::new();
     let scripted = plain().acknowledged(true);
-    let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
+    let mut peer = initiator_opt(&end, &scripted);
     end.send(1, 0, 8);
     assert_eq!(peer.expect_fpdu().opcode(), Opcode::Send);
     let asked = peer.expect_fpdu().read_request();
     assert_eq!(asked.len, 0);
     end.nothing_more();
-    peer.fpdu(&tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b""));
+    peer.answer(&asked, b"");
     end.sent_ok(1);
 }
 
@@ -162,7 +161,7 @@ fn unanswered_drain_read_times_out() {
     let end = End::new();
     let close_timeout = Duration::from_millis(50);
     let scripted = plain().acknowledged(true).close_timeout(close_timeout);
-    let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
+    let mut peer = initiator_opt(&end, &scripted);
     let start = now();
     drop(end.qp);
     assert!(!wait_idle(&end.device, Duration::ZERO));
@@ -178,7 +177,7 @@ fn unanswered_drain_read_times_out() {
 fn segments_during_drain_not_placed() {
     let end = End::new();
     let scripted = plain().acknowledged(true);
-    let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
+    let mut peer = initiator_opt(&end, &scripted);
     let memory = (end.mr.rkey(), end.mr.addr());
     drop(end.qp);
     let drain = peer.expect_fpdu().read_request();
@@ -192,6 +191,6 @@ fn segments_during_drain_not_placed() {
         [0; 4],
         "nothing is placed for a queue pair that is gone"
     );
-    peer.fpdu(&tagged(Opcode::ReadResponse, drain.sink_stag.0, drain.sink_to, true, b""));
+    peer.answer(&drain, b"");
     peer.expect_close();
 }

@@ -163,11 +163,22 @@ impl End {
     }
 
     pub(crate) fn make(device: &Device, pd: &Pd, make: Make) -> Self {
+        Self::with_qp(device, pd, make, |init, _| pd.create_qp(init))
+    }
+
+    /// Creates an end whose queue pair is created by `create` and uses the completion queue for
+    /// receives that `create` gets.
+    pub(crate) fn with_qp(
+        device: &Device,
+        pd: &Pd,
+        make: Make,
+        create: impl FnOnce(QpInit, &Cq) -> Result<Qp, Error>,
+    ) -> Self {
         let scq = device.create_cq(make.cqe, CqConfig::default()).unwrap();
         let shard = CqConfig { shard: make.shard, ..CqConfig::default() };
         let rcq = device.create_cq(make.cqe, shard).unwrap();
         let init = QpInit::new(&scq, &rcq).cap(make.cap).signal_all(make.signal_all).srq(make.srq);
-        let qp = pd.create_qp(init).unwrap();
+        let qp = create(init, &rcq).unwrap();
         let mr = memory(pd, make.memory, make.access);
         Self { qp, device: device.clone(), pd: pd.clone(), scq, rcq, channel: Arc::default(), mr }
     }
@@ -307,8 +318,7 @@ impl End {
 /// initiator has not sent an FPDU.
 pub(crate) fn responder_with(end: &End, options: &ConnConfig, request: &Frame) -> (Peer, Frame) {
     let listener = end.listen(options);
-    let mut peer = Peer::connect(listener.local_addr());
-    peer.raw(&request.emit());
+    let mut peer = Peer::requesting(listener.local_addr(), request);
     end.accept(end.request());
     let reply = peer.startup_frame();
     peer.full(reply.crc || request.crc, reply.markers, request.markers);
@@ -329,22 +339,32 @@ pub(crate) fn responder_opt(end: &End, options: &ConnConfig) -> Peer {
 
 /// Connects one of our ends to a scripted responder; the connection is in Full Operation.
 pub(crate) fn initiator(end: &End) -> Peer {
-    initiator_opt(end, &plain(), |_| with(reply(2), enhanced(4, 4))).0
+    initiator_opt(end, &plain())
 }
 
-pub(crate) fn initiator_opt(
+pub(crate) fn initiator_opt(end: &End, options: &ConnConfig) -> Peer {
+    initiator_with(end, options, |_| with(reply(2), enhanced(4, 4))).0
+}
+
+pub(crate) fn initiator_with(
     end: &End,
     options: &ConnConfig,
     answer: impl FnOnce(&Frame) -> Frame,
 ) -> (Peer, Frame) {
-    let port = if simulation::is_simulated(&end.device) { Port::new() } else { Port::tcp() };
-    end.connect(port.addr(), options);
-    let mut peer = port.accept();
-    let request = peer.startup_frame();
+    let (mut peer, request) = requested(end, options);
     let reply = answer(&request);
     peer.raw(&reply.emit());
     peer.full(reply.crc || request.crc, request.markers, reply.markers);
     end.established();
+    (peer, request)
+}
+
+/// Returns a scripted responder that has received the Request of one of our ends.
+pub(crate) fn requested(end: &End, options: &ConnConfig) -> (Peer, Frame) {
+    let port = if simulation::is_simulated(&end.device) { Port::new() } else { Port::tcp() };
+    end.connect(port.addr(), options);
+    let mut peer = port.accept();
+    let request = peer.startup_frame();
     (peer, request)
 }
 

@@ -2,8 +2,8 @@
 //! what is reported to the peer and to the application.
 
 use crate::common::{
-    ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt,
-    responder_with,
+    ALL, End, Make, fill, initiator, memory, pattern, peek, plain, requested, responder,
+    responder_opt, responder_with,
 };
 use crate::peer::{
     Peer, Segment, enhanced, read_request, request, tagged, terminate, terminate_of, untagged, with,
@@ -219,10 +219,7 @@ fn negative_vectors_of_the_startup_close() {
     }
     // A Request arrives in place of the Reply.
     let end = End::new();
-    let port = crate::peer::Port::new();
-    end.connect(port.addr(), &plain());
-    let mut peer = port.accept();
-    peer.startup_frame();
+    let (mut peer, _) = requested(&end, &plain());
     peer.raw(&request(1).emit());
     end.failed();
     assert!(peer.rest().is_empty());
@@ -286,7 +283,7 @@ fn rights_and_protection_domains_are_checked() {
             "write" => peer.write(stag.0, to, b"x"),
             "read" => peer.read(stag.0, to, 1),
             _ => {
-                let atomic = AtomicRequest::fetch_add(1, STag(stag.0), to, 1, 0);
+                let atomic = AtomicRequest::fetch_add(1, stag, to, 1, 0);
                 peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic.emit()));
             }
         }
@@ -471,14 +468,7 @@ fn ord_delays_reads_until_answers() {
     let mut asked: Vec<_> = (0..4).map(|_| peer.expect_fpdu().read_request()).collect();
     peer.expect_silence(50);
     for id in 0..6usize {
-        let request = asked[id];
-        peer.fpdu(&tagged(
-            Opcode::ReadResponse,
-            request.sink_stag.0,
-            request.sink_to,
-            true,
-            b"data",
-        ));
+        peer.answer(&asked[id], b"data");
         end.sent_ok(id as u64);
         if id < 2 {
             asked.push(peer.expect_fpdu().read_request());
@@ -495,7 +485,7 @@ fn queue_drained_with_last_read() {
     end.qp.modify(QpState::Sqd).unwrap();
     end.nothing_more();
     assert!(end.device.async_events().is_empty());
-    peer.fpdu(&tagged(Opcode::ReadResponse, request.sink_stag.0, request.sink_to, true, b"data"));
+    peer.answer(&request, b"data");
     end.sent_ok(1);
     assert_eq!(end.async_event(), AsyncEvent::SqDrained { qp_num: end.qp.num() });
 }
@@ -880,7 +870,7 @@ fn immediate_data_and_atomics_from_peer() {
     peer.fpdu(&untagged(Opcode::ImmediateSe, 0, 1, 0, true, 0, &[1, 2, 3, 4, 0, 0, 0, 0]));
     let wc = end.received_ok(1);
     assert_eq!((wc.opcode, wc.imm, wc.byte_len), (WcOpcode::RecvWriteImm, Some(0x0102_0304), 77));
-    let atomic = AtomicRequest::fetch_add(0x77, STag(end.mr.rkey().0), end.mr.addr() + 8, 2, 0);
+    let atomic = AtomicRequest::fetch_add(0x77, end.mr.rkey(), end.mr.addr() + 8, 2, 0);
     peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic.emit()));
     let answer = peer.expect_fpdu();
     assert_eq!(
@@ -1002,8 +992,7 @@ fn invalid_receive_memory_is_local_error() {
     end.post(1, read(Remote::default()), &sge, uiw_verbs::SendFlags::SIGNALED).unwrap();
     let segment = peer.expect_fpdu();
     if segment.opcode() == Opcode::ReadRequest {
-        let asked = segment.read_request();
-        peer.fpdu(&tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"data"));
+        peer.answer(&segment.read_request(), b"data");
         peer.expect_terminate(0, 0, 0);
     }
     assert_eq!(end.sent().status, WcStatus::LocalProtection);

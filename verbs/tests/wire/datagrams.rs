@@ -1,6 +1,6 @@
 //! Tests UD queue pairs with each other and with a socket that sends arbitrary datagrams.
 
-use crate::common::{End, Make, fill, memory, next_wc, pattern, peek};
+use crate::common::{End, Make, fill, next_wc, pattern, peek};
 use crate::transport::pass;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -30,23 +30,11 @@ impl Ud {
     }
 
     pub(crate) fn made(device: &Device, pd: &Pd, address: IpAddr, make: Make) -> Self {
-        let scq = device.create_cq(make.cqe, CqConfig::default()).unwrap();
-        let shard = CqConfig { shard: make.shard, ..CqConfig::default() };
-        let rcq = device.create_cq(make.cqe, shard).unwrap();
-        let port =
-            DatagramPort::bind(device, &[SocketAddr::new(address, 0)], rcq.shard(), MTU).unwrap();
-        let init = QpInit::new(&scq, &rcq).srq(make.srq).cap(make.cap).signal_all(make.signal_all);
-        let qp = pd.create_ud_qp(init, &port).unwrap();
-        let mr = memory(pd, make.memory, make.access);
-        let end = End {
-            qp,
-            device: device.clone(),
-            pd: pd.clone(),
-            scq,
-            rcq,
-            channel: Arc::default(),
-            mr,
-        };
+        let end = End::with_qp(device, pd, make, |init, rcq| {
+            let addresses = [SocketAddr::new(address, 0)];
+            let port = DatagramPort::bind(device, &addresses, rcq.shard(), MTU)?;
+            pd.create_ud_qp(init, &port)
+        });
         let ud = Self { end, address };
         ud.start();
         ud
@@ -72,6 +60,12 @@ impl Ud {
 
     fn send(&self, wr_id: u64, to: Destination, length: u32) {
         self.post(wr_id, to, None, length, SendFlags::SIGNALED);
+    }
+
+    /// Like `send`, and waits for the completion.
+    fn send_ok(&self, wr_id: u64, to: Destination, length: u32) {
+        self.send(wr_id, to, length);
+        self.end.sent_ok(wr_id);
     }
 
     fn post(&self, wr_id: u64, to: Destination, imm: Option<u32>, length: u32, flags: SendFlags) {
@@ -236,8 +230,7 @@ fn queue_pair_reaches_itself_and_port() {
     let device = Device::open().unwrap();
     let a = Ud::on(&device, LOCALHOST, Make::default());
     a.end.recv(1, 0, 4096);
-    a.send(2, a.to(&a), 64);
-    a.end.sent_ok(2);
+    a.send_ok(2, a.to(&a), 64);
     is_received(&a.end.received_ok(1), &a, 64);
     let init = QpInit::new(&a.end.scq, &a.end.rcq).signal_all(true);
     let other = a.end.pd.create_ud_qp(init.clone(), a.end.qp.datagram_port().unwrap()).unwrap();
@@ -252,8 +245,7 @@ fn queue_pair_reaches_itself_and_port() {
         Err(Error::QpNumber { .. })
     ));
     let to = Destination { qpn: other.num(), ..a.to(&a) };
-    a.send(3, to, 64);
-    a.end.sent_ok(3);
+    a.send_ok(3, to, 64);
     a.dropped(1);
     assert_eq!(a.counts().no_queue_pair, 1, "it is in RESET");
 }
@@ -264,8 +256,7 @@ fn mismatched_datagrams_dropped_and_counted() {
     b.end.recv(1, 0, 4096);
     let mut drops = 0;
     let mut expect = |what: &dyn Fn(uiw_verbs::DatagramCounts) -> u64, to: Destination| {
-        a.send(9, to, 32);
-        a.end.sent_ok(9);
+        a.send_ok(9, to, 32);
         drops += 1;
         b.dropped(drops);
         assert_eq!(what(b.counts()), 1, "{:?}", b.counts());
@@ -274,30 +265,25 @@ fn mismatched_datagrams_dropped_and_counted() {
     expect(&|counts| counts.bad_qkey, Destination { qkey: QKEY + 1, ..to });
     expect(&|counts| counts.no_queue_pair, Destination { qpn: to.qpn ^ 1, ..to });
     // The valid datagram still finds the receive; the next one finds none.
-    a.send(2, to, 32);
-    a.end.sent_ok(2);
+    a.send_ok(2, to, 32);
     is_received(&b.end.received_ok(1), &a, 32);
     expect(&|counts| counts.no_receive, to);
     let drops_so_far = drops;
     // If the highest bit of the Q_Key is set, the sender's own Q_Key is used.
     b.end.recv(3, 0, 4096);
-    a.send(4, Destination { qkey: 0x8000_0000, ..to }, 32);
-    a.end.sent_ok(4);
+    a.send_ok(4, Destination { qkey: 0x8000_0000, ..to }, 32);
     is_received(&b.end.received_ok(3), &a, 32);
     // This also holds after the own Q_Key has been changed, and after it has been restored.
     let own = Destination { qkey: 0x8000_0000, ..to };
     a.end.qp.set_qkey(QKEY + 1).unwrap();
     b.end.recv(6, 0, 4096);
-    a.send(7, own, 32);
-    a.end.sent_ok(7);
+    a.send_ok(7, own, 32);
     b.dropped(drops_so_far + 1);
     a.end.qp.set_qkey(QKEY).unwrap();
-    a.send(8, own, 32);
-    a.end.sent_ok(8);
+    a.send_ok(8, own, 32);
     is_received(&b.end.received_ok(6), &a, 32);
     // The destination names no port, so the datagram cannot be sent.
-    a.send(5, Destination { qpn: 1, ..to }, 32);
-    a.end.sent_ok(5);
+    a.send_ok(5, Destination { qpn: 1, ..to }, 32);
     assert_eq!(a.counts().unsent, 1);
 }
 
@@ -394,8 +380,7 @@ fn headers_are_those_of_their_requests() {
         let before = std::mem::take(&mut epochs)[0];
         a.end.qp.modify(QpState::Reset).unwrap();
         a.start();
-        a.send(9, to, 0);
-        a.end.sent_ok(9);
+        a.send_ok(9, to, 0);
         let mut bytes = [0; 2048];
         let len = socket.recv(&mut bytes).unwrap();
         let header = Header::parse(&bytes[..len]).unwrap().0;
@@ -451,15 +436,13 @@ fn long_send_and_short_receive_errors() {
     a.end.qp.modify(QpState::Rts).unwrap();
     b.end.recv(5, 0, 47);
     b.end.recv(6, 0, 4096);
-    a.send(7, a.to(&b), 8);
-    a.end.sent_ok(7);
+    a.send_ok(7, a.to(&b), 8);
     let wc = b.end.received();
     assert_eq!((wc.wr_id, wc.status), (5, WcStatus::LocalLength));
     let wc = b.end.received();
     assert_eq!((wc.wr_id, wc.status), (6, WcStatus::Flushed));
     assert_eq!(b.end.qp.state(), QpState::Err);
-    a.send(8, a.to(&b), 8);
-    a.end.sent_ok(8);
+    a.send_ok(8, a.to(&b), 8);
     b.dropped(2);
 }
 
@@ -473,17 +456,16 @@ fn states_are_those_of_verbs() {
     b.end.recv(1, 0, 4096);
     let op = SendOp::Datagram { to: b.to(&a), imm: None };
     assert!(b.end.post(1, op, &[], SendFlags::SIGNALED).is_err(), "no sends in INIT");
-    a.send(2, a.to(&b), 8);
-    a.end.sent_ok(2);
+    a.send_ok(2, a.to(&b), 8);
     b.dropped(1);
     b.end.qp.modify(QpState::Rtr).unwrap();
-    a.send(3, a.to(&b), 8);
-    a.end.sent_ok(3);
+    a.send_ok(3, a.to(&b), 8);
     is_received(&b.end.received_ok(1), &a, 8);
     b.end.qp.modify(QpState::Rts).unwrap();
     b.end.qp.modify(QpState::Sqd).unwrap();
     b.send(4, b.to(&a), 8);
-    b.end.nothing_more_sent();
+    pass(&b.end.device, Duration::from_millis(5));
+    assert!(b.end.scq.is_empty());
     a.end.recv(5, 0, 4096);
     b.end.qp.modify(QpState::Rts).unwrap();
     b.end.sent_ok(4);
@@ -492,18 +474,7 @@ fn states_are_those_of_verbs() {
     b.end.qp.modify(QpState::Err).unwrap();
     let wc = b.end.received();
     assert_eq!((wc.wr_id, wc.status), (6, WcStatus::Flushed));
-    assert!(b.end.op_is_refused_for_rc(SendOp::Send));
-}
-
-impl End {
-    fn nothing_more_sent(&self) {
-        pass(&self.device, Duration::from_millis(5));
-        assert_eq!(self.scq.poll(&mut Vec::new(), 1), 0);
-    }
-
-    fn op_is_refused_for_rc(&self, op: SendOp) -> bool {
-        self.post(77, op, &[], SendFlags::SIGNALED).is_err()
-    }
+    assert!(b.end.post(7, SendOp::Send, &[], SendFlags::SIGNALED).is_err(), "not a datagram");
 }
 
 #[test]
@@ -547,8 +518,7 @@ fn members_of_a_group_receive_copies() {
     fill(&a.end.mr, 0, b"to the group");
     let to =
         Destination { ah: AddressHandle::new(LOCALHOST, group, 0), qpn: 0xFF_FFFF, qkey: QKEY };
-    a.send(2, to, 12);
-    a.end.sent_ok(2);
+    a.send_ok(2, to, 12);
     for ud in [&b, &c] {
         is_received(&ud.end.received_ok(1), &a, 12);
         let placed = peek(&ud.end.mr, 0, 52);
@@ -560,8 +530,7 @@ fn members_of_a_group_receive_copies() {
     for ud in [&b, &c] {
         ud.end.recv(3, 0, 4096);
     }
-    a.send(4, to, 12);
-    a.end.sent_ok(4);
+    a.send_ok(4, to, 12);
     is_received(&c.end.received_ok(3), &a, 12);
     b.end.nothing_more();
     a.end.nothing_more();
@@ -592,8 +561,7 @@ fn impaired_datagrams_arrive_whole() {
     }
     for id in 0..MESSAGES {
         fill(&a.end.mr, 0, &id.to_le_bytes());
-        a.send(id, a.to(&b), 8 + id as u32);
-        a.end.sent_ok(id);
+        a.send_ok(id, a.to(&b), 8 + id as u32);
     }
     pass(&b.end.device, Duration::from_secs(1));
     let mut completions = Vec::new();
@@ -866,15 +834,13 @@ fn device_counters_include_datagrams() {
     let (a, b) = (Ud::kernel(), Ud::kernel());
     for id in 0..3 {
         b.end.recv(id, 0, 4096);
-        a.send(id, a.to(&b), 100);
-        a.end.sent_ok(id);
+        a.send_ok(id, a.to(&b), 100);
         b.end.received_ok(id);
     }
     // Send to itself, to a group, to no port, with a wrong Q_Key, to an unknown queue pair, and
     // without a receive.
     a.end.recv(4, 0, 4096);
-    a.send(4, a.to(&a), 7);
-    a.end.sent_ok(4);
+    a.send_ok(4, a.to(&a), 7);
     a.end.received_ok(4);
     let group = AddressHandle::new(LOCALHOST, "239.77.1.11".parse().unwrap(), 0);
     for to in [
@@ -884,8 +850,7 @@ fn device_counters_include_datagrams() {
         Destination { qpn: b.end.qp.num() ^ 1, ..a.to(&b) },
         a.to(&b),
     ] {
-        a.send(5, to, 20);
-        a.end.sent_ok(5);
+        a.send_ok(5, to, 20);
     }
     b.dropped(3);
     let of = |ud: &Ud| {

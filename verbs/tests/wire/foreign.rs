@@ -1,7 +1,7 @@
 //! Tests user code that runs inside the engine's calls: nested waits, closures that post requests,
 //! and the fairness of the engine.
 
-use crate::common::{End, initiator, next_event, plain, tcp_pair};
+use crate::common::{End, initiator, initiator_opt, next_event, plain, tcp_pair};
 use crate::peer::Port;
 use std::future::poll_fn;
 use std::sync::{Arc, mpsc};
@@ -49,15 +49,8 @@ fn deadline_during_forget_respected() {
     let mut old = End::tcp();
     let new = End::on(&old.device);
     let device = old.device.clone();
-    let port = Port::tcp();
     let options = plain().close_timeout(Duration::from_secs(60));
-    old.connect(port.addr(), &options);
-    let mut peer = port.accept();
-    let request = peer.startup_frame();
-    let reply = crate::peer::with(crate::peer::reply(2), crate::peer::enhanced(4, 4));
-    peer.raw(&reply.emit());
-    peer.full(reply.crc || request.crc, request.markers, reply.markers);
-    old.established();
+    let peer = initiator_opt(&old, &options);
     old.qp.modify(uiw_verbs::QpState::Err).unwrap();
     old.ended();
     let channel = new.channel.clone();

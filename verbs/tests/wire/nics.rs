@@ -3,7 +3,7 @@
 //! `drivers/infiniband/hw`) and from reports about the hardware (docs/nics.md); it was not tested
 //! with real adapters.
 
-use crate::common::{End, plain, responder_with};
+use crate::common::{End, initiator_with, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, reply, request, tagged, terminate, untagged, with};
 use uiw_ddp::TaggedError;
 use uiw_mpa::startup::{Rtr, RtrKinds};
@@ -302,14 +302,9 @@ fn cxgb4_revision_1_without_fallback_named() {
 #[test]
 fn exchange_suspected_for_own_write_only() {
     for (quotes_request, suspect) in [(false, Some(Suspect::CapabilityExchange)), (true, None)] {
-        let (end, port) = (End::new(), Port::new());
-        end.connect(port.addr(), &default());
-        let mut peer = port.accept();
-        let request = peer.startup_frame();
-        let reply = with(reply(2), request.enhanced.unwrap());
-        peer.raw(&reply.emit());
-        peer.full(true, false, false);
-        end.established();
+        let end = End::new();
+        let answer = |asked: &Frame| with(reply(2), asked.enhanced.unwrap());
+        let (mut peer, _) = initiator_with(&end, &default(), answer);
         end.op(7, SendOp::Write { remote: Remote { addr: 4096, rkey: STag(0x55) } }, 0, 8);
         let first = peer.next().unwrap();
         let quoted = if quotes_request { peer.expect_fpdu() } else { first };

@@ -101,6 +101,13 @@ impl Peer {
         Self::new(PeerStream::connect(to).unwrap())
     }
 
+    /// Connects to a listener and sends it the Request.
+    pub(crate) fn requesting(to: SocketAddr, request: &Frame) -> Self {
+        let mut peer = Self::connect(to);
+        peer.raw(&request.emit());
+        peer
+    }
+
     /// Enters Full Operation.
     pub(crate) fn full(&mut self, crc: bool, markers_tx: bool, markers_rx: bool) {
         self.tx = FpduTx::new(crc, markers_tx);
@@ -146,6 +153,11 @@ impl Peer {
     pub(crate) fn read(&mut self, source: u32, to: u64, len: u32) {
         let msn = self.next_msn(1);
         self.fpdu(&read_request(msn, source, to, len));
+    }
+
+    /// Sends the whole Read Response in one segment.
+    pub(crate) fn answer(&mut self, read: &ReadRequest, payload: &[u8]) {
+        self.fpdu(&tagged(Opcode::ReadResponse, read.sink_stag.0, read.sink_to, true, payload));
     }
 
     pub(crate) fn fin(&mut self) {

@@ -24,7 +24,7 @@ fn notified() -> NotifiedQueue {
         .device
         .create_cq(256, CqConfig { channel: Some(channel.clone()), timestamps: false, shard: None })
         .unwrap();
-    let init = QpInit::new(&end.scq.clone(), &cq.clone());
+    let init = QpInit::new(&end.scq, &cq);
     end.qp = end.pd.create_qp(init).unwrap();
     end.rcq = cq;
     NotifiedQueue { end, channel }
@@ -261,7 +261,7 @@ fn polled_completion_does_not_end_sleep() {
     channel.fd().unwrap();
     let peer = End::tcp();
     let mut end = end;
-    let init = QpInit::new(&end.rcq.clone(), &end.rcq.clone());
+    let init = QpInit::new(&end.rcq, &end.rcq);
     end.qp = end.pd.create_qp(init).unwrap();
     let (peer, target) = pair_of(peer, end, &ConnConfig::default());
     let mut out = Vec::new();

@@ -95,7 +95,7 @@ fn segments_cover_message_in_order() {
                 sink_stag: STag(3),
                 sink_to: 0xFFFF_0001,
                 len: len as u32,
-                source_stag: STag(end.mr.rkey().0),
+                source_stag: end.mr.rkey(),
                 source_to: end.mr.addr(),
             };
             peer.fpdu(&untagged(Opcode::ReadRequest, 1, asked, 0, true, 0, &request.emit()));

@@ -1,8 +1,8 @@
 //! Tests the guarantees of verbs between two of our ends.
 
 use crate::common::{
-    ALL, End, Make, device, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder,
-    tcp_pair,
+    ALL, End, Make, device, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, requested,
+    responder, tcp_pair,
 };
 use crate::peer::untagged;
 use crate::simulation::{now, until};
@@ -10,6 +10,7 @@ use crate::transport::wait;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_rdmap::Opcode;
+use uiw_verbs::cm::Listener;
 use uiw_verbs::{
     Access, Arm, AsyncEvent, Bind, CompChannel, ConnConfig, CqConfig, Device, Error, FastRegister,
     Pd, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge,
@@ -82,7 +83,7 @@ fn refused_posts_name_position() {
         ..QpCap::default()
     };
     let small = || End::made(Make { cap, ..Make::default() });
-    let (a, _peer) = (small(), ());
+    let a = small();
     let mut peer = crate::common::initiator(&a);
     let sge = [a.sge(0, 8)];
     let three = [sge[0]; 3];
@@ -149,9 +150,7 @@ fn fence_waits_for_reads() {
     a.post(2, SendOp::Send, &[a.sge(0, 4)], SendFlags::FENCE | SendFlags::SIGNALED).unwrap();
     let asked = peer.expect_fpdu().read_request();
     peer.expect_silence(50);
-    let answer =
-        crate::peer::tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"abcd");
-    peer.fpdu(&answer);
+    peer.answer(&asked, b"abcd");
     assert_eq!(
         peer.expect_fpdu().payload(),
         b"abcd",
@@ -199,7 +198,7 @@ fn with_channel(device: &Device) -> (End, Arc<CompChannel>) {
     let rcq = device
         .create_cq(64, CqConfig { channel: Some(channel.clone()), timestamps: true, shard: None })
         .unwrap();
-    let init = QpInit::new(&end.scq.clone(), &rcq.clone());
+    let init = QpInit::new(&end.scq, &rcq);
     end.qp = pd.create_qp(init).unwrap();
     end.rcq = rcq;
     (end, channel)
@@ -326,14 +325,14 @@ fn windows_of_both_types() {
         let bind = Bind {
             window: window.stag(),
             new_stag: new_key(window.stag(), window.stag().key().wrapping_add(1)),
-            region: STag(b.mr.rkey().0),
+            region: b.mr.rkey(),
             addr: b.mr.addr() + 100,
             length: 50,
             access: Access::REMOTE_WRITE,
         };
         b.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
         assert_eq!(b.sent_ok(1).opcode, WcOpcode::Bind);
-        let remote = Remote { addr: b.mr.addr() + 100, rkey: STag(window.stag().0) };
+        let remote = Remote { addr: b.mr.addr() + 100, rkey: window.stag() };
         a.op(1, SendOp::Write { remote }, 0, 50);
         a.sent_ok(1);
         // A window grants only its own right and range.
@@ -348,7 +347,7 @@ fn bind(end: &End, window: &RawMw, new_stag: STag, access: Access) {
     let bind = Bind {
         window: window.stag(),
         new_stag,
-        region: STag(end.mr.rkey().0),
+        region: end.mr.rkey(),
         addr: end.mr.addr(),
         length: 64,
         access,
@@ -365,7 +364,7 @@ fn type_2_window_invalidated_by_send() {
     let stag = new_key(window.stag(), 0x77);
     bind(&b, &window, stag, Access::REMOTE_READ | Access::REMOTE_WRITE);
     assert_eq!(window.stag(), stag);
-    let remote = Remote { addr: b.mr.addr(), rkey: STag(stag.0) };
+    let remote = Remote { addr: b.mr.addr(), rkey: stag };
     a.op(1, read(remote), 0, 64);
     a.sent_ok(1);
     b.recv(5, 1000, 64);
@@ -377,7 +376,7 @@ fn type_2_window_invalidated_by_send() {
     // A peer may not invalidate an ordinary region.
     let (a, b) = pair();
     b.recv(5, 1000, 64);
-    a.op(2, SendOp::SendInvalidate { stag: STag(b.mr.rkey().0) }, 0, 4);
+    a.op(2, SendOp::SendInvalidate { stag: b.mr.rkey() }, 0, 4);
     let reason = b.ended().reason.unwrap();
     assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (false, 0, 1, 9));
     assert_eq!(b.received().status, WcStatus::Flushed);
@@ -404,7 +403,7 @@ fn type_2_window_serves_one_stream() {
             assert_eq!(peek(&b.mr, 0, 1), [0]);
         }
         assert!(matches!(other.async_event(), AsyncEvent::QpAccessError { .. }));
-        a.op(1, read(Remote { addr: b.mr.addr(), rkey: STag(stag.0) }), 0, 8);
+        a.op(1, read(Remote { addr: b.mr.addr(), rkey: stag }), 0, 8);
         a.sent_ok(1);
     }
 }
@@ -430,7 +429,7 @@ fn refuses_to_invalidate((a, b): (&End, &End), pd: &Pd, stag: STag, still: Optio
 fn remote_invalidate_of_other_stream_rejected() {
     let (a, b) = pair();
     let other_pd = b.device.alloc_pd().unwrap();
-    let remote = |stag: STag| Some(Remote { addr: b.mr.addr(), rkey: STag(stag.0) });
+    let remote = |stag: STag| Some(Remote { addr: b.mr.addr(), rkey: stag });
     // The window is bound to another stream, or not bound, or has a different key.
     let window = b.pd.alloc_window(WindowType::Two).unwrap();
     refuses_to_invalidate((&a, &b), &b.pd, window.stag(), None);
@@ -473,7 +472,7 @@ fn lenient_invalidation_spares_shared_stags() {
         crate::simulation::device_with(uiw_verbs::DeviceConfig::default().lenient_invalidate(true));
     let (a, b) = pair_of(End::new(), End::on(&lenient), &ConnConfig::default());
     let other_pd = b.device.alloc_pd().unwrap();
-    let region = STag(b.mr.rkey().0);
+    let region = b.mr.rkey();
     refuses_to_invalidate((&a, &b), &other_pd, region, Some(b.remote(0)));
     let window = b.pd.alloc_window(WindowType::Two).unwrap();
     bind(&b, &window, new_key(window.stag(), 5), Access::REMOTE_READ);
@@ -485,7 +484,7 @@ fn lenient_invalidation_spares_shared_stags() {
     let mut peer = responder(&twice);
     peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, own.rkey().0, b""));
     assert_eq!(twice.received_ok(1).invalidated, Some(own.rkey()));
-    refuses_to_invalidate((&a, &b), &b.pd, STag(own.rkey().0), None);
+    refuses_to_invalidate((&a, &b), &b.pd, own.rkey(), None);
 }
 
 /// For STags that a program may not invalidate itself, the status reports an error and the STags do
@@ -500,18 +499,15 @@ fn local_invalidate_of_other_stream_rejected() {
             b.pd.alloc_window(WindowType::Two).unwrap(),
         );
         let foreign = other.alloc_window(WindowType::Two).unwrap();
-        let (client, server) = {
-            let server = End::make(&b.device, &b.pd, Make::default());
-            pair_of(End::new(), server, &ConnConfig::default())
-        };
+        let server = End::make(&b.device, &b.pd, Make::default());
+        let (client, server) = pair_of(End::new(), server, &ConnConfig::default());
         bind(&server, &two, new_key(two.stag(), 8), Access::REMOTE_READ);
         let stag =
-            [one.stag(), two.stag(), foreign.stag(), STag(b.mr.rkey().0), new_key(two.stag(), 7)]
-                [what];
+            [one.stag(), two.stag(), foreign.stag(), b.mr.rkey(), new_key(two.stag(), 7)][what];
         b.post(3, SendOp::LocalInvalidate { stag }, &[], SendFlags::SIGNALED).unwrap();
         let wc = b.sent();
         assert_eq!((wc.wr_id, wc.status), (3, WcStatus::LocalProtection), "{what}");
-        client.op(4, read(Remote { addr: server.mr.addr(), rkey: STag(two.stag().0) }), 0, 8);
+        client.op(4, read(Remote { addr: server.mr.addr(), rkey: two.stag() }), 0, 8);
         client.sent_ok(4);
         drop(a);
     }
@@ -526,7 +522,7 @@ fn writes_before_invalidation_in_batch() {
         let window = b.pd.alloc_window(WindowType::Two).unwrap();
         let stag = new_key(window.stag(), round.wrapping_add(1));
         bind(&b, &window, stag, Access::REMOTE_WRITE);
-        let remote = Remote { addr: b.mr.addr(), rkey: STag(stag.0) };
+        let remote = Remote { addr: b.mr.addr(), rkey: stag };
         b.recv(9, 1000, 64);
         let sges = [a.sge(0, 32)];
         let wr = |wr_id, op| SendWr { wr_id, op, sges: &sges, flags: SendFlags::SIGNALED };
@@ -561,7 +557,7 @@ fn type_1_window_unbound() {
     };
     b.post(2, SendOp::Bind(unbind), &[], SendFlags::SIGNALED).unwrap();
     b.sent_ok(2);
-    a.op(3, read(Remote { addr: b.mr.addr(), rkey: STag(bound.0) }), 0, 8);
+    a.op(3, read(Remote { addr: b.mr.addr(), rkey: bound }), 0, 8);
     assert_eq!(a.sent().status, WcStatus::RemoteAccess);
 }
 
@@ -580,7 +576,7 @@ fn window_that_is_destroyed_is_revoked() {
     let stag = new_key(window.stag(), 3);
     bind(&b, &window, stag, Access::REMOTE_READ);
     drop(window);
-    a.op(3, read(Remote { addr: b.mr.addr(), rkey: STag(stag.0) }), 0, 8);
+    a.op(3, read(Remote { addr: b.mr.addr(), rkey: stag }), 0, 8);
     assert_eq!(a.sent().status, WcStatus::RemoteAccess);
 }
 
@@ -599,7 +595,7 @@ fn fast_register_and_local_invalidate() {
     b.post(1, SendOp::FastRegister(register), &[], SendFlags::SIGNALED).unwrap();
     b.sent_ok(1);
     fill(&a.mr, 0, b"fast");
-    let remote = Remote { addr: 0x10_0000, rkey: STag(stag.0) };
+    let remote = Remote { addr: 0x10_0000, rkey: stag };
     a.op(1, SendOp::Write { remote }, 0, 4);
     a.op(2, read(remote), 100, 4);
     a.sent_ok(1);
@@ -607,7 +603,7 @@ fn fast_register_and_local_invalidate() {
     assert_eq!(peek(&b.mr, 0, 4), b"fast");
     // The memory is the sink of a Read that invalidates it.
     fill(&a.mr, 500, b"back");
-    let sink = [Sge { addr: 0x10_0000, length: 4, lkey: STag(stag.0) }];
+    let sink = [Sge { addr: 0x10_0000, length: 4, lkey: stag }];
     let op = SendOp::Read { remote: a.remote(500), invalidate: Some(stag) };
     b.post(2, op, &sink, SendFlags::SIGNALED).unwrap();
     b.sent_ok(2);
@@ -617,7 +613,7 @@ fn fast_register_and_local_invalidate() {
     b.sent_ok(3);
     b.post(4, SendOp::LocalInvalidate { stag: again.stag }, &[], SendFlags::SIGNALED).unwrap();
     b.sent_ok(4);
-    a.op(3, SendOp::Write { remote: Remote { addr: 0x10_0000, rkey: STag(again.stag.0) } }, 0, 4);
+    a.op(3, SendOp::Write { remote: Remote { addr: 0x10_0000, rkey: again.stag } }, 0, 4);
     let reason = a.ended().reason.unwrap();
     assert_eq!((reason.layer, reason.etype, reason.code), (1, 1, 0));
 }
@@ -633,10 +629,7 @@ fn every_transition() {
     }
     end.qp.modify(QpState::Rtr).unwrap();
     assert!(matches!(send(), Err(Error::State { .. })));
-    let port = crate::peer::Port::new();
-    end.connect(port.addr(), &plain());
-    let mut peer = port.accept();
-    peer.startup_frame();
+    let (_peer, _) = requested(&end, &plain());
     end.qp.modify(QpState::Rts).unwrap();
     assert!(matches!(end.qp.modify(QpState::Sqd), Err(Error::NotConnected)));
     end.qp.modify(QpState::Err).unwrap();
@@ -768,42 +761,26 @@ fn queue_pair_limit_released() {
         let (a, b) = (End::on(&device), End::on(&device));
         assert!(device.create_cq(1, CqConfig::default()).is_err());
         let (a, b) = pair_of(a, b, &ConnConfig::default());
-        assert!(matches!(
-            a.pd.create_qp(QpInit::new(&a.scq.clone(), &a.rcq.clone())),
-            Err(Error::Limit { .. })
-        ));
+        assert!(matches!(a.pd.create_qp(QpInit::new(&a.scq, &a.rcq)), Err(Error::Limit { .. })));
         drop((a, b));
     }
 }
 
 #[test]
 fn ipv6_wildcard_and_many_listeners() {
-    let server = End::tcp();
     let options = Arc::new(ConnConfig::default());
-    let bind = |addr: &str| {
-        uiw_verbs::cm::Listener::bind(
-            &server.device,
-            addr.parse().unwrap(),
-            8,
-            &options,
-            &server.channel,
-        )
+    let bind = |end: &End, address: &str| {
+        Listener::bind(&end.device, address.parse().unwrap(), 8, &options, &end.channel)
     };
-    let listeners: Vec<_> = (0..100).map(|_| bind("127.0.0.1:0").unwrap()).collect();
+    let server = End::tcp();
+    let listeners: Vec<_> = (0..100).map(|_| bind(&server, "127.0.0.1:0").unwrap()).collect();
     let client = End::tcp();
     client.connect(listeners[77].local_addr(), &options);
     server.accept(server.request());
     client.established();
     for (listen, host) in [("[::1]:0", "::1"), ("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "::1")] {
         let server = End::tcp();
-        let bound = uiw_verbs::cm::Listener::bind(
-            &server.device,
-            listen.parse().unwrap(),
-            8,
-            &options,
-            &server.channel,
-        );
-        let Ok(listener) = bound else { continue };
+        let Ok(listener) = bind(&server, listen) else { continue };
         let client = End::tcp();
         client.connect(
             (host.parse::<std::net::IpAddr>().unwrap(), listener.local_addr().port()).into(),
@@ -919,8 +896,7 @@ fn closing_queue_pair_not_drained() {
     assert!(matches!(a.qp.modify(QpState::Rts), Err(Error::NotConnected)));
     assert_eq!(a.qp.state(), QpState::Sqd);
     for id in 0..6usize {
-        let (opcode, sink) = (Opcode::ReadResponse, asked[id]);
-        peer.fpdu(&crate::peer::tagged(opcode, sink.sink_stag.0, sink.sink_to, true, b"data"));
+        peer.answer(&asked[id], b"data");
         a.sent_ok(id as u64);
         if id < 2 {
             asked.push(peer.expect_fpdu().read_request());

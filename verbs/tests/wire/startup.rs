@@ -1,7 +1,8 @@
 //! MPA start-up, both roles (RFC 5044 section 7.1, RFC 6581).
 
 use crate::common::{
-    End, Make, closed_addr, initiator_opt, next_request, pair_of, plain, responder_with,
+    End, closed_addr, initiator_opt, initiator_with, next_request, pair_of, plain, requested,
+    responder_with,
 };
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
 use crate::simulation::{any_port, change_link, now, run_until_idle, until};
@@ -14,7 +15,10 @@ use uiw_mpa::startup::RtrKinds;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_rdmap::Opcode;
 use uiw_verbs::cm::{ConnHandle, Listener};
-use uiw_verbs::{CapabilityExchange, ConnConfig, Error, QpState, Revision, SendFlags, SendOp};
+use uiw_verbs::{
+    CapabilityExchange, ConnConfig, Error, QpCap, QpInit, QpState, Remote, Revision, SendFlags,
+    SendOp,
+};
 
 fn p2p(rtr: RtrKinds) -> ConnConfig {
     plain().peer_to_peer(true).rtr(rtr)
@@ -104,8 +108,7 @@ fn refused(bytes: &[u8]) {
     assert!(peer.rest().is_empty(), "nothing may be answered");
     assert!(end.channel.is_empty());
     // The listener continues to work.
-    let mut next = Peer::connect(listener.local_addr());
-    next.raw(&request(1).emit());
+    let mut next = Peer::requesting(listener.local_addr(), &request(1));
     end.accept(end.request());
     assert!(!next.startup_frame().reject);
 }
@@ -134,11 +137,10 @@ fn private_data_of_every_size_arrives() {
         for len in [0, 1, 252, 256, max] {
             let end = End::new();
             let listener = end.listen(&plain());
-            let mut peer = Peer::connect(listener.local_addr());
             let data = crate::common::pattern(len);
             let mut asked = frame(FrameKind::Request, revision, &data);
             asked.enhanced = s.then(|| enhanced(1, 1));
-            peer.raw(&asked.emit());
+            let mut peer = Peer::requesting(listener.local_addr(), &asked);
             let request = end.request();
             assert_eq!(request.private_data(), data);
             assert_eq!(request.max_reply_private_data(), max);
@@ -166,10 +168,7 @@ fn request_in_single_bytes() {
 #[test]
 fn bytewise_reply_with_first_fpdu() {
     let end = End::new();
-    let port = Port::new();
-    end.connect(port.addr(), &plain());
-    let mut peer = port.accept();
-    peer.startup_frame();
+    let (mut peer, _) = requested(&end, &plain());
     end.recv(1, 0, 64);
     let mut bytes = with(frame(FrameKind::Reply, 2, b"x"), enhanced(1, 1)).emit();
     bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
@@ -184,11 +183,8 @@ fn bytewise_reply_with_first_fpdu() {
 #[test]
 fn bytes_after_reply_are_full_operation() {
     let end = End::new();
-    let port = Port::new();
     end.recv(1, 0, 64);
-    end.connect(port.addr(), &plain());
-    let mut peer = port.accept();
-    peer.startup_frame();
+    let (mut peer, _) = requested(&end, &plain());
     let mut bytes = with(reply(2), enhanced(1, 1)).emit();
     bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
     bytes.extend(peer.seal(&tagged(
@@ -226,8 +222,8 @@ fn rejection_carries_private_data_both_ways() {
     let end = End::new();
     let listener = end.listen(&plain());
     for revision in [1, 2] {
-        let mut peer = Peer::connect(listener.local_addr());
-        peer.raw(&frame(FrameKind::Request, revision, b"please").emit());
+        let asked = frame(FrameKind::Request, revision, b"please");
+        let mut peer = Peer::requesting(listener.local_addr(), &asked);
         let request = end.request();
         assert_eq!(request.private_data(), b"please");
         request.reject(b"no").unwrap();
@@ -239,8 +235,7 @@ fn rejection_carries_private_data_both_ways() {
         assert!(peer.rest().is_empty());
     }
     // Dropping a request rejects it as well.
-    let mut peer = Peer::connect(listener.local_addr());
-    peer.raw(&request(1).emit());
+    let mut peer = Peer::requesting(listener.local_addr(), &request(1));
     drop(end.request());
     assert!(peer.startup_frame().reject);
 }
@@ -251,8 +246,7 @@ fn dropped_listener_rejects_pending_requests() {
     let channel = Arc::default();
     let options = Arc::new(plain());
     let listener = Listener::bind(&end.device, any_port(), 8, &options, &channel).unwrap();
-    let mut peer = Peer::connect(listener.local_addr());
-    peer.raw(&request(1).emit());
+    let mut peer = Peer::requesting(listener.local_addr(), &request(1));
     until("no request came", || !channel.is_empty());
     let mut silent = Peer::connect(listener.local_addr());
     drop(listener);
@@ -293,8 +287,7 @@ fn socket_taken_instead_of_answer() {
 fn failed_socket_take_keeps_request() {
     let end = End::new();
     let listener = end.listen(&plain());
-    let mut peer = Peer::connect(listener.local_addr());
-    peer.raw(&request(1).emit());
+    let mut peer = Peer::requesting(listener.local_addr(), &request(1));
     let mut asked = end.request();
     assert!(!asked.has_socket(), "the simulated network has none");
     let refused = asked.take_socket().unwrap_err();
@@ -389,8 +382,7 @@ fn half_open_connections_bounded() {
     assert!(!second.startup_frame().reject);
     end.established();
     drop(third);
-    let mut fourth = Peer::connect(listener.local_addr());
-    fourth.raw(&request(1).emit());
+    let mut fourth = Peer::requesting(listener.local_addr(), &request(1));
     end.request().reject(b"").unwrap();
     assert!(fourth.startup_frame().reject);
 }
@@ -407,8 +399,7 @@ fn initiator_leaving_during_startup_forgotten() {
     left.fin();
     assert!(left.rest().is_empty());
     // The peer resets the connection before the application has decided.
-    let mut impatient = Peer::connect(listener.local_addr());
-    impatient.raw(&request(1).emit());
+    let impatient = Peer::requesting(listener.local_addr(), &request(1));
     let request_ = end.request();
     impatient.reset();
     pass(&end.device, Duration::from_millis(40));
@@ -437,7 +428,7 @@ fn responder_negotiates_ird_and_ord() {
         assert_eq!((info.negotiated.ird, info.negotiated.ord), expected);
         assert_eq!((end.qp.query().ird, end.qp.query().ord), expected);
         if expected.1 == 0 {
-            let op = SendOp::Read { remote: uiw_verbs::Remote::default(), invalidate: None };
+            let op = SendOp::Read { remote: Remote::default(), invalidate: None };
             assert!(end.post(1, op, &[end.sge(0, 8)], SendFlags::SIGNALED).is_err());
         }
     }
@@ -451,7 +442,7 @@ fn responder_waits_for_first_fpdu() {
         let (mut peer, _) = responder_with(&end, &plain(), &asked);
         end.established();
         end.send(1, 0, 10);
-        end.op(2, SendOp::Write { remote: uiw_verbs::Remote::default() }, 0, 0);
+        end.op(2, SendOp::Write { remote: Remote::default() }, 0, 0);
         peer.expect_silence(100);
         peer.empty_write();
         assert_eq!(peer.next().unwrap().opcode(), Opcode::Send);
@@ -669,12 +660,7 @@ fn closed_port_refuses() {
     assert!(matches!(end.failed(), Error::Refused { .. }));
     assert_eq!(end.qp.state(), QpState::Init);
     // The queue pair can be used for another attempt.
-    let port = Port::new();
-    end.connect(port.addr(), &plain());
-    let mut peer = port.accept();
-    peer.startup_frame();
-    peer.raw(&with(reply(2), enhanced(1, 1)).emit());
-    end.established();
+    initiator_with(&end, &plain(), |_| with(reply(2), enhanced(1, 1)));
 }
 
 fn reply_fails(bytes: &[u8]) -> Error {
@@ -829,7 +815,7 @@ fn fallback_within_same_timeout() {
 fn initiator_scales_its_ord_down() {
     let end = End::new();
     let options = plain().ird(8).ord(8);
-    initiator_opt(&end, &options, |_| with(reply(2), enhanced(3, 8)));
+    initiator_with(&end, &options, |_| with(reply(2), enhanced(3, 8)));
     let attr = end.qp.query();
     assert_eq!((attr.ird, attr.ord), (8, 3));
 }
@@ -847,8 +833,7 @@ fn ird_and_ord_of_peer_reported() {
         // A responder reads them from the Request.
         let end = End::new();
         let listener = end.listen(&plain());
-        let mut peer = Peer::connect(listener.local_addr());
-        peer.raw(&data(request(2)).emit());
+        let _peer = Peer::requesting(listener.local_addr(), &data(request(2)));
         let request = end.request();
         assert_eq!(request.peer_ird_ord(), said);
         end.accept(request);
@@ -856,11 +841,8 @@ fn ird_and_ord_of_peer_reported() {
         // An initiator reads them from the Reply.
         for reject in [false, true] {
             let end = End::new();
-            let port = Port::new();
             let revision = if said.is_some() { Revision::Two } else { Revision::One };
-            end.connect(port.addr(), &plain().revision(revision).ird(40));
-            let mut peer = port.accept();
-            peer.startup_frame();
+            let (mut peer, _) = requested(&end, &plain().revision(revision).ird(40));
             peer.raw(&Frame { reject, ..data(reply(revision as u8)) }.emit());
             let reported = match reject {
                 false => end.established().peer_ird_ord,
@@ -879,10 +861,7 @@ fn ird_and_ord_of_peer_reported() {
 #[test]
 fn insufficient_ird_is_terminated() {
     let end = End::new();
-    let port = Port::new();
-    end.connect(port.addr(), &plain());
-    let mut peer = port.accept();
-    peer.startup_frame();
+    let (mut peer, _) = requested(&end, &plain());
     peer.raw(&with(reply(2), enhanced(4, 5)).emit());
     peer.expect_terminate(2, 0, 6);
     assert!(matches!(end.failed(), Error::PeerRefusal { .. }));
@@ -892,10 +871,8 @@ fn insufficient_ird_is_terminated() {
 #[test]
 fn no_matching_rtr_is_terminated() {
     let end = End::new();
-    let port = Port::new();
-    end.connect(port.addr(), &p2p(WRITE));
-    let mut peer = port.accept();
-    let asked = peer.startup_frame().enhanced.unwrap();
+    let (mut peer, request) = requested(&end, &p2p(WRITE));
+    let asked = request.enhanced.unwrap();
     assert!(asked.rtr_write && !asked.rtr_read && !asked.rtr_send);
     peer.raw(&with(reply(2), asks(SEND)).emit());
     peer.expect_terminate(2, 0, 7);
@@ -914,19 +891,13 @@ fn rtr_of_every_kind_as_initiator() {
     ] {
         let end = End::new();
         let (mut peer, _) =
-            initiator_opt(&end, &p2p(RtrKinds::ALL), |_| with(reply(2), asks(offered)));
+            initiator_with(&end, &p2p(RtrKinds::ALL), |_| with(reply(2), asks(offered)));
         let first = peer.next().unwrap();
         assert_eq!(first.opcode(), opcode);
         if opcode == Opcode::ReadRequest {
             let request = first.read_request();
             assert_eq!(request.len, 0);
-            peer.fpdu(&tagged(
-                Opcode::ReadResponse,
-                request.sink_stag.0,
-                request.sink_to,
-                true,
-                b"",
-            ));
+            peer.answer(&request, b"");
         } else {
             assert!(first.payload().is_empty() && first.header.last());
         }
@@ -939,12 +910,7 @@ fn rtr_of_every_kind_as_initiator() {
         assert_eq!(end.received_ok(2).byte_len, 4);
         // The RTR Read has returned its credit, so all four Reads of ORD are available.
         for id in 10..14 {
-            end.op(
-                id,
-                SendOp::Read { remote: uiw_verbs::Remote::default(), invalidate: None },
-                0,
-                8,
-            );
+            end.op(id, SendOp::Read { remote: Remote::default(), invalidate: None }, 0, 8);
         }
         for _ in 0..4 {
             peer.expect_fpdu().read_request();
@@ -981,30 +947,25 @@ fn crc_shared_markers_per_direction() {
                 asked.markers = markers_out;
                 let (mut peer, reply) = responder_with(&end, &options, &asked);
                 assert_eq!((reply.crc, reply.markers), (ours || theirs, markers_in));
+                end.established();
                 exchange(&end, &mut peer);
                 let end = End::new();
                 let options = options.revision(Revision::One);
-                let (mut peer, request) = initiator_opt(&end, &options, |_| {
+                let (mut peer, request) = initiator_with(&end, &options, |_| {
                     let mut answer = crate::peer::reply(1);
                     answer.crc = theirs;
                     answer.markers = markers_out;
                     answer
                 });
                 assert_eq!((request.crc, request.markers), (ours, markers_in));
-                peer.full(ours || theirs, markers_in, markers_out);
-                exchange_open(&end, &mut peer);
+                exchange(&end, &mut peer);
             }
         }
     }
 }
 
-fn exchange(end: &End, peer: &mut Peer) {
-    end.established();
-    exchange_open(end, peer);
-}
-
 /// Exchanges messages that are longer than the distance between two Markers, in both directions.
-fn exchange_open(end: &End, peer: &mut Peer) {
+fn exchange(end: &End, peer: &mut Peer) {
     let data = crate::common::pattern(3001);
     end.recv(1, 0, 4000);
     peer.send(&data);
@@ -1047,7 +1008,7 @@ fn exchanging() -> ConnConfig {
 
 /// Returns whether requests that need an extension are refused locally.
 fn is_foreign(end: &End) -> bool {
-    let op = SendOp::FetchAdd { remote: uiw_verbs::Remote::default(), add: 1, mask: 0 };
+    let op = SendOp::FetchAdd { remote: Remote::default(), add: 1, mask: 0 };
     end.op(99, op, 0, 8);
     end.sent().status == uiw_verbs::WcStatus::LocalQpOperation
 }
@@ -1056,7 +1017,7 @@ fn is_foreign(end: &End) -> bool {
 fn echo_and_zeroes_not_uiw() {
     for zero in [false, true] {
         let end = End::new();
-        let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));
+        let mut peer = initiator_opt(&end, &exchanging());
         let hello = peer.next().unwrap();
         assert!(hello.is_empty_write());
         let (stag, to) = if zero { (0, 0) } else { (hello.tagged().stag.0, hello.tagged().to) };
@@ -1068,7 +1029,7 @@ fn echo_and_zeroes_not_uiw() {
 #[test]
 fn capability_request_repeated_to_silent_peer() {
     let end = End::new();
-    let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));
+    let mut peer = initiator_opt(&end, &exchanging());
     let first = peer.next().unwrap();
     for _ in 0..2 {
         let again = peer.next().unwrap();
@@ -1081,7 +1042,7 @@ fn capability_request_repeated_to_silent_peer() {
 #[test]
 fn capability_request_stops_at_first_fpdu() {
     let end = End::new();
-    let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));
+    let mut peer = initiator_opt(&end, &exchanging());
     peer.next().unwrap();
     end.recv(1, 0, 64);
     peer.send(b"x");
@@ -1093,7 +1054,6 @@ fn capability_request_stops_at_first_fpdu() {
     peer.expect_silence(150);
 }
 
-/// A scripted peer answers like a uiw peer; the answer is computed by a uiw responder.
 #[test]
 fn uiw_peers_recognised_with_all_rtrs() {
     for rtr in [WRITE, READ, SEND, RtrKinds::ALL] {
@@ -1131,13 +1091,13 @@ fn rtr_read_answer_keeps_peer_unclassified() {
         responder_with(&teacher, &exchanging(), &with(request(2), enhanced(4, 4)));
     let options = exchanging().peer_to_peer(true).rtr(READ);
     let end = End::new();
-    let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), asks(READ)));
+    let (mut peer, _) = initiator_with(&end, &options, |_| with(reply(2), asks(READ)));
     let rtr = peer.next().unwrap().read_request();
     let hello = peer.next().unwrap();
     oracle.fpdu(&hello.ulpdu);
     let answer = oracle.next().unwrap();
-    peer.fpdu(&tagged(Opcode::ReadResponse, rtr.sink_stag.0, rtr.sink_to, true, b""));
-    end.op(1, SendOp::FetchAdd { remote: uiw_verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
+    peer.answer(&rtr, b"");
+    end.op(1, SendOp::FetchAdd { remote: Remote::default(), add: 1, mask: 0 }, 0, 8);
     end.recv(2, 0, 64);
     pass(&end.device, Duration::from_millis(20));
     peer.fpdu(&answer.ulpdu);
@@ -1184,20 +1144,19 @@ fn capability_exchange_off_and_assumed() {
     assert_eq!(peer.next().unwrap().opcode(), Opcode::Send);
     let end = End::new();
     let options = plain().capabilities(CapabilityExchange::Assume);
-    let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), enhanced(4, 4)));
+    let mut peer = initiator_opt(&end, &options);
     end.op(1, SendOp::SendImm { imm: 1 }, 0, 8);
     // Send with immediate is only supported between uiw peers.
     assert_ne!(end.sent().status, uiw_verbs::WcStatus::Success);
-    end.op(2, SendOp::FetchAdd { remote: uiw_verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
+    end.op(2, SendOp::FetchAdd { remote: Remote::default(), add: 1, mask: 0 }, 0, 8);
     assert_eq!(peer.next().unwrap().opcode(), Opcode::AtomicRequest);
 }
 
 #[test]
 fn queue_pair_beyond_limits_refused() {
-    let end = End::made(Make::default());
-    let limits = end.device.limits().clone();
-    let cap = uiw_verbs::QpCap { max_send_wr: limits.max_qp_wr + 1, ..uiw_verbs::QpCap::default() };
-    let init = uiw_verbs::QpInit::new(&end.scq.clone(), &end.rcq.clone()).cap(cap);
+    let end = End::new();
+    let cap = QpCap { max_send_wr: end.device.limits().max_qp_wr + 1, ..QpCap::default() };
+    let init = QpInit::new(&end.scq, &end.rcq).cap(cap);
     assert!(matches!(end.pd.create_qp(init), Err(Error::Limit { .. })));
 }
 
@@ -1231,7 +1190,7 @@ fn retries_of_a_refused_connection_end() {
     let error = end.failed();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     // The queue pair is free for a peer that listens.
-    initiator_opt(&end, &plain(), |_| with(reply(2), enhanced(4, 4)));
+    crate::common::initiator(&end);
 }
 
 /// On loopback, the system may choose the destination port as the local port if nothing listens on

@@ -2,7 +2,7 @@
 //! are discarded without a Terminate.
 
 use crate::common::{End, fill, initiator_opt, pair_of, pattern, peek, plain, responder_opt};
-use crate::peer::{enhanced, reply, tagged, untagged, with};
+use crate::peer::{tagged, untagged};
 use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicRequest, Opcode};
@@ -113,8 +113,7 @@ fn only_long_writes_and_immediates_announced() {
     let end = unreliable();
     let options =
         ConnConfig::default().acknowledged(false).capabilities(CapabilityExchange::Assume);
-    let (mut peer, _) =
-        initiator_opt(&end, &options.peer_to_peer(false), |_| with(reply(2), enhanced(4, 4)));
+    let mut peer = initiator_opt(&end, &options.peer_to_peer(false));
     let write =
         |wr_id, op, len| end.post(wr_id, op, &[end.sge(0, len)], SendFlags::SIGNALED).unwrap();
     let remote = end.remote(0);

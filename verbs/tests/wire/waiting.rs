@@ -1,7 +1,7 @@
 //! Tests queue pairs whose application moves them to RTS before their connection is established,
 //! and whose peers may not be reachable.
 
-use crate::common::{End, Make, device, pair, pair_of};
+use crate::common::{End, device, pair, pair_of};
 use crate::peer::Port;
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,7 +129,7 @@ fn send_waits_forever_if_configured() {
 
 #[test]
 fn reset_and_again() {
-    let (a, b) = (End::made(Make::default()), End::new());
+    let (a, b) = (End::new(), End::new());
     let options = ConnConfig::default();
     let listener = b.listen(&options);
     for round in 0..3 {

@@ -1,5 +1,6 @@
 //! Tasks of a runtime as active pollers.
 
+use super::super::Shard;
 use super::State;
 use super::ownership::ActivePoller;
 use std::os::fd::OwnedFd;
@@ -16,11 +17,9 @@ pub(crate) struct ActiveTask {
 }
 
 impl ActiveTask {
-    /// Makes the task of `waker` the active poller, unless there is one.
-    pub(in super::super) fn claim(
-        state: &Arc<State>,
-        waker: impl FnOnce() -> Waker,
-    ) -> Option<Self> {
+    /// Makes the task of `waker` the active poller of `shard`, unless there is one.
+    pub(crate) fn try_new(shard: &Shard, waker: impl FnOnce() -> Waker) -> Option<Self> {
+        let state = &shard.progress;
         let claimed = state.ownership.claim(|| ActivePoller::Task(waker()));
         claimed.then(|| Self { state: Arc::clone(state), released: AtomicBool::new(false) })
     }
