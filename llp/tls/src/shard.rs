@@ -1,7 +1,7 @@
 //! The connections and listeners of one shard, and the set of those that have something to report.
 
 use super::conn::{Conn, Scratch};
-use super::shared::Shared;
+use super::shared::{Shared, write_wake};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use slab::Slab;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -537,12 +537,6 @@ impl Shard {
         }
         done
     }
-}
-
-pub(super) fn write_wake(wake: &OwnedFd) {
-    // The counter cannot overflow, because each write adds only 1. An error would be harmless,
-    // because the descriptor would be readable in that case.
-    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
 }
 
 fn read_wake(wake: &OwnedFd) {

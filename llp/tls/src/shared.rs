@@ -3,7 +3,6 @@
 use super::config::TlsConfig;
 use super::error::TlsError;
 use super::keys::KeyError;
-use super::shard::write_wake;
 use super::verify::Verifier;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustls::{ClientConfig, ServerConfig};
@@ -207,4 +206,10 @@ impl InProcessConnection {
 /// Returns the error for a name that no certificate can have.
 pub(super) fn invalid_name_error(error: &KeyError) -> std::io::Error {
     TlsError::Certificate(error.to_string().into()).into()
+}
+
+pub(super) fn write_wake(wake: &OwnedFd) {
+    // The counter cannot overflow, because each write adds only 1. An error would be harmless,
+    // because the descriptor would be readable in that case.
+    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
 }
