@@ -66,7 +66,7 @@ impl CompChannel {
     /// poll(2), epoll and the like. Do not read from it.
     ///
     /// # Errors
-    /// [`Error::Io`] if the process has no free descriptor.
+    /// [`Error::Io`](crate::Error::Io) if the process has no free descriptor.
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
         self.events.fd()
     }
@@ -76,7 +76,7 @@ impl CompChannel {
     /// making progress.
     ///
     /// # Errors
-    /// [`Error::Io`] if the process has no free descriptor.
+    /// [`Error::Io`](crate::Error::Io) if the process has no free descriptor.
     pub fn token_fd(&self) -> Result<BorrowedFd<'_>> {
         self.events.token_fd()
     }

@@ -1,4 +1,4 @@
-//! [`Drive`] for a [`Shard`], and the shard's calls into [`progress`].
+//! [`Drive`] for a [`Shard`], and the shard's calls into [`progress`](super::progress).
 
 use super::Shard;
 use super::progress::{Drive, State};
