@@ -6,10 +6,10 @@
 //! by mounts, because ordinary users cannot create devices.
 
 use crate::run;
+use crate::shared::child;
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::text;
 use serde_json::{Value, json};
-use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -49,8 +49,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let program = env::current_exe()
-        .map_err(|error| Failure::local("cannot find the program's own file", error))?;
+    let program = child::own_file()?;
     let libraries = run::find_libraries()?;
     let libraries = fs::canonicalize(&libraries)
         .map_err(|error| Failure::local(format!("cannot find {}", libraries.display()), error))?;

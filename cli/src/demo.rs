@@ -2,6 +2,7 @@
 //! byte, and compares with raw TCP.
 
 use crate::shared::args::{PeerConfig, seconds};
+use crate::shared::child;
 use crate::shared::fail::{Exit, Failure};
 use crate::shared::open::Opener;
 use crate::shared::text::{self, Progress};
@@ -120,8 +121,7 @@ fn cases() -> Vec<DemoCase> {
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let path = match &args.file {
         Some(path) => path.clone(),
-        None => std::env::current_exe()
-            .map_err(|error| Failure::local("cannot find the program's own file", error))?,
+        None => child::own_file()?,
     };
     let file = read_file(&path)?;
     let time = Duration::from_secs_f64(args.seconds);

@@ -3,9 +3,8 @@
 
 use crate::shared::fail::{Failure, Result};
 use crate::shared::open::Global;
-use crate::shared::text;
+use crate::shared::{env, text};
 use serde_json::json;
-use uiw_cabi_core::settings::{Settings, Variable};
 use uiw_cabi_verbs::device::{netdev, netdev::NetDev};
 use uiw_smol::Spec;
 
@@ -20,14 +19,10 @@ pub(crate) struct Args {
 /// Returns the TCP stack that programs use: the one of `--llp`, which `uiw run` passes to them,
 /// otherwise the one of `UIW_LLP`.
 fn stack(global: &Global) -> Result<Spec> {
-    if let Some(llp) = &global.llp {
-        return Ok(llp.spec.clone());
+    match &global.llp {
+        Some(llp) => Ok(llp.spec.clone()),
+        None => Ok(env::read()?.llp),
     }
-    let value =
-        |variable: &Variable| std::env::var(variable.name).ok().filter(|value| !value.is_empty());
-    Settings::read(value)
-        .map(|settings| settings.llp)
-        .map_err(|line| crate::shared::env::variable_failure(&line))
 }
 
 pub(crate) fn run(args: &Args, global: &Global) -> Result<()> {

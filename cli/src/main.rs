@@ -99,15 +99,16 @@ enum Command {
 
 fn main() -> ExitCode {
     uiw_cli_sys::signals::keep_children();
-    let parsed =
-        command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = match parsed {
-        Ok(cli) => cli,
+    let parsed = command_line().try_get_matches().and_then(|matches| {
+        let name = matches.subcommand_name().unwrap_or_default().to_owned();
+        Ok((name, Cli::from_arg_matches(&matches)?))
+    });
+    let (name, cli) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return report_usage_error(&error),
     };
-    if let Err(failure) = check_global_options(&cli.command, &cli.global) {
-        note!("{failure}");
-        return failure.exit.into();
+    if let Err(failure) = check_global_options(&name, &cli) {
+        return report(&failure);
     }
     // The libraries loaded by `uiw run` print this warning themselves.
     let is_silent = matches!(cli.command, Command::Run(_) | Command::CdiHook);
@@ -117,8 +118,7 @@ fn main() -> ExitCode {
     if let Some(scope) = variable_scope(&cli.command)
         && let Err(failure) = env::obey(scope)
     {
-        note!("{failure}");
-        return failure.exit.into();
+        return report(&failure);
     }
     let result = match cli.command {
         Command::Decode(args) => {
@@ -132,11 +132,14 @@ fn main() -> ExitCode {
     };
     match result.and_then(|()| text::check_written()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            note!("{failure}");
-            failure.exit.into()
-        }
+        Err(failure) => report(&failure),
     }
+}
+
+/// Prints an error, and returns its exit code.
+fn report(failure: &Failure) -> ExitCode {
+    note!("{failure}");
+    failure.exit.into()
 }
 
 /// Returns which environment variables a command obeys, or `None` if it makes no connections
@@ -156,77 +159,56 @@ fn variable_scope(command: &Command) -> Option<env::VariableScope> {
     }
 }
 
+/// Returns the global options that a command always refuses, and the reason.
+fn refused_options(command: &str) -> (&'static [&'static str], &'static str) {
+    match command {
+        "devices" => (&["tls", "keylog", "pcap"], NO_CONNECTIONS),
+        "decode" => (&["llp", "tls", "pcap"], NO_CONNECTIONS),
+        "cdi" | "cdi-hook" | "env" | "key" | "stat" | "wan" | "generate" => {
+            (GLOBAL_OPTIONS, NO_CONNECTIONS)
+        }
+        "conform" => (
+            GLOBAL_OPTIONS,
+            "this command makes every byte itself, over the kernel's TCP; `tcpdump` captures them",
+        ),
+        "demo" => {
+            (&["tls", "keylog", "llp"], "both ends of the demo are on this machine's own TCP")
+        }
+        _ => (&[], ""),
+    }
+}
+
+/// All options that [`Global::refuse`] can refuse.
+const GLOBAL_OPTIONS: &[&str] = &["llp", "tls", "keylog", "pcap"];
+
+/// Reason to refuse an option that concerns connections.
+const NO_CONNECTIONS: &str = "this command makes no connections";
+
 /// Returns the command line definition. The help of a command omits the options that
-/// [`check_global_options`] always refuses for it.
+/// [`refused_options`] lists for it.
 fn command_line() -> clap::Command {
-    let mut command = Cli::command();
-    for (name, refused) in [
-        ("demo", &["llp", "tls", "keylog"][..]),
-        ("devices", &["pcap", "tls", "keylog"]),
-        ("cdi", &["llp", "pcap", "tls", "keylog"]),
-        ("env", &["llp", "pcap", "tls", "keylog"]),
-        ("key", &["llp", "pcap", "tls", "keylog"]),
-        ("stat", &["llp", "pcap", "tls", "keylog"]),
-        ("wan", &["llp", "pcap", "tls", "keylog"]),
-        ("conform", &["llp", "pcap", "tls", "keylog"]),
-        ("decode", &["llp", "pcap", "tls"]),
-        ("generate", &["llp", "pcap", "tls", "keylog"]),
-    ] {
-        let hidden = command.get_arguments().filter(|arg| refused.contains(&arg.get_id().as_str()));
-        let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
-        command = command.mut_subcommand(name, |command| command.args(hidden));
-    }
-    let keylog = command.get_arguments().find(|arg| arg.get_id() == "keylog").cloned();
-    if let Some(keylog) = keylog {
-        let keylog = keylog.help(
-            "Secrets of TLS connections, as --keylog and UIW_KEYLOG of other commands write them",
-        );
-        command = command.mut_subcommand("decode", |command| command.arg(keylog));
-    }
-    command
+    let command = Cli::command();
+    let options: Vec<_> = command.get_arguments().cloned().collect();
+    command.mut_subcommands(|command| {
+        let (refused, _) = refused_options(command.get_name());
+        let is_decode = command.get_name() == "decode";
+        let replaced = options.iter().cloned().filter_map(|option| match option.get_id().as_str() {
+            "keylog" if is_decode => Some(option.help(
+                "Secrets of TLS connections, as --keylog and UIW_KEYLOG of other commands write them",
+            )),
+            id => refused.contains(&id).then(|| option.clone().hide(true)),
+        });
+        command.args(replaced)
+    })
 }
 
 /// Refuses global options that a command cannot obey, instead of ignoring them.
-fn check_global_options(command: &Command, global: &Global) -> Result<()> {
-    match command {
-        Command::Doctor(args) if args.connects() => Ok(()),
-        Command::Devices(_) => {
-            let why = "this command makes no connections";
-            global.refuse_tls(why)?;
-            global.refuse_pcap(why)
-        }
-        Command::Cdi(_)
-        | Command::CdiHook
-        | Command::Env(_)
-        | Command::Key(_)
-        | Command::Stat(_)
-        | Command::Doctor(_)
-        | Command::Wan(_)
-        | Command::Generate(_) => {
-            let why = "this command makes no connections";
-            global.refuse_llp(why)?;
-            global.refuse_tls(why)?;
-            global.refuse_pcap(why)
-        }
-        Command::Decode(_) => {
-            let why = "this command makes no connections";
-            global.refuse_llp(why)?;
-            global.refuse_tls_file(why)?;
-            global.refuse_pcap(why)
-        }
-        Command::Conform(_) => {
-            let why = "this command makes every byte itself, over the kernel's TCP; `tcpdump` captures them";
-            global.refuse_llp(why)?;
-            global.refuse_tls(why)?;
-            global.refuse_pcap(why)
-        }
-        Command::Demo(_) => {
-            let why = "both ends of the demo are on this machine's own TCP";
-            global.refuse_tls(why)?;
-            global.refuse_llp(why)
-        }
-        _ => Ok(()),
-    }
+fn check_global_options(name: &str, cli: &Cli) -> Result<()> {
+    let (refused, why) = match &cli.command {
+        Command::Doctor(args) if !args.connects() => (GLOBAL_OPTIONS, NO_CONNECTIONS),
+        _ => refused_options(name),
+    };
+    refused.iter().try_for_each(|option| cli.global.refuse(option, why))
 }
 
 fn run_command(command: &Command, global: &Global) -> Result<()> {
@@ -289,7 +271,5 @@ fn report_usage_error(error: &clap::Error) -> ExitCode {
         None => "see `uiw --help`".to_owned(),
     };
     why.retain(|line| !line.is_empty());
-    let failure = Failure::usage("invalid command line", why.join("; "), hint);
-    note!("{failure}");
-    failure.exit.into()
+    report(&Failure::usage("invalid command line", why.join("; "), hint))
 }

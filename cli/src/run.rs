@@ -4,6 +4,8 @@ mod guard;
 mod report;
 mod tree;
 
+use crate::shared::child;
+use crate::shared::env::variable_failure;
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::open::Global;
 use report::Requirement;
@@ -134,7 +136,7 @@ fn prepare_command(args: &Args, global: &Global) -> Result<Command> {
     let mut preloaded = preload_list(&libraries);
     if args.sockets {
         let library = sockets_library(&libraries)?;
-        if library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
+        if !is_one_word(&library) {
             let why = "the loader takes no such path in LD_PRELOAD";
             return Err(Failure::usage(
                 library.display(),
@@ -230,16 +232,20 @@ fn sockets_library(libraries: &Path) -> Result<PathBuf> {
 /// those of that library. `librdmacm.so.1` also takes its functions from libibverbs.
 fn preload_list(libraries: &Path) -> OsString {
     let library = libraries.join(LIBRARIES[0]);
-    // The loader separates the names in LD_PRELOAD at spaces and colons. It looks for a name
-    // without a path in LD_LIBRARY_PATH.
-    let is_one_word =
-        !library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
-    let mut list = if is_one_word { library.into_os_string() } else { LIBRARIES[0].into() };
+    // The loader looks for a name without a path in LD_LIBRARY_PATH.
+    let mut list =
+        if is_one_word(&library) { library.into_os_string() } else { LIBRARIES[0].into() };
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         list.push(":");
         list.push(others);
     }
     list
+}
+
+/// Returns whether LD_PRELOAD can contain a path. The loader separates the names in it at spaces
+/// and colons.
+fn is_one_word(path: &Path) -> bool {
+    !path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'))
 }
 
 /// Folders in which Debian and Red Hat install libibverbs.
@@ -311,11 +317,7 @@ fn check_variables(command: &Command) -> Result<Settings> {
         let value = set.map_or_else(|| env::var_os(name), |value| Some(value.to_owned()));
         value?.into_string().ok().filter(|value| !value.is_empty())
     };
-    Settings::read(value).map_err(|line| {
-        let line = line.strip_prefix("uiw: ").unwrap_or(&line);
-        let (what, why) = line.split_once(": ").unwrap_or((line, "a bad value"));
-        Failure::usage(what, why, "see `uiw env`")
-    })
+    Settings::read(value).map_err(|line| variable_failure(&line).with_fix("see `uiw env`"))
 }
 
 /// Folders of the libraries, relative to the installation prefix. System packages use a private
@@ -325,9 +327,7 @@ const FOLDERS: [&str; 3] = ["lib/uiw", "lib64/uiw", "lib"];
 /// Returns the folder with both libraries: the one named by UIW_LIB, otherwise one of [`FOLDERS`].
 pub(crate) fn find_libraries() -> Result<PathBuf> {
     let has = |folder: &Path| LIBRARIES.iter().all(|library| folder.join(library).is_file());
-    if let Some(folder) =
-        env::var_os("UIW_LIB").filter(|value| !value.is_empty()).map(PathBuf::from)
-    {
+    if let Some(folder) = crate::shared::env::path("UIW_LIB") {
         return if has(&folder) {
             // The program may change its directory.
             std::path::absolute(folder)
@@ -340,8 +340,7 @@ pub(crate) fn find_libraries() -> Result<PathBuf> {
             ))
         };
     }
-    let program = env::current_exe()
-        .map_err(|error| Failure::local("cannot find the program's own file", error))?;
+    let program = child::own_file()?;
     let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
     FOLDERS.iter().map(|folder| prefix.join(folder)).find(|folder| has(folder)).ok_or_else(|| {
         Failure::new(

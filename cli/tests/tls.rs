@@ -212,9 +212,9 @@ fn without(capture: &[u8], left_out: u64) -> Vec<u8> {
     let mut reader = Reader::new(capture).unwrap();
     let mut packets = Vec::new();
     let mut link = 0;
-    while let Some(packet) = reader.next_packet().unwrap() {
+    for (number, packet) in (1..).zip(std::iter::from_fn(|| reader.next_packet().unwrap())) {
         link = packet.link.0;
-        if packet.number != left_out {
+        if number != left_out {
             let length = u32::try_from(packet.bytes.len()).unwrap();
             packets.extend([0, 0, length, length].into_iter().flat_map(u32::to_be_bytes));
             packets.extend(packet.bytes);

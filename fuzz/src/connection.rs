@@ -42,22 +42,25 @@ pub fn run(data: &[u8]) {
     let arena = Arena::new(&device, &mut input);
     let mut application = Application::new(&device, &arena, &mut input);
     let initiator = input.bool();
-    let mut peer = if initiator {
+    let stream = if initiator {
         let mut listener = stack
             .listen((THEIRS, PORT).into(), &ListenConfig::default(), Token(1))
             .expect("a free port");
         application.connect((THEIRS, PORT).into(), &options);
         run_until_idle(&network, &device);
         let Ok(stream) = listener.accept(Token(2)) else { return };
-        Peer::responder(stream)
+        stream
     } else {
-        let Some(_listening) = application.listen((OURS, PORT).into(), &options) else { return };
+        if !application.listen((OURS, PORT).into(), &options) {
+            return;
+        }
         let stream = stack
             .connect(None, (OURS, PORT).into(), &TransportConfig::default(), Token(2))
             .expect("a way to our own port");
         run_until_idle(&network, &device);
-        Peer::initiator(stream)
+        stream
     };
+    let mut peer = Peer::new(stream, !initiator);
     converse(&network, &device, &mut application, &mut peer, &arena, &mut input);
     peer.close();
     // All time-outs expire.

@@ -156,14 +156,8 @@ impl FuzzedTarget {
         assert_eq!(wc.datagram_from, Some(header.source.raw()));
         let mut placed = vec![0; payload.len()];
         let at = (wr_id % PLACES * PLACE) as usize + 40;
-        self.mr
-            .region()
-            .span(at, placed.len())
-            .expect("a span")
-            .pin()
-            .expect("memory")
-            .copy_to(0, &mut placed)
-            .expect("mapped memory");
+        let span = self.mr.region().span(at, placed.len()).expect("a span");
+        span.pin().expect("memory").copy_to(0, &mut placed).expect("mapped memory");
         assert_eq!(placed, payload);
         self.check_counts();
     }

@@ -205,28 +205,20 @@ fn receive(sender: &FramedSender, cut: &mut dyn FnMut(usize) -> usize) -> Receiv
 }
 
 fn check(due: &[ExpectedFpdu], received: &ReceivedStream) {
-    let mut ulpdus = received.ulpdus.iter();
+    let (mut ulpdus, error) = (received.ulpdus.iter(), received.error);
     for due in due {
         match due {
             ExpectedFpdu::Ulpdu(ulpdu) => {
                 assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} bytes", ulpdu.len());
             }
             ExpectedFpdu::Crc => {
-                assert!(
-                    matches!(received.error, Some(FpduError::Crc { .. })),
-                    "{:?}",
-                    received.error
-                );
+                assert!(matches!(error, Some(FpduError::Crc { .. })), "{error:?}");
             }
             ExpectedFpdu::Marker => {
-                assert!(
-                    matches!(received.error, Some(FpduError::Marker { .. })),
-                    "{:?}",
-                    received.error
-                );
+                assert!(matches!(error, Some(FpduError::Marker { .. })), "{error:?}");
             }
             ExpectedFpdu::Nothing => {
-                assert!(!matches!(received.error, Some(FpduError::Marker { .. })));
+                assert!(!matches!(error, Some(FpduError::Marker { .. })));
             }
             ExpectedFpdu::Anything => return,
         }
@@ -236,5 +228,5 @@ fn check(due: &[ExpectedFpdu], received: &ReceivedStream) {
         due.last(),
         Some(ExpectedFpdu::Crc | ExpectedFpdu::Marker | ExpectedFpdu::Nothing)
     );
-    assert!(error_due || received.error.is_none(), "{:?}", received.error);
+    assert!(error_due || error.is_none(), "{error:?}");
 }

@@ -155,13 +155,8 @@ pub fn run(bytes: &[u8]) {
                     len > 0 || most == 0 || skip == expected.readable,
                     "bytes that are readable are found"
                 );
-                assert!(
-                    chunk.clone().eq(expected
-                        .published
-                        .range(skip as usize..)
-                        .copied()
-                        .take(chunk.len()))
-                );
+                let published = expected.published.range(skip as usize..).copied();
+                assert!(chunk.clone().eq(published.take(chunk.len())));
                 if skip == 0 {
                     receiver.consume(len as u32);
                     ended += expected.consume(len);

@@ -48,13 +48,10 @@ pub fn run(data: &[u8]) {
     receiver.stream.set_extensions(extensions);
     for _ in 0..input.below(24) {
         let (ulpdu, right) = receiver.make_segment(&mut input);
-        match receiver.take(&ulpdu, &mut input) {
-            Ok(()) => {}
-            Err(fault) => {
-                assert!(!right, "{fault}: {ulpdu:02x?}");
-                report(&fault, &ulpdu);
-                return;
-            }
+        if let Err(fault) = receiver.take(&ulpdu, &mut input) {
+            assert!(!right, "{fault}: {ulpdu:02x?}");
+            report(&fault, &ulpdu);
+            return;
         }
     }
 }
@@ -240,13 +237,8 @@ fn atomic(request: AtomicRequest, bytes: &[u8]) {
                 carry = sum > 1 && !top;
                 sum & 1 != 0
             }
-            AtomicOp::CmpSwap => {
-                if equal && top {
-                    b
-                } else {
-                    a
-                }
-            }
+            AtomicOp::CmpSwap if equal && top => b,
+            AtomicOp::CmpSwap => a,
         };
         new |= if set { at } else { 0 };
     }

@@ -9,10 +9,10 @@ mod host;
 
 use std::time::Duration;
 
-use uiw_ddp::{Header, STag, Tagged, Untagged};
+use uiw_ddp::{Header, STag};
 use uiw_mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds};
 use uiw_mpa::tx::FpduTx;
-use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_stream::{
     BatchLength, CapabilityExchange, Event, FpduSize, Op, Piece, RdmapConfig, RdmapStream, Remote,
     StableTx, Time, Transmit,
@@ -102,11 +102,8 @@ pub fn run(data: &[u8]) {
         rejected: false,
         peer,
     };
-    run.stream.set_batch_length(if theirs.copy_with_crc {
-        BatchLength::Usual
-    } else {
-        BatchLength::Long
-    });
+    let length = if theirs.copy_with_crc { BatchLength::Usual } else { BatchLength::Long };
+    run.stream.set_batch_length(length);
     run.stream.set_emss(input.pick(&[1460, 536, 9000, 100]));
     run.stream.handle_connected(now);
     run.events(&mut input);
@@ -445,34 +442,22 @@ impl PeerState {
             3 | 4 => {
                 let (source_stag, source_to) = place(input);
                 let len = input.pick(&[0, 4, 1000, 30_000, u32::MAX]);
-                payload =
-                    ReadRequest { sink_stag: STag(1), sink_to: 0, len, source_stag, source_to }
-                        .emit()
-                        .to_vec();
-                self.untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, true, input)
+                let sink_stag = STag(1);
+                let request = ReadRequest { sink_stag, sink_to: 0, len, source_stag, source_to };
+                payload = request.emit().to_vec();
+                self.untagged(Opcode::ReadRequest, true, input)
             }
             5 => {
                 let (stag, to) = place(input);
-                let (op, data) = (AtomicOp::FetchAdd, input.u64());
-                let (mask, compare, compare_mask) = (0, 0, u64::MAX);
-                let request = AtomicRequest {
-                    op,
-                    request_id: 1,
-                    stag,
-                    to,
-                    data,
-                    mask,
-                    compare,
-                    compare_mask,
-                };
+                let request = AtomicRequest::fetch_add(1, stag, to, input.u64(), 0);
                 payload = request.emit().to_vec();
-                self.untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, true, input)
+                self.untagged(Opcode::AtomicRequest, true, input)
             }
             6 => {
                 payload = AtomicResponse { request_id: u32::from(input.u8()), original: 1 }
                     .emit()
                     .to_vec();
-                self.untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, true, input)
+                self.untagged(Opcode::AtomicResponse, true, input)
             }
             7 => {
                 let opcode = input.pick(&[
@@ -482,17 +467,11 @@ impl PeerState {
                     Opcode::Terminate,
                     Opcode::SendImm,
                 ]);
-                let qn = if opcode == Opcode::Terminate {
-                    uiw_rdmap::QN_TERMINATE
-                } else {
-                    uiw_rdmap::QN_SEND
-                };
-                self.untagged(opcode, qn, last, input)
+                self.untagged(opcode, last, input)
             }
-            _ => self.untagged(Opcode::Send, uiw_rdmap::QN_SEND, last, input),
+            _ => self.untagged(Opcode::Send, last, input),
         };
-        let header_len =
-            if matches!(header, Header::Tagged(_)) { Tagged::LEN } else { Untagged::LEN };
+        let header_len = header.len();
         let mut fpdu = vec![0; 2 + header_len];
         header.emit(&mut fpdu[2..]);
         fpdu.extend(payload);
@@ -508,7 +487,8 @@ impl PeerState {
         fpdu
     }
 
-    fn untagged(&mut self, opcode: Opcode, qn: u32, last: bool, input: &mut Input<'_>) -> Header {
+    fn untagged(&mut self, opcode: Opcode, last: bool, input: &mut Input<'_>) -> Header {
+        let qn = opcode.queue().unwrap_or(0);
         let msn = &mut self.msn[qn as usize];
         let now = *msn;
         if last {

@@ -110,12 +110,8 @@ impl Tshark {
             .args([OsStr::new("-r"), capture.as_os_str()])
             .args(["-n", "-T", "pdml", "-J", "frame iwarp_mpa iwarp_ddp_rdmap _ws.malformed"])
             .args(["--disable-protocol", "rpcordma", "--disable-protocol", "smb_direct"])
-            .args([
-                "-o",
-                "tcp.desegment_tcp_streams:TRUE",
-                "-o",
-                "tcp.reassemble_out_of_order:TRUE",
-            ])
+            .args(["-o", "tcp.desegment_tcp_streams:TRUE"])
+            .args(["-o", "tcp.reassemble_out_of_order:TRUE"])
             // Settings of the user must not change the result.
             .env("XDG_CONFIG_HOME", env::temp_dir().join("uiw-no-such-folder"))
             .stdin(Stdio::null())

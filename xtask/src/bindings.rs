@@ -78,9 +78,8 @@ impl Binding {
         for (name, file) in built {
             fs::copy(file, programs.join(name))?;
         }
-        let mut cargo = crate::workspace::cargo();
         let tests = format!("{}::", self.name.replace('-', "_"));
-        cargo.args(["test", "-p", "uiw-interop", "--test", "stock", "--", &tests]);
+        let mut cargo = crate::workspace::stock(&[&tests]);
         Ok(cargo.env(self.programs, programs).status()?.success())
     }
 

@@ -6,6 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::workspace::stock;
+
 /// Options of `cargo xtask interop fabtests`.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -127,12 +129,6 @@ fn test(module: &str, only: &str, variables: &[(&str, &Path)]) -> io::Result<boo
     }
     let mut tests = stock(&["--nocapture", "--exact"]);
     Ok(tests.args(chosen).envs(variables.iter().copied()).status()?.success())
-}
-
-fn stock(args: &[&str]) -> Command {
-    let mut cargo = crate::workspace::cargo();
-    cargo.args(["test", "-p", "uiw-interop", "--test", "stock", "--"]).args(args);
-    cargo
 }
 
 /// Parses the names in a list of tests.

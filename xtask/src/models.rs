@@ -16,27 +16,17 @@ pub(crate) struct Options {
 }
 
 /// Arguments of Cargo for each tool.
-const TOOLS: [&[&str]; 3] = [
-    &["test", "-p", "uiw-models", "--test", "loom", "--", "--nocapture"],
-    &[
-        "test",
-        "-p",
-        "uiw-models",
-        "--features",
-        "shuttle",
-        "--test",
-        "shuttle",
-        "--",
-        "--nocapture",
-    ],
-    &["test", "-p", "uiw-models", "--test", "defects", "--", "--nocapture"],
+const TOOLS: [&str; 3] = [
+    "test -p uiw-models --test loom -- --nocapture",
+    "test -p uiw-models --features shuttle --test shuttle -- --nocapture",
+    "test -p uiw-models --test defects -- --nocapture",
 ];
 
 /// Runs all tools.
 pub(crate) fn run(options: &Options) -> io::Result<bool> {
     TOOLS.iter().try_fold(true, |passed, args| {
         let mut cargo = crate::workspace::cargo();
-        cargo.args(*args).args(&options.only).env("LOOM_MAX_PREEMPTIONS", "3");
+        cargo.args(args.split(' ')).args(&options.only).env("LOOM_MAX_PREEMPTIONS", "3");
         Ok(cargo.status()?.success() && passed)
     })
 }

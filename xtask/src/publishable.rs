@@ -75,9 +75,12 @@ impl CommitClone {
         command
     }
 
+    fn cargo_command(&self) -> Command {
+        self.command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    }
+
     fn cargo(&self, args: &[&str]) -> io::Result<CheckVerdict> {
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        Ok(CheckVerdict::from_success(self.command(cargo).args(args).status()?.success()))
+        Ok(CheckVerdict::from_success(self.cargo_command().args(args).status()?.success()))
     }
 
     /// Runs a subcommand of Cargo, which is installed from crates.io if it is absent.
@@ -91,9 +94,8 @@ impl CommitClone {
             let version = Command::new(&program).arg("--version").env("PATH", &path).output();
             version.is_ok_and(|output| output.status.success())
         };
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         if !is_there() {
-            let mut install = self.command(&cargo);
+            let mut install = self.cargo_command();
             install.args(["install", "--quiet", "--locked", &program, "--root"]).arg(&folder);
             if !install.status()?.success() || !is_there() {
                 return Ok(CheckVerdict::Skipped(format!(
@@ -101,7 +103,7 @@ impl CommitClone {
                 )));
             }
         }
-        let status = self.command(cargo).arg(name).args(args).env("PATH", &path).status()?;
+        let status = self.cargo_command().arg(name).args(args).env("PATH", &path).status()?;
         Ok(CheckVerdict::from_success(status.success()))
     }
 
@@ -115,8 +117,7 @@ impl CommitClone {
 /// because Cargo neither unpacks nor compiles a package again if the folder already has that
 /// version.
 fn publish(clone: &CommitClone) -> io::Result<CheckVerdict> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut publish = clone.command(cargo);
+    let mut publish = clone.cargo_command();
     publish
         .args(["publish", "--workspace", "--dry-run", "--quiet"])
         .env("CARGO_TARGET_DIR", clone.root.join("target"));
@@ -148,19 +149,10 @@ fn oldest_rust(clone: &CommitClone) -> io::Result<CheckVerdict> {
     if !installed.is_ok_and(|status| status.success()) {
         return absent();
     }
-    let args = [
-        "run",
-        &version,
-        "cargo",
-        "check",
-        "--workspace",
-        "--all-features",
-        "--exclude",
-        "uiw-models",
-    ];
-    Ok(CheckVerdict::from_success(
-        clone.command("rustup").args(args).env_remove("RUSTUP_TOOLCHAIN").status()?.success(),
-    ))
+    let mut check = clone.command("rustup");
+    check.args(["run", &version, "cargo", "check", "--workspace", "--all-features"]);
+    check.args(["--exclude", "uiw-models"]).env_remove("RUSTUP_TOOLCHAIN");
+    Ok(CheckVerdict::from_success(check.status()?.success()))
 }
 
 /// Returns `rust-version` of the workspace in the form in which rustup names the toolchain.
@@ -174,9 +166,8 @@ fn rust_version(root: &Path) -> io::Result<String> {
 }
 
 fn lowest_versions(clone: &CommitClone) -> io::Result<CheckVerdict> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // The option is not stable.
-    let mut update = clone.command(cargo);
+    let mut update = clone.cargo_command();
     update.args(["update", "--quiet", "-Z", "direct-minimal-versions"]).env("RUSTC_BOOTSTRAP", "1");
     if !update.status()?.success() {
         return Ok(CheckVerdict::Failed);

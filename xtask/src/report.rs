@@ -112,7 +112,7 @@ impl Parser {
     pub(crate) fn line(&mut self, line: &str) {
         self.reasons.line(line);
         if let Some(announced) = running(line) {
-            self.close_without_result();
+            self.end_binary();
             self.open = Some(BinaryReport { announced, seen: Tally::default() });
         } else if let Some(result) = result(line) {
             self.open = None;
@@ -133,11 +133,6 @@ impl Parser {
         }
     }
 
-    /// Ends the output of a test binary. The next line belongs to another one.
-    pub(crate) fn end_binary(&mut self) {
-        self.close_without_result();
-    }
-
     /// Returns the number of failed tests in the binaries that have ended.
     pub(crate) fn failed(&self) -> u64 {
         self.tally.failed
@@ -148,7 +143,7 @@ impl Parser {
     /// libtest reports the tests in `skips` as passed, but they count as skipped. They are counted
     /// even if their names were not seen, because the number of passed tests must not be too high.
     pub(crate) fn finish(mut self, skips: &[Skip]) -> Score {
-        self.close_without_result();
+        self.end_binary();
         for _ in skips.iter().filter(|skip| !self.failed.contains(&skip.test)) {
             self.tally.passed = self.tally.passed.saturating_sub(1);
             self.tally.skipped += 1;
@@ -164,9 +159,10 @@ impl Parser {
         }
     }
 
-    /// Handles a test binary that ended before its result line, by a signal or `exit`. The
-    /// announced tests that it did not report have failed.
-    fn close_without_result(&mut self) {
+    /// Ends the output of a test binary; the next line belongs to another one. If the binary ended
+    /// before its result line, by a signal or `exit`, the announced tests that it did not report
+    /// have failed.
+    pub(crate) fn end_binary(&mut self) {
         if let Some(binary) = self.open.take() {
             let Tally { passed, failed, skipped } = binary.seen;
             let lost = binary.announced.saturating_sub(passed + failed + skipped);

@@ -74,10 +74,8 @@ impl Wheel<'_> {
             }
             fs::write(&mark, "")?;
         }
-        let mut cargo = crate::workspace::cargo();
-        let tests = format!("{}::", self.name);
-        cargo.args(["test", "-p", "uiw-interop", "--test", "stock", "--", &tests]);
-        succeeds(cargo.env(self.python, folder.join("bin/python")))
+        let mut tests = crate::workspace::stock(&[&format!("{}::", self.name)]);
+        succeeds(tests.env(self.python, folder.join("bin/python")))
     }
 }
 

@@ -20,6 +20,13 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// Returns a command that runs the tests with stock programs, with these arguments.
+pub(crate) fn stock(args: &[&str]) -> Command {
+    let mut command = cargo();
+    command.args(["test", "-p", "uiw-interop", "--test", "stock", "--"]).args(args);
+    command
+}
+
 /// Returns Cargo's target folder.
 pub(crate) fn target() -> Result<PathBuf, String> {
     let metadata =

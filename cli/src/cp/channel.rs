@@ -313,7 +313,8 @@ impl Channel {
         Ok(())
     }
 
-    fn ended(&self) -> Failure {
+    /// Creates the error for a peer that has closed the connection.
+    pub(crate) fn ended(&self) -> Failure {
         Failure::lost(self.peer(), "closed the connection")
     }
 

@@ -3,7 +3,7 @@
 use crate::shared::fail::{Failure, Result};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use uiw_copy::names::RelPath;
 
 /// Location of a source or the target.
@@ -41,15 +41,19 @@ impl RemotePath {
     }
 }
 
+/// Returns the name that a local source gets at the target, or `None` if its contents are copied:
+/// `.`, `..` and `/` have no name, and a slash at the end means the contents.
+pub(super) fn local_name(path: &Path) -> Option<&OsStr> {
+    let bytes = path.as_os_str().as_bytes();
+    let is_contents = bytes.ends_with(b"/") || bytes.ends_with(b"/.");
+    path.file_name().filter(|_| !is_contents)
+}
+
 impl Location {
     /// Returns the name that this source gets at the target, or `None` if its contents are copied.
     pub(super) fn name(&self) -> Option<Vec<u8>> {
         match self {
-            Self::Local(path) => {
-                let bytes = path.as_os_str().as_bytes();
-                let is_contents = bytes.ends_with(b"/") || bytes.ends_with(b"/.");
-                path.file_name().filter(|_| !is_contents).map(|name| name.as_bytes().to_vec())
-            }
+            Self::Local(path) => local_name(path).map(|name| name.as_bytes().to_vec()),
             Self::Remote(place) => place.name(),
         }
     }

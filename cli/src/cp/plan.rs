@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_copy::batch::SMALL;
-use uiw_copy::meta::Entry;
-use uiw_copy::meta::{EntryKind, Meta};
-use uiw_copy::names::Name;
+use uiw_copy::meta::{Entry, EntryKind, Meta};
+use uiw_copy::names::{Name, NameError};
 use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
 /// Maximum number of large files that are transferred at the same time.
@@ -162,37 +161,49 @@ impl CopyPlan {
         self.changed.notify_all();
     }
 
-    /// Adds an entry to be copied.
-    pub(super) fn add_entry(
+    /// Adds an entry to be copied, unless the target has it already. Directories are always added.
+    ///
+    /// In a dry run, files and symbolic links are only reported.
+    pub(super) fn add_unless_copied(
         &self,
         place: EntryPaths,
         meta: Meta,
         parent: Option<Arc<CopyDirectory>>,
+        target: Option<&Meta>,
     ) {
+        let is_there = target.is_some_and(|target| meta.is_copied_by(target));
+        if is_there && meta.kind != EntryKind::Directory {
+            self.report.count_unchanged();
+        } else if self.options.dry_run && matches!(meta.kind, EntryKind::File | EntryKind::Symlink)
+        {
+            self.report.report_would_copy(&place.remote, &meta);
+        } else {
+            self.add_entry(place, meta, parent);
+        }
+    }
+
+    fn add_entry(&self, place: EntryPaths, meta: Meta, parent: Option<Arc<CopyDirectory>>) {
         self.state().pending += 1;
         if let Some(parent) = &parent {
             parent.add_pending();
         }
-        match meta.kind {
+        let item = CopyItem { place, meta, parent, restarts: 0 };
+        match item.meta.kind {
             EntryKind::Directory => {
+                let CopyItem { place, meta, parent, .. } = item;
                 let directory = Arc::new(CopyDirectory::new(place, meta, parent, &self.lists));
                 self.update(|state| state.directories.push(Task::Directory(directory, Vec::new())));
             }
             EntryKind::Special => {
-                let item = CopyItem { place, meta, parent, restarts: 0 };
-                self.fail(
-                    &item,
-                    "a device, FIFO or socket, or a file above 64 TiB, which is not copied",
-                );
+                let why = "a device, FIFO or socket, or a file above 64 TiB, which is not copied";
+                self.fail(&item, why);
             }
             EntryKind::Symlink => {
                 self.report.count_found(0);
-                let item = CopyItem { place, meta, parent, restarts: 0 };
                 self.update(|state| state.ready.push_back(Task::Link(item)));
             }
             EntryKind::File => {
-                self.report.count_found(meta.size);
-                let item = CopyItem { place, meta, parent, restarts: 0 };
+                self.report.count_found(item.meta.size);
                 if item.meta.size > SMALL {
                     self.update(|state| state.opens.push_back(Task::Open(item, 0)));
                 } else {
@@ -229,10 +240,7 @@ impl CopyPlan {
     }
 
     /// Adds the entries of a source directory, except excluded ones and those that are already at
-    /// the target. Directories are always added.
-    ///
-    /// In a dry run, files and symbolic links are only reported. With `--delete`, entries that
-    /// exist only at the target are recorded for removal.
+    /// the target. With `--delete`, entries that exist only at the target are recorded for removal.
     pub(super) fn add_entries(
         &self,
         directory: &Arc<CopyDirectory>,
@@ -246,27 +254,10 @@ impl CopyPlan {
             if self.is_excluded(directory, &name) {
                 continue;
             }
-            let place = match directory.place.join(&name) {
-                Ok(place) => place,
-                Err(error) => {
-                    let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
-                    self.report.report_failed(&path, &error);
-                    continue;
-                }
-            };
-            let is_there = target.is_some_and(|target| meta.is_copied_by(&target));
-            if is_there && meta.kind != EntryKind::Directory {
-                self.report.count_unchanged();
-                continue;
+            if let Some(place) = self.place_in(directory, &name) {
+                let parent = Some(Arc::clone(directory));
+                self.add_unless_copied(place, meta, parent, target.as_ref());
             }
-            if self.options.dry_run
-                && meta.kind != EntryKind::Directory
-                && meta.kind != EntryKind::Special
-            {
-                self.report.report_would_copy(&place.remote, &meta);
-                continue;
-            }
-            self.add_entry(place, meta, Some(Arc::clone(directory)));
         }
         if self.options.delete {
             self.add_surplus(
@@ -274,6 +265,16 @@ impl CopyPlan {
                 targets.into_iter().map(|(name, meta)| Entry { name, meta }),
             );
         }
+    }
+
+    /// Returns the paths of an entry of a directory. If they are too long, reports that the entry
+    /// failed.
+    fn place_in(&self, directory: &CopyDirectory, name: &Name) -> Option<EntryPaths> {
+        let failed = |error: &NameError| {
+            let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
+            self.report.report_failed(&path, error);
+        };
+        directory.place.join(name).inspect_err(failed).ok()
     }
 
     fn is_excluded(&self, directory: &CopyDirectory, name: &Name) -> bool {
@@ -299,25 +300,19 @@ impl CopyPlan {
                 directory.removals().has_excluded = true;
                 continue;
             }
-            match directory.place.join(&name) {
-                Ok(place)
-                    if meta.kind == EntryKind::Directory && !self.options.excluded.is_empty() =>
-                {
-                    let parent = Some(Arc::clone(directory));
-                    let mut surplus = CopyDirectory::new(place, meta, parent, &self.lists);
-                    surplus.is_surplus = true;
-                    directory.add_pending();
-                    let task = Task::Directory(Arc::new(surplus), Vec::new());
-                    self.update(|state| {
-                        state.pending += 1;
-                        state.directories.push(task);
-                    });
-                }
-                Ok(place) => directory.removals().places.push(place),
-                Err(error) => {
-                    let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
-                    self.report.report_failed(&path, &error);
-                }
+            let Some(place) = self.place_in(directory, &name) else { continue };
+            if meta.kind == EntryKind::Directory && !self.options.excluded.is_empty() {
+                let parent = Some(Arc::clone(directory));
+                let mut surplus = CopyDirectory::new(place, meta, parent, &self.lists);
+                surplus.is_surplus = true;
+                directory.add_pending();
+                let task = Task::Directory(Arc::new(surplus), Vec::new());
+                self.update(|state| {
+                    state.pending += 1;
+                    state.directories.push(task);
+                });
+            } else {
+                directory.removals().places.push(place);
             }
         }
     }

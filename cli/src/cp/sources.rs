@@ -2,7 +2,7 @@
 
 use super::caller::Caller;
 use super::entries::EntryPaths;
-use super::location::RemotePath;
+use super::location::{RemotePath, local_name};
 use super::plan::CopyPlan;
 use crate::shared::fail::{Exit, Failure, Result};
 use rustix::io::Errno;
@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uiw_copy::meta::{EntryKind, Meta};
-use uiw_copy::names::{Name, RelPath};
+use uiw_copy::names::{Name, NameError, RelPath};
 use uiw_copy::protocol::{CreateMode, Reply, Request};
 use uiw_copy::root::{ABANDONED, Root, sync_names};
 
@@ -30,19 +30,6 @@ fn stat_remote(caller: &mut Caller<'_>, path: &RelPath) -> Result<Option<Meta>> 
     }
 }
 
-/// Adds an entry to be copied, unless the target has it already.
-fn add_unless_copied(plan: &CopyPlan, place: EntryPaths, meta: Meta, target: Option<&Meta>) {
-    let is_there =
-        meta.kind != EntryKind::Directory && target.is_some_and(|target| meta.is_copied_by(target));
-    if is_there {
-        plan.report.count_unchanged();
-    } else if plan.options.dry_run && matches!(meta.kind, EntryKind::File | EntryKind::Symlink) {
-        plan.report.report_would_copy(&place.remote, &meta);
-    } else {
-        plan.add_entry(place, meta, None);
-    }
-}
-
 /// Local source of a copy: an open directory, the path below it, and the name at the target.
 /// Without a name, the contents of the source are copied.
 struct LocalSource {
@@ -55,23 +42,23 @@ struct LocalSource {
 fn open_source(path: &Path) -> Result<LocalSource> {
     let fix = "check the path and its permissions";
     let failed = |error: &dyn std::fmt::Display| source_failure(path.display(), error, fix);
-    let bytes = path.as_os_str().as_bytes();
-    // `.`, `..` and `/` have no name, and a slash at the end means the contents.
-    let is_contents = bytes.ends_with(b"/") || bytes.ends_with(b"/.") || path.file_name().is_none();
-    if is_contents {
-        let root = Arc::new(Root::open(path).map_err(|error| failed(&error))?);
-        let local = RelPath::default();
-        let meta = root.meta(&local).map_err(|error| failed(&error))?;
-        return Ok(LocalSource { root, local, meta, name: None });
-    }
-    let name = path.file_name().unwrap_or_default();
-    let name = Name::new(name.as_bytes()).map_err(|error| failed(&error))?;
-    let parent =
-        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let root = Arc::new(Root::open(parent).map_err(|error| failed(&error))?);
-    let local = RelPath::default().join(&name).map_err(|error| failed(&error))?;
+    let name = local_name(path).map(|name| Name::new(name.as_bytes())).transpose();
+    let name = name.map_err(|error| failed(&error))?;
+    let folder = if name.is_some() { parent_of(path) } else { path };
+    let root = Arc::new(Root::open(folder).map_err(|error| failed(&error))?);
+    let local = path_of(name.as_ref()).map_err(|error| failed(&error))?;
     let meta = root.meta(&local).map_err(|error| failed(&error))?;
-    Ok(LocalSource { root, local, meta, name: Some(name) })
+    Ok(LocalSource { root, local, meta, name })
+}
+
+/// Returns the directory that contains the entry at `path`.
+fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Returns the path of the entry `name` in a directory, or of the directory itself.
+fn path_of(name: Option<&Name>) -> std::result::Result<RelPath, NameError> {
+    name.map_or_else(|| Ok(RelPath::default()), |name| RelPath::default().join(name))
 }
 
 /// Adds local sources to be copied to the server.
@@ -122,7 +109,8 @@ pub(super) fn add_local_sources(
             Some(_) => None,
             None => there.clone(),
         };
-        add_unless_copied(plan, EntryPaths { root, local, remote }, meta, target.as_ref());
+        let place = EntryPaths { root, local, remote };
+        plan.add_unless_copied(place, meta, None, target.as_ref());
     }
     Ok(())
 }
@@ -183,8 +171,16 @@ pub(super) fn add_remote_sources(
     let has_slash = to.as_os_str().as_bytes().ends_with(b"/");
     let contents = sources.iter().any(|(_, meta)| meta.kind == EntryKind::Directory);
     let into = there == Some(true) || has_slash || contents || from.len() > 1;
-    if into {
-        if there.is_none() && !plan.options.dry_run {
+    let own_name = to.file_name().map(|name| name.as_bytes().to_vec());
+    if !into && own_name.is_none() {
+        return Err(failed(&"it has no name"));
+    }
+    if into && there.is_none() {
+        // In a dry run, a missing target counts as empty. The current directory is opened in its
+        // place, but entries are not compared with it.
+        if plan.options.dry_run {
+            plan.set_target_absent();
+        } else {
             let made = std::fs::create_dir(to).and_then(|()| match File::open(to.join("..")) {
                 Ok(parent) => sync_names(&parent),
                 // The user may have no right to read it.
@@ -192,48 +188,24 @@ pub(super) fn add_remote_sources(
             });
             made.map_err(|error| failed(&error))?;
         }
-        // In a dry run, a missing target counts as empty. The current directory is opened in its
-        // place, but entries are not compared with it.
-        if there.is_none() && plan.options.dry_run {
-            plan.set_target_absent();
-        }
-        let root = Root::open(if plan.is_target_absent() { Path::new(".") } else { to });
-        let root = Arc::new(root.map_err(|error| failed(&error))?);
-        if there.is_some() {
-            plan.set_target_mode(
-                root.meta(&RelPath::default()).map_err(|error| failed(&error))?.mode,
-            );
-        }
-        remove_abandoned(plan, &root);
-        for (source, meta) in sources {
-            let local = match source.name() {
-                Some(name) => {
-                    let name = Name::new(&name).map_err(|error| failed(&error))?;
-                    RelPath::default().join(&name).map_err(|error| failed(&error))?
-                }
-                None => RelPath::default(),
-            };
-            let target = root.meta(&local).ok().filter(|_| there.is_some());
-            let place = EntryPaths { root: Arc::clone(&root), local, remote: source.path.clone() };
-            add_unless_copied(plan, place, meta, target.as_ref());
-        }
-        return Ok(());
     }
-    let name = to.file_name().ok_or_else(|| failed(&"it has no name"))?;
-    let name = Name::new(name.as_bytes()).map_err(|error| failed(&error))?;
-    let parent =
-        to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let root = Arc::new(Root::open(parent).map_err(|error| failed(&error))?);
+    let root = Root::open(match into {
+        true if plan.is_target_absent() => Path::new("."),
+        true => to,
+        false => parent_of(to),
+    });
+    let root = Arc::new(root.map_err(|error| failed(&error))?);
+    if into && there.is_some() {
+        plan.set_target_mode(root.meta(&RelPath::default()).map_err(|error| failed(&error))?.mode);
+    }
     remove_abandoned(plan, &root);
-    let local = RelPath::default().join(&name).map_err(|error| failed(&error))?;
     for (source, meta) in sources {
-        let target = root.meta(&local).ok();
-        let place = EntryPaths {
-            root: Arc::clone(&root),
-            local: local.clone(),
-            remote: source.path.clone(),
-        };
-        add_unless_copied(plan, place, meta, target.as_ref());
+        let name = if into { source.name() } else { own_name.clone() };
+        let name = name.map(|name| Name::new(&name)).transpose();
+        let local = name.and_then(|name| path_of(name.as_ref())).map_err(|error| failed(&error))?;
+        let target = root.meta(&local).ok().filter(|_| !plan.is_target_absent());
+        let place = EntryPaths { root: Arc::clone(&root), local, remote: source.path.clone() };
+        plan.add_unless_copied(place, meta, None, target.as_ref());
     }
     Ok(())
 }

@@ -269,12 +269,7 @@ impl Stripe {
         let until = WaitLimits::stop(stop);
         self.channel.restart_silence()?;
         self.channel.send(&request.encode(0), until)?;
-        let Some(message) = self.channel.next(until)? else {
-            return Err(StripeError::Lost(Failure::lost(
-                self.channel.peer(),
-                "closed the connection",
-            )));
-        };
+        let message = self.channel.next(until)?.ok_or_else(|| self.channel.ended())?;
         let (_, reply) = Reply::decode(&message).map_err(|error| self.broken(&error.into()))?;
         Ok(reply)
     }
@@ -335,10 +330,7 @@ impl Stripe {
                 if plan.stop.is_set() {
                     return Ok(());
                 }
-                return Err(StripeError::Lost(Failure::lost(
-                    self.channel.peer(),
-                    "closed the connection",
-                )));
+                return Err(self.channel.ended().into());
             };
             self.on_message(&message, plan, direction, target)?;
         }

@@ -86,12 +86,13 @@ pub(super) fn run_checks(bdp: u64, is_bpf_fatal: bool) -> Vec<Check> {
         check_xdp(is_bpf_fatal),
     ];
     let interfaces = Interface::all().unwrap_or_default();
-    found.extend(check_locked_memory(&interfaces));
     found.extend([
+        check_locked_memory(&interfaces),
         check_buffer("receive buffers", "tcp_rmem", bdp),
         check_buffer("send buffers", "tcp_wmem", bdp),
+        check_congestion(),
+        check_mtu_probing(),
     ]);
-    found.extend([check_congestion(), check_mtu_probing()]);
     for interface in &interfaces {
         found.push(check_interface(interface));
         found.push(check_xdp_modes(interface));
@@ -194,7 +195,7 @@ fn permission_check(name: &'static str, error: &io::Error, needed: &[Capability]
 
 /// Checks the limit of locked memory, against which the frames of AF_XDP count unless the process
 /// has CAP_IPC_LOCK.
-fn check_locked_memory(interfaces: &[Interface]) -> Vec<Check> {
+fn check_locked_memory(interfaces: &[Interface]) -> Check {
     const NAME: &str = "locked memory";
     let limit = getrlimit(Resource::Memlock).current;
     let need = |i: &Interface| XdpLink::frame_memory(&i.name).ok().map(|bytes| bytes as u64);
@@ -206,15 +207,13 @@ fn check_locked_memory(interfaces: &[Interface]) -> Vec<Check> {
             Check::ok(NAME, format!("no limit by CAP_IPC_LOCK; {frames}"))
         }
         None => Check::ok(NAME, format!("no limit; {frames}")),
-        Some(limit) if limit >= most => {
-            Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit)))
+        Some(limit) => {
+            let check = Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit)));
+            let fix = format!("ulimit -l {} (limits.conf: memlock)", most.div_ceil(1024));
+            if limit >= most { check } else { check.with_problem(CheckState::Limited, fix) }
         }
-        Some(limit) => Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit))).with_problem(
-            CheckState::Limited,
-            format!("ulimit -l {} (limits.conf: memlock)", most.div_ceil(1024)),
-        ),
     };
-    vec![check.with_details(details)]
+    check.with_details(details)
 }
 
 /// Checks the largest buffer that the kernel's TCP may use. About half of a buffer can be used as
@@ -310,23 +309,19 @@ fn check_interface(interface: &Interface) -> Check {
         Check::ok("interface", format!("MTU {mtu}, {}", if *is_up { "up" } else { "down" }))
             .with_subject(name)
             .with_details(json!({ "mtu": mtu, "up": is_up }));
-    match (is_up, mtu) {
-        // The interface may be down on purpose, so this is not a problem. The text says that it is
-        // down.
-        (false, _) => check,
-        (true, ..1280) => check.with_problem(
-            CheckState::Limited,
-            format!("ip link set {name} mtu 1500: IPv6 needs 1280"),
-        ),
-        (true, _) => check,
+    // The interface may be down on purpose, so this is not a problem. The text says that it is
+    // down.
+    if !is_up || *mtu >= 1280 {
+        return check;
     }
+    let fix = format!("ip link set {name} mtu 1500: IPv6 needs 1280");
+    check.with_problem(CheckState::Limited, fix)
 }
 
 /// Checks which modes of AF_XDP an interface supports.
 fn check_xdp_modes(interface: &Interface) -> Check {
     const NAME: &str = "AF_XDP modes";
-    let of = |check: Check| check.with_subject(&interface.name);
-    match XdpFeatures::of(interface.index) {
+    let check = match XdpFeatures::of(interface.index) {
         Ok(features) => {
             let mut modes = vec!["generic"];
             modes.splice(0..0, features.native.then_some("native"));
@@ -336,25 +331,22 @@ fn check_xdp_modes(interface: &Interface) -> Check {
             // The largest frame in one piece depends on the driver. 3506 is the MTU for which a
             // frame fits into a page.
             if features.native && !features.several_pieces && interface.mtu > 3506 {
-                return of(Check::ok(
-                    NAME,
-                    format!("{says}; native only up to an MTU of some 3,500"),
-                )
-                .with_details(details)
-                .with_problem(
-                    CheckState::Limited,
-                    format!("ip link set {} mtu 3498, or mode=generic", interface.name),
-                ));
+                let says = format!("{says}; native only up to an MTU of some 3,500");
+                let fix = format!("ip link set {} mtu 3498, or mode=generic", interface.name);
+                Check::ok(NAME, says).with_details(details).with_problem(CheckState::Limited, fix)
+            } else {
+                Check::ok(NAME, says).with_details(details)
             }
-            of(Check::ok(NAME, says).with_details(details))
-        }
-        Err(error) if error.kind() == ErrorKind::Unsupported => {
-            let check = Check::ok(NAME, "generic; the kernel (before 6.3) does not report others");
-            of(check.with_problem(CheckState::Limited, "try mode=native"))
         }
         Err(error) => {
-            of(Check::ok(NAME, format!("generic; the kernel does not report others: {error}"))
-                .with_problem(CheckState::Limited, "try mode=native"))
+            let says = match error.kind() {
+                ErrorKind::Unsupported => {
+                    "generic; the kernel (before 6.3) does not report others".to_owned()
+                }
+                _ => format!("generic; the kernel does not report others: {error}"),
+            };
+            Check::ok(NAME, says).with_problem(CheckState::Limited, "try mode=native")
         }
-    }
+    };
+    check.with_subject(&interface.name)
 }

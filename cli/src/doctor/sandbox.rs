@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use uiw_cabi_core::counters;
 use uiw_cli_sys::calls::{self, Call, Purpose, Refusal};
 use uiw_cli_sys::sysfs;
@@ -225,19 +225,17 @@ const THREADS: usize = 11;
 
 fn check_threads() -> Check {
     const NAME: &str = "threads";
-    let (end, mut made, mut error) = (mpsc::channel::<()>(), Vec::new(), None);
-    let (keep, wait) = end;
-    let wait = std::sync::Arc::new(std::sync::Mutex::new(wait));
+    let (lock, mut made, mut error) = (Arc::new(Mutex::new(())), Vec::new(), None);
+    let held = lock.lock();
     while made.len() < THREADS && error.is_none() {
-        let wait = std::sync::Arc::clone(&wait);
-        // Each thread waits for the lock or for the end of the channel.
-        let body = move || drop(wait.lock().map(|wait| wait.recv()));
-        match std::thread::Builder::new().spawn(body) {
+        let lock = Arc::clone(&lock);
+        // Each thread waits until the lock is released.
+        match std::thread::Builder::new().spawn(move || drop(lock.lock())) {
             Ok(thread) => made.push(thread),
             Err(why) => error = Some(why),
         }
     }
-    drop(keep);
+    drop(held);
     let count = made.len();
     for thread in made {
         let _ = thread.join();

@@ -22,6 +22,14 @@ pub(super) const STATS_LEN: usize = 512;
 /// Number of receives for statistics and answers.
 pub(super) const RECVS: u64 = 4;
 
+/// Reads the statistics that a server has sent.
+pub(super) fn read_stats(link: &Link, received: &Buffer, wc: &Wc) -> Result<Stats> {
+    let mut bytes = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
+    received.read(0, &mut bytes)?;
+    serde_json::from_slice(&bytes)
+        .map_err(|_| Failure::lost(link.peer(), "sent no statistics where they were due"))
+}
+
 /// The client's end of one connection.
 pub(crate) struct FlowState {
     pub(crate) link: Link,
@@ -145,12 +153,7 @@ impl FlowState {
         if self.plan.latency && self.answers < self.source.posted && self.plan.op.takes_receives() {
             self.answers += 1;
         } else {
-            let mut bytes = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
-            self.received.read(0, &mut bytes)?;
-            let stats = serde_json::from_slice(&bytes).map_err(|_| {
-                Failure::lost(self.link.peer(), "sent no statistics where they were due")
-            })?;
-            self.stats = Some(stats);
+            self.stats = Some(read_stats(&self.link, &self.received, wc)?);
         }
         let receive = (self.index << FLOW_SHIFT | slot, Some(self.received.whole()));
         post_recvs(&self.link.qp, [receive])

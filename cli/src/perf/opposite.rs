@@ -1,6 +1,6 @@
 //! The client's end of connections on which the server posts.
 
-use super::flow_state::{FLOW_SHIFT, FlowState, MARK, RECVS, STATS_LEN, last_of};
+use super::flow_state::{FLOW_SHIFT, FlowState, MARK, RECVS, STATS_LEN, last_of, read_stats};
 use super::pattern;
 use super::plan::{END_TIMEOUT, MeasurementPlan};
 use crate::shared::fail::{Failure, Result};
@@ -202,12 +202,7 @@ impl OppositeFlow {
             return Ok(());
         }
         let slot = wc.wr_id & !RECV & ((1 << FLOW_SHIFT) - 1);
-        let mut bytes = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
-        self.received.read(0, &mut bytes)?;
-        let stats = serde_json::from_slice(&bytes).map_err(|_| {
-            Failure::lost(self.link.peer(), "sent no statistics where they were due")
-        })?;
-        self.stats = Some(stats);
+        self.stats = Some(read_stats(&self.link, &self.received, wc)?);
         let receive = (self.index << FLOW_SHIFT | slot, Some(self.received.whole()));
         post_recvs(&self.link.qp, [receive])
     }

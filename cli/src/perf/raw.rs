@@ -144,14 +144,10 @@ pub(crate) fn write_until(
 
 /// Reads one whole message. Returns false at the end of the stream.
 pub(crate) fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
-    let mut got = 0;
-    while got < buffer.len() {
-        match stream.read(&mut buffer[got..])? {
-            0 => return Ok(false),
-            n => got += n,
-        }
+    match stream.read_exact(buffer) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        read => read.map(|()| true),
     }
-    Ok(true)
 }
 
 /// Like [`read_message`], but polls a non-blocking socket.
@@ -217,6 +213,17 @@ pub(crate) struct RawMeasurement {
 }
 
 impl RawMeasurement {
+    /// Ends a measurement that began at `start`, when this process had used `cpu` nanoseconds.
+    /// `answer` is the processor time of the server.
+    fn since(start: Instant, cpu: u64, bytes: u64, answer: [u8; 8]) -> Self {
+        Self {
+            bytes,
+            seconds: start.elapsed().as_secs_f64(),
+            cpu_client_ns: cpu_ns() - cpu,
+            cpu_server_ns: u64::from_be_bytes(answer),
+        }
+    }
+
     pub(crate) fn rate(&self) -> f64 {
         self.bytes as f64 / self.seconds
     }
@@ -307,12 +314,8 @@ impl RawTcpClient {
         let (a, b) = std::thread::scope(|scope| {
             let other = scope.spawn(|| self.read(buffer, memory, time));
             let this = self.write(buffer, memory, time);
-            (
-                this,
-                other
-                    .join()
-                    .unwrap_or_else(|_| Err(io::Error::other("the reader's thread panicked"))),
-            )
+            let panicked = |_| Err(io::Error::other("the reader's thread panicked"));
+            (this, other.join().unwrap_or_else(panicked))
         });
         let (a, b) = (a?, b?);
         Ok(RawMeasurement {
@@ -331,12 +334,7 @@ impl RawTcpClient {
         stream.shutdown(std::net::Shutdown::Write)?;
         let mut answer = [0; 8];
         stream.read_exact(&mut answer)?;
-        Ok(RawMeasurement {
-            bytes,
-            seconds: start.elapsed().as_secs_f64(),
-            cpu_client_ns: cpu_ns() - cpu,
-            cpu_server_ns: u64::from_be_bytes(answer),
-        })
+        Ok(RawMeasurement::since(start, cpu, bytes, answer))
     }
 
     fn read(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<RawMeasurement> {
@@ -346,20 +344,14 @@ impl RawTcpClient {
         let (mut bytes, mut answer) = (0, [0; 8]);
         loop {
             let piece = ring.next();
-            match stream.read(piece)? {
-                0 => break,
-                n => {
-                    bytes += n as u64;
-                    keep_last(&mut answer, &piece[..n]);
-                }
+            let n = stream.read(piece)?;
+            if n == 0 {
+                break;
             }
+            bytes += n as u64;
+            keep_last(&mut answer, &piece[..n]);
         }
-        Ok(RawMeasurement {
-            bytes,
-            seconds: start.elapsed().as_secs_f64(),
-            cpu_client_ns: cpu_ns() - cpu,
-            cpu_server_ns: u64::from_be_bytes(answer),
-        })
+        Ok(RawMeasurement::since(start, cpu, bytes, answer))
     }
 
     /// Makes round trips of `size` bytes for `time`, and calls `each` with the duration of each

@@ -3,6 +3,7 @@
 pub(crate) mod rping;
 mod times;
 
+use crate::serve::ping::MAX_SIZE;
 use crate::shared::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::memory::{Buffer, remote_at};
@@ -17,9 +18,6 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use times::RoundTripTimes;
 use uiw::raw::{RemoteMr, SendFlags, SendOp};
-
-/// Maximum size of a ping, in bytes.
-const MAX_SIZE: u32 = 16 << 20;
 
 /// Options of `uiw ping`.
 #[derive(Clone, Debug, clap::Args)]
@@ -128,19 +126,13 @@ fn wait(args: &Args) -> WaitMode {
     if args.spin { WaitMode::Spin } else { WaitMode::Sleep }
 }
 
-/// Sleeps until round `round` is due, in steps short enough for Ctrl-C.
+/// Sleeps until round `round` is due, or until Ctrl-C.
 fn pause(args: &Args, begun: Instant, round: u64, stop: &StopFlag) {
     if round == args.count {
         return;
     }
     let due = begun + Duration::from_secs_f64(args.interval * round as f64);
-    while !stop.is_set() {
-        let left = due.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return;
-        }
-        std::thread::sleep(left.min(Duration::from_millis(50)));
-    }
+    stop.sleep_for(due.saturating_duration_since(Instant::now()));
 }
 
 fn report(args: &Args, peer: SocketAddr, round: u64, took: Duration) {

@@ -25,7 +25,6 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use uiw_cabi_core::denied;
 use uiw_cli_sys::signals::is_ignored;
 use uiw_cli_sys::split::{ProcessSide, split};
 
@@ -48,14 +47,8 @@ pub(super) fn run(
 ) -> Result<ExitCode> {
     let first = getpid();
     let failed = |error: io::Error| {
-        with_denied_fix(
-            Failure::local(
-                "cannot make the process that waits for the program (fork, socketpair)",
-                &error,
-            ),
-            PROCESS,
-            &error,
-        )
+        let what = "cannot make the process that waits for the program (fork, socketpair)";
+        Failure::local(what, &error).with_denied_fix(PROCESS, &error)
     };
     // A sandbox refuses a pair of sockets to both processes. Try it here, so that only one of them
     // reports the error.
@@ -82,16 +75,7 @@ pub(super) fn run(
 /// Creates the error for a program that cannot be waited for, most often because the thread that
 /// passes signals on could not be started.
 fn wait_failure(error: &io::Error) -> Failure {
-    with_denied_fix(
-        Failure::local("cannot wait for the program", error),
-        "starting a thread",
-        error,
-    )
-}
-
-/// Adds a hint if a limit or a sandbox is the reason for the failure of `tried`.
-fn with_denied_fix(failure: Failure, tried: &str, error: &io::Error) -> Failure {
-    denied::advice(tried, error).into_iter().fold(failure, Failure::with_fix)
+    Failure::local("cannot wait for the program", error).with_denied_fix("starting a thread", error)
 }
 
 /// Returns the exit code of a process in the convention of shells: 128 plus the number of a signal

@@ -2,12 +2,12 @@
 //! of one, it sends a heartbeat at least every second. Clients can thereby distinguish a long
 //! operation, such as fsync(2) of a large file, from a server that is stuck.
 
-use crate::shared::qp_setup::{Link, post};
+use crate::shared::qp_setup::{Link, send_copy_with};
 use crate::shared::stop::StopFlag;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
-use uiw::raw::{Qp, STag, SendFlags, SendOp, Sge};
+use uiw::raw::{Qp, SendFlags};
 use uiw_copy::protocol::Reply;
 
 /// Time between two checks. A heartbeat is sent for a request that is under way at two successive
@@ -100,7 +100,5 @@ impl WatchedSession {
 /// Sends a heartbeat. If the queue has no room for it, the client has not taken earlier heartbeats,
 /// so the error is ignored.
 fn send_heartbeat(qp: &Qp) {
-    let message = Reply::Working.encode(0);
-    let sge = Sge { addr: message.as_ptr() as u64, length: message.len() as u32, lkey: STag(0) };
-    let _ = post(qp, WORKING, SendOp::Send, &[sge], SendFlags::INLINE);
+    let _ = send_copy_with(qp, WORKING, &Reply::Working.encode(0), SendFlags::empty());
 }

@@ -11,7 +11,7 @@ mod listen;
 mod opposite;
 mod peers;
 pub(crate) mod perf;
-mod ping;
+pub(crate) mod ping;
 mod raw;
 mod sessions;
 mod shares;
@@ -213,18 +213,17 @@ fn serve(
         comparisons: Comparisons::default(),
         idle: idle.map(IdleMonitor::new),
     });
-    let own = Arc::clone(&server);
-    let watch = std::thread::Builder::new().name("uiw-idle".to_owned()).spawn(move || {
+    let spawn = |name: &str, run: fn(&Server)| {
+        let own = Arc::clone(&server);
+        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&own));
+        spawned.map_err(|error| Failure::local("cannot start a thread", error))
+    };
+    let watch = spawn("uiw-idle", |own| {
         if let Some(idle) = &own.idle {
             idle.run(&own.device, &own.stop);
         }
-    });
-    let watch = watch.map_err(|error| Failure::local("cannot start a thread", error))?;
-    let own = Arc::clone(&server);
-    let heartbeats = std::thread::Builder::new()
-        .name("uiw-heartbeat".to_owned())
-        .spawn(move || own.heartbeats.run(&own.stop));
-    let heartbeats = heartbeats.map_err(|error| Failure::local("cannot start a thread", error))?;
+    })?;
+    let heartbeats = spawn("uiw-heartbeat", |own| own.heartbeats.run(&own.stop))?;
     let mut outcome = Ok(());
     notify("READY=1");
     loop {
@@ -360,6 +359,13 @@ impl Drop for SessionGuard {
     }
 }
 
+/// Rejects a connection, and returns the reason as the error.
+fn refuse(request: ConnRequest, why: &str) -> Result<()> {
+    let peer = text::canonical(request.peer_addr());
+    let _ = request.reject(why.as_bytes());
+    Err(Failure::lost(peer, format!("refused: {why}")))
+}
+
 fn run_session(server: &Server, request: ConnRequest, service: Service, peer: &Peer) -> Result<()> {
     let _share = match server.budget.take(peer, required_memory(&service)) {
         Ok(share) => share,
@@ -370,10 +376,7 @@ fn run_session(server: &Server, request: ConnRequest, service: Service, peer: &P
         }
     };
     if shares::is_limited(request.peer_identity()) && !matches!(service, Service::Cp(_)) {
-        let address = text::canonical(request.peer_addr());
-        let why = "the key is limited to shares (`uiw cp`)";
-        let _ = request.reject(why.as_bytes());
-        return Err(Failure::lost(address, format!("refused: {why}")));
+        return refuse(request, "the key is limited to shares (`uiw cp`)");
     }
     match service {
         Service::Ping(order) => ping::serve(server, request, &order),

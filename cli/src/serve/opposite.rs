@@ -6,11 +6,11 @@ use crate::perf::source::{MessageSource, MessageStream};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{
-    Link, PendingQp, QueueDepths, RECV, WaitLimits, completions, post, post_recvs,
+    Link, PendingQp, QueueDepths, RECV, WaitLimits, completions, post_recvs, send_copy_with,
 };
 use crate::shared::service::{OppositeTraffic, PerfOp, PerfOrder, PerfReply, Stats};
 use uiw::raw::cm::ConnRequest;
-use uiw::raw::{RemoteMr, STag, SendFlags, SendOp, Wc, WcStatus};
+use uiw::raw::{RemoteMr, STag, SendFlags, Wc};
 
 /// Number of receives for messages of the client, which have at most one byte.
 const RECVS: u64 = 4;
@@ -120,12 +120,8 @@ impl OppositeDriver {
     }
 
     fn completion(&mut self, wc: &Wc) -> Result<bool> {
-        if wc.status != WcStatus::Success {
-            return if self.link.ended_in_order(wc) {
-                Ok(false)
-            } else {
-                Err(self.link.failure(wc))
-            };
+        if !self.link.goes_on(wc)? {
+            return Ok(false);
         }
         if wc.wr_id & RECV == 0 {
             if wc.wr_id < STATS {
@@ -158,12 +154,6 @@ impl OppositeDriver {
         let MessageSource { posted, wrong, .. } = self.source;
         let bytes = serde_json::to_vec(&Stats { cpu_ns: cpu_ns(), messages: posted, wrong })
             .unwrap_or_default();
-        let sge = uiw::raw::Sge {
-            addr: bytes.as_ptr() as u64,
-            length: bytes.len() as u32,
-            lkey: STag(0),
-        };
-        let flags = SendFlags::SIGNALED | SendFlags::INLINE | SendFlags::FENCE;
-        post(&self.link.qp, STATS, SendOp::Send, &[sge], flags)
+        send_copy_with(&self.link.qp, STATS, &bytes, SendFlags::SIGNALED | SendFlags::FENCE)
     }
 }

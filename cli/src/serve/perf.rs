@@ -14,7 +14,7 @@ use crate::shared::service::{PerfOp, PerfOrder, PerfReply, Stats};
 use crate::shared::spin::Spin;
 use crate::shared::text;
 use uiw::raw::cm::ConnRequest;
-use uiw::raw::{Access, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
+use uiw::raw::{Access, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode};
 
 /// Maximum memory of one client in bytes, for Writes and Reads or for receives.
 pub(crate) const MAX_MEMORY: u64 = 512 << 20;
@@ -179,12 +179,8 @@ impl PerfSession {
 
     /// Handles a completion. Returns false if the client has closed in order.
     fn completion(&mut self, wc: &Wc) -> Result<bool> {
-        if wc.status != WcStatus::Success {
-            return if self.link.ended_in_order(wc) {
-                Ok(false)
-            } else {
-                Err(self.link.failure(wc))
-            };
+        if !self.link.goes_on(wc)? {
+            return Ok(false);
         }
         let slot = wc.wr_id & !RECV;
         if wc.wr_id & RECV == 0 {

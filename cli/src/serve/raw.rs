@@ -1,7 +1,7 @@
 //! Server of raw TCP for `uiw perf --compare`, on the port of iWARP.
 
-use super::Server;
 use super::comparisons::Admission;
+use super::{Server, refuse};
 use crate::perf::raw::{
     MAX_BUFFER, MAX_MEMORY, PieceRing, TIMEOUT, cpu_ns, read_message, read_spinning,
     set_stream_options, write_spinning, write_until,
@@ -21,12 +21,6 @@ pub(super) fn required_memory(order: &RawTcpOrder) -> u64 {
     // Larger values are refused by `check`.
     let (buffer, memory) = (order.buffer.min(MAX_BUFFER), order.memory.min(MAX_MEMORY));
     u64::from(buffer) + PieceRing::reader_len(buffer, memory) as u64
-}
-
-fn refuse(request: ConnRequest, why: &str) -> Result<()> {
-    let peer = text::canonical(request.peer_addr());
-    let _ = request.reject(why.as_bytes());
-    Err(Failure::lost(peer, format!("refused: {why}")))
 }
 
 /// Serves the connection that stands for a comparison, until the client closes. The raw TCP

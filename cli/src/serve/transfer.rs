@@ -1,8 +1,8 @@
 //! Server end of `uiw cp` (see `uiw_copy::protocol`).
 
-use super::Server;
 use super::heartbeat::Activity;
 use super::peers::Peer;
+use super::{Server, refuse};
 use crate::cp::channel::{Channel, SlotMemory};
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::qp_setup::WaitLimits;
@@ -147,19 +147,15 @@ pub(super) fn serve(
     holder: &Peer,
 ) -> Result<()> {
     let peer = text::canonical(request.peer_addr());
-    let refuse = |request: ConnRequest, why: String| {
-        let _ = request.reject(why.as_bytes());
-        Err(Failure::lost(peer, format!("refused: {why}")))
-    };
     if !(1..=MAX_SLOTS).contains(&order.slots) {
-        return refuse(request, format!("{} slots", order.slots));
+        return refuse(request, &format!("{} slots", order.slots));
     }
     let (share, may_write) = match server.shares.find(&order.share, request.peer_identity()) {
         Ok(found) => found,
-        Err(why) => return refuse(request, why),
+        Err(why) => return refuse(request, &why),
     };
     if order.push && !may_write {
-        return refuse(request, format!("share `{}` is read-only for you", share.name));
+        return refuse(request, &format!("share `{}` is read-only for you", share.name));
     }
     let writable = order.push && may_write;
     let identity = request.peer_identity().map(ToString::to_string).unwrap_or_default();

@@ -1,13 +1,20 @@
 //! A second process of this program, which ends together with this one.
 
 use crate::shared::fail::{Failure, Result};
+use std::env;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time within which the child must end after the end of its standard input.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns the file of this program.
+pub(crate) fn own_file() -> Result<PathBuf> {
+    env::current_exe().map_err(|error| Failure::local("cannot find the program's own file", error))
+}
 
 /// A child process that runs a server.
 pub(crate) struct ChildServer {
@@ -23,7 +30,7 @@ impl ChildServer {
     pub(crate) fn start(args: &[&str]) -> Result<Self> {
         let failed =
             |why: &dyn std::fmt::Display| Failure::local("cannot start a second process", why);
-        let program = std::env::current_exe().map_err(|error| failed(&error))?;
+        let program = env::current_exe().map_err(|error| failed(&error))?;
         let mut child = Command::new(program)
             .args(args)
             // Only the parent writes the capture and injects faults.

@@ -5,6 +5,7 @@ use crate::shared::fail::{Failure, Result};
 use crate::shared::text;
 use serde_json::json;
 use std::env;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use uiw_cabi_core::settings::{ProgramScope, Settings, VARIABLES, Variable};
 
@@ -30,8 +31,6 @@ pub(crate) fn settings() -> &'static Settings {
 /// Reads the environment for a command that makes connections. Refuses variables that the command
 /// cannot obey.
 pub(crate) fn obey(obeys: VariableScope) -> Result<()> {
-    let value =
-        |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
     for variable in VARIABLES {
         let Some(value) = value(variable) else { continue };
         let why = match obeys {
@@ -52,9 +51,8 @@ pub(crate) fn obey(obeys: VariableScope) -> Result<()> {
             "unset it for this command",
         ));
     }
-    let settings = Settings::read(value).map_err(|line| variable_failure(&line))?;
     // The settings are set once, because a process runs one command.
-    let _ = SETTINGS.set(settings);
+    let _ = SETTINGS.set(read()?);
     Ok(())
 }
 
@@ -67,8 +65,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let value =
-        |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
     for variable in VARIABLES {
         let now = value(variable);
         if args.json {
@@ -88,7 +84,22 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     // Also check the values.
-    Settings::read(value).map(drop).map_err(|line| variable_failure(&line))
+    read().map(drop)
+}
+
+/// Returns the value of a variable in the environment, if it is set and not empty.
+fn value(variable: &Variable) -> Option<String> {
+    env::var(variable.name).ok().filter(|value| !value.is_empty())
+}
+
+/// Returns the path in a variable of the environment, if it is set and not empty.
+pub(crate) fn path(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Reads the settings that the environment makes.
+pub(crate) fn read() -> Result<Settings> {
+    Settings::read(value).map_err(|line| variable_failure(&line))
 }
 
 /// Creates the error for a bad variable from the message that programs with the libraries get.

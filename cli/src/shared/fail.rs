@@ -102,6 +102,11 @@ impl Failure {
         Self { fix: fix.to_string(), ..self }
     }
 
+    /// Replaces the hint if a sandbox forbids what was tried.
+    pub(crate) fn with_denied_fix(self, tried: &str, error: &io::Error) -> Self {
+        denied::advice(tried, error).into_iter().fold(self, Self::with_fix)
+    }
+
     /// Replaces the hint to start `uiw serve`, for commands whose peer is another program.
     pub(crate) fn with_start_hint(self, fix: &str) -> Self {
         if self.fix == START_SERVER { self.with_fix(fix) } else { self }
@@ -148,7 +153,7 @@ impl Failure {
 
     /// Replaces the hint with the suspected kind of peer and the options to try.
     pub(crate) fn with_suspect(self, suspect: Suspect) -> Self {
-        Self { fix: suspicion(suspect), ..self }
+        self.with_fix(suspicion(suspect))
     }
 
     fn unreachable(to: impl fmt::Display, error: &Error) -> Self {
@@ -183,18 +188,14 @@ impl Failure {
             Error::Startup(error) => {
                 Self::usage(what, error, "change the options of the connection")
             }
-            Error::Lost { source, .. } if tls_error(source).is_some() => {
-                no(source.to_string(), tls_error(source).map_or(CHECK_ROUTE, tls_fix))
-            }
-            Error::Io { what: tried, source } => {
+            Error::Io { source, .. } | Error::Lost { source, .. } => {
+                let denied = || match error {
+                    Error::Io { what: tried, .. } => denied::advice(tried, source),
+                    _ => None,
+                };
                 let tls_hint = || tls_error(source).map(tls_fix);
-                let fix =
-                    option_fix(source).or_else(tls_hint).or_else(|| denied::advice(tried, source));
+                let fix = option_fix(source).or_else(tls_hint).or_else(denied);
                 no(source.to_string(), fix.unwrap_or(CHECK_ROUTE))
-            }
-            Error::Lost { source, .. } => {
-                let fix = option_fix(source).unwrap_or(CHECK_ROUTE);
-                no(source.to_string(), fix)
             }
             error => no(error.to_string(), "see `uiw --help` and UIW_LOG=debug"),
         }
@@ -292,9 +293,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let failure = Self::local("cannot prepare the run", &error);
         match &error {
-            Error::Io { what, source } => {
-                denied::advice(what, source).into_iter().fold(failure, Self::with_fix)
-            }
+            Error::Io { what, source } => failure.with_denied_fix(what, source),
             _ => failure,
         }
     }

@@ -8,7 +8,7 @@ use crate::shared::qp_setup::{
 use std::net::SocketAddr;
 use std::ops::Range;
 use uiw::raw::cm::ConnRequest;
-use uiw::raw::{ConnConfig, Sge, WcStatus};
+use uiw::raw::{ConnConfig, Sge};
 
 /// A connection whose messages arrive in slots of a ring.
 pub(crate) struct MsgConn {
@@ -80,12 +80,8 @@ impl MsgConn {
         let mut next = None;
         completions(&self.link.device, &self.link.cq, wait, until, 1, |wc| next = Some(wc));
         let Some(wc) = next else { return Ok(None) };
-        if wc.status != WcStatus::Success {
-            return if self.link.ended_in_order(&wc) {
-                Ok(None)
-            } else {
-                Err(self.link.failure(&wc))
-            };
+        if !self.link.goes_on(&wc)? {
+            return Ok(None);
         }
         let slot = wc.wr_id & !RECV;
         let message = ConnEvent::Message { slot, len: wc.byte_len as usize };

@@ -1,10 +1,11 @@
 //! Global options, and opening the log and devices for every command.
 
 use crate::key;
+use crate::shared::env;
 use crate::shared::fail::{Exit, Failure, Result};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use tracing_subscriber::filter::ParseError;
@@ -61,40 +62,18 @@ impl FromStr for NamedStack {
     }
 }
 
-/// Returns a usage error if a file is named.
-fn refuse_file(option: &str, file: Option<&Path>, why: &str) -> Result<()> {
-    match file {
-        Some(path) => {
-            Err(Failure::usage(format!("{option} {}", path.display()), why, "leave it out"))
-        }
-        None => Ok(()),
-    }
-}
-
 impl Global {
-    /// Refuses `--llp` for a command that would do nothing with it.
-    pub(crate) fn refuse_llp(&self, why: &str) -> Result<()> {
-        match &self.llp {
-            Some(llp) => Err(Failure::usage(format!("--llp {}", llp.text), why, "leave it out")),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses `--tls` and `--keylog`.
-    pub(crate) fn refuse_tls(&self, why: &str) -> Result<()> {
-        self.refuse_tls_file(why)?;
-        refuse_file("--keylog", self.keylog.as_deref(), why)
-    }
-
-    /// Refuses `--tls`.
-    pub(crate) fn refuse_tls_file(&self, why: &str) -> Result<()> {
-        refuse_file("--tls", self.tls.as_deref(), why)
-    }
-
-    /// Refuses `--pcap`.
-    pub(crate) fn refuse_pcap(&self, why: &str) -> Result<()> {
-        match &self.pcap {
-            Some(file) => Err(Failure::usage(format!("--pcap {file}"), why, "leave it out")),
+    /// Refuses an option, such as `llp`, for a command that would do nothing with it.
+    pub(crate) fn refuse(&self, option: &str, why: &str) -> Result<()> {
+        let path = |file: &Option<PathBuf>| file.as_ref().map(|path| path.display().to_string());
+        let value = match option {
+            "llp" => self.llp.as_ref().map(|llp| llp.text.clone()),
+            "tls" => path(&self.tls),
+            "keylog" => path(&self.keylog),
+            _ => self.pcap.as_ref().map(ToString::to_string),
+        };
+        match value {
+            Some(value) => Err(Failure::usage(format!("--{option} {value}"), why, "leave it out")),
             None => Ok(()),
         }
     }
@@ -126,14 +105,9 @@ struct TlsFile {
 pub(crate) type LineCheck =
     dyn Fn(&PinnedLine<'_>) -> std::result::Result<(), String> + Send + Sync;
 
-/// Returns the path in an environment variable.
-fn path_variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
-}
-
 impl TlsFile {
     fn new(global: &Global, key_log: Option<PathBuf>) -> Option<Self> {
-        let path = global.tls.clone().or_else(|| path_variable(tls::VARIABLE))?;
+        let path = global.tls.clone().or_else(|| env::path(tls::VARIABLE))?;
         let options = TlsFileConfig { key_log, ..TlsFileConfig::default() };
         Some(Self { path, options, tls: OnceLock::new(), check: None })
     }
@@ -173,7 +147,7 @@ impl Opener {
     /// UIW_LOG choose another filter. With the filter `off`, injected faults are logged
     /// nevertheless.
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
-        let set = crate::shared::env::settings();
+        let set = env::settings();
         log(
             global.verbose,
             if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter },
@@ -189,7 +163,7 @@ impl Opener {
             })
         });
         let llp = global.llp.as_ref().map_or_else(|| set.llp.clone(), |llp| llp.spec.clone());
-        let key_log = global.keylog.clone().or_else(|| path_variable(tls::KEY_LOG));
+        let key_log = global.keylog.clone().or_else(|| env::path(tls::KEY_LOG));
         let tls = TlsFile::new(global, key_log.clone()).map(Arc::new);
         let (faults, shards) = (set.faults.clone(), set.shards);
         Ok(Self {
@@ -215,7 +189,7 @@ impl Opener {
             .limits(limits)
             .shards(self.shards)
             .counters(self.counters.clone())
-            .faults(crate::shared::env::settings().plan.clone())
+            .faults(env::settings().plan.clone())
             .capture_to(self.sink.clone())
             .transport_faults(self.faults.clone())
             .tls(tls);

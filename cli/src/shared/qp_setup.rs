@@ -213,8 +213,13 @@ pub(crate) fn post_all<'a>(qp: &Qp, wrs: impl Iterator<Item = SendWr<'a>>) -> Re
 
 /// Posts a Send of a copy of `bytes`, at most [`MAX_INLINE`] of them.
 pub(crate) fn send_copy(qp: &Qp, wr_id: u64, bytes: &[u8]) -> Result<()> {
+    send_copy_with(qp, wr_id, bytes, SendFlags::SIGNALED)
+}
+
+/// Like [`send_copy`], with other flags.
+pub(crate) fn send_copy_with(qp: &Qp, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<()> {
     let sge = Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) };
-    post(qp, wr_id, SendOp::Send, &[sge], SendFlags::SIGNALED | SendFlags::INLINE)
+    post(qp, wr_id, SendOp::Send, &[sge], flags | SendFlags::INLINE)
 }
 
 /// Takes up to `max` completions from `cq`, waiting for the first one. Returns 0 if `until` is
@@ -318,11 +323,16 @@ impl Link {
         }
     }
 
-    /// Returns whether the connection ended because the peer closed in order, as most connections
-    /// of a server end.
-    pub(crate) fn ended_in_order(&self, wc: &Wc) -> bool {
-        let flushed = wc.status == WcStatus::Flushed && wc.reason.is_none();
-        flushed && self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly)
+    /// Checks the status of a completion. Returns false if the peer has closed in order, as most
+    /// connections of a server end.
+    pub(crate) fn goes_on(&self, wc: &Wc) -> Result<bool> {
+        let is_orderly =
+            || self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly);
+        match wc.status {
+            WcStatus::Success => Ok(true),
+            WcStatus::Flushed if wc.reason.is_none() && is_orderly() => Ok(false),
+            _ => Err(self.failure(wc)),
+        }
     }
 
     /// Waits up to `timeout` for the end of the connection, and returns its reason.

@@ -6,6 +6,7 @@
 //! these files.
 
 use crate::key;
+use crate::shared::env;
 use crate::shared::fail::{Exit, Failure, Refusal, Result};
 use crate::shared::open::Opener;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -30,9 +31,8 @@ pub(crate) struct KeyFiles {
 }
 
 fn directory() -> Result<PathBuf> {
-    let set =
-        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let base = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")));
+    let home = || env::path("HOME").map(|home| home.join(".config"));
+    let base = env::path("XDG_CONFIG_HOME").or_else(home);
     base.map(|base| base.join("uiw")).ok_or_else(|| {
         Failure::usage(
             "no place for keys",

@@ -2,6 +2,7 @@
 
 use crate::shared::fail::Result;
 use crate::shared::memory::Buffer;
+use std::ops::Range;
 use uiw::raw::Sge;
 use uiw_conform::partner::{MAX_SGES, Order, pattern_byte};
 
@@ -44,13 +45,16 @@ impl MessageLayout {
     }
 }
 
+/// Returns the bytes of a part of a message.
+fn pattern(order: &Order, message: u32, part: Range<u32>) -> Vec<u8> {
+    part.map(|at| pattern_byte(order.seed, message, at)).collect()
+}
+
 /// Writes the bytes of the order into `buffer`.
 pub(super) fn fill(buffer: &Buffer, order: &Order, layout: MessageLayout) -> Result<()> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
-            let bytes: Vec<u8> =
-                (at..at + len).map(|at| pattern_byte(order.seed, message, at)).collect();
-            buffer.write(place, &bytes)?;
+            buffer.write(place, &pattern(order, message, at..at + len))?;
         }
     }
     Ok(())
@@ -64,13 +68,10 @@ pub(super) fn find_difference(
 ) -> Result<Option<String>> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
-            let expected: Vec<u8> =
-                (at..at + len).map(|at| pattern_byte(order.seed, message, at)).collect();
+            let expected = pattern(order, message, at..at + len);
             if let Some(first) = buffer.first_difference(place, &expected)? {
-                return Ok(Some(format!(
-                    "byte {} of message {message} differs",
-                    at as usize + first
-                )));
+                let byte = at as usize + first;
+                return Ok(Some(format!("byte {byte} of message {message} differs")));
             }
         }
     }

@@ -23,32 +23,10 @@ use uiw_conform::partner::{MAX_SGES, Order, Orders};
 /// Default port of the partner.
 const PORT: u16 = 7471;
 /// Default orders: every operation, sizes around every boundary, several elements, many at a time.
-const USUAL: &[&str] = &[
-    "send:0",
-    "send:1",
-    "send:64x20",
-    "send:1441x3",
-    "send:65536x4",
-    "send:5000x2x3",
-    "sendinline:48x5",
-    "sendse:64x10",
-    "sendinv:64x3",
-    "sendseinv:64x3",
-    "write:0",
-    "write:1",
-    "write:1441x3",
-    "write:65536x16",
-    "write:1048576",
-    "write:5000x2x3",
-    "read:0",
-    "read:1",
-    "read:1441x3",
-    "read:65536x16",
-    "read:1048576",
-    "read:64x128",
-    "read:512x400",
-    "fence:4096x20",
-];
+const USUAL: &str = "send:0 send:1 send:64x20 send:1441x3 send:65536x4 send:5000x2x3 \
+                     sendinline:48x5 sendse:64x10 sendinv:64x3 sendseinv:64x3 write:0 write:1 \
+                     write:1441x3 write:65536x16 write:1048576 write:5000x2x3 read:0 read:1 \
+                     read:1441x3 read:65536x16 read:1048576 read:64x128 read:512x400 fence:4096x20";
 /// Depth of the queues: enough for the requests of an order, twice as many if each is followed by a
 /// Send, and some messages of the partner.
 const DEPTH: u32 = 1024;
@@ -131,7 +109,7 @@ impl Args {
             return Ok(self.orders.iter().flat_map(|orders| orders.0.clone()).collect());
         }
         let parsed: std::result::Result<Vec<Orders>, String> =
-            USUAL.iter().map(|text| text.parse()).collect();
+            USUAL.split(' ').map(str::parse).collect();
         let parsed =
             parsed.map_err(|error| Failure::local("cannot parse the default orders", error))?;
         Ok(parsed.into_iter().flat_map(|orders| orders.0).collect())
@@ -176,18 +154,11 @@ fn run_connection(opener: &Opener, peer: SocketAddr, args: &Args) -> Result<()> 
     let outcome = run_orders(&mut end, &args.orders()?, args);
     let drained = end.drain();
     let (posted, done) = end.totals;
-    match outcome {
-        Ok(()) => report(args.json, "over", &json!({"posted": posted, "done": done}), || {
-            format!("over: {done} of {posted} requests and receives done")
-        }),
-        Err(failure) => {
-            report(args.json, "broken", &json!({"posted": posted, "done": done}), || {
-                format!("broken: {done} of {posted} requests and receives done")
-            });
-            return Err(failure);
-        }
-    }
-    drained
+    let kind = if outcome.is_ok() { "over" } else { "broken" };
+    report(args.json, kind, &json!({"posted": posted, "done": done}), || {
+        format!("{kind}: {done} of {posted} requests and receives done")
+    });
+    outcome.and(drained)
 }
 
 fn run_orders(end: &mut ConnectionEnd, orders: &[Order], args: &Args) -> Result<()> {

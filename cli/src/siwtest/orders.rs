@@ -37,14 +37,7 @@ pub(super) fn give_order(end: &mut ConnectionEnd, order: Order) -> Result<()> {
         let verdict = end.expect_message(MessageKind::Verdict)?;
         note_partner_error(end, verdict);
     } else {
-        if order.op != Op::NoReceive {
-            end.expect_talk()?;
-        }
-        end.send_message(MessageKind::Order, order)?;
-        end.await_receives()?;
-        let done = end.expect_message(MessageKind::Done)?;
-        verify_received(end, &order)?;
-        note_partner_error(end, done);
+        receive_order(end, order, MessageKind::Order)?;
     }
     Ok(())
 }
@@ -67,16 +60,22 @@ pub(super) fn take_order(end: &mut ConnectionEnd, talk: &PartnerMessage) -> Resu
         end.expect_talk()?;
         return end.send_message(MessageKind::Done, order);
     }
+    receive_order(end, order, MessageKind::Ready)?;
+    end.expect_talk()?;
+    end.send_message(MessageKind::Verdict, order)
+}
+
+/// Lets the other end carry out an order, which a message of this kind begins, and verifies it.
+fn receive_order(end: &mut ConnectionEnd, order: Order, begin: MessageKind) -> Result<()> {
     if order.op != Op::NoReceive {
         end.expect_talk()?;
     }
-    end.send_message(MessageKind::Ready, order)?;
+    end.send_message(begin, order)?;
     end.await_receives()?;
     let done = end.expect_message(MessageKind::Done)?;
     verify_received(end, &order)?;
     note_partner_error(end, done);
-    end.expect_talk()?;
-    end.send_message(MessageKind::Verdict, order)
+    Ok(())
 }
 
 /// Returns the device, driver, firmware and kernel of this end.

@@ -57,19 +57,10 @@ impl MetricList {
     /// Adds all metrics of one device of a program, with the labels `of`.
     fn add_snapshot(&mut self, of: &str, snapshot: &Snapshot) {
         let process = &snapshot.process;
-        self.add_counter(
-            "uiw_devices_opened_total",
-            "Device handles opened.",
-            of.to_owned(),
-            process.devices_opened,
-        );
-        let created = process.queue_pairs_created;
-        self.add_counter(
-            "uiw_queue_pairs_created_total",
-            "Queue pairs created.",
-            of.to_owned(),
-            created,
-        );
+        let (help, opened) = ("Device handles opened.", process.devices_opened);
+        self.add_counter("uiw_devices_opened_total", help, of.to_owned(), opened);
+        let (help, created) = ("Queue pairs created.", process.queue_pairs_created);
+        self.add_counter("uiw_queue_pairs_created_total", help, of.to_owned(), created);
         self.add_transfers(of, &snapshot.transfers);
         for shard in &snapshot.shards {
             let of = format!("{of},shard=\"{}\"", shard.index);
@@ -118,12 +109,8 @@ impl MetricList {
             ("memory", shard.waits.memory),
         ] {
             let labels = format!("{of},wait=\"{wait}\"");
-            self.add_counter(
-                "uiw_waits_total",
-                "How often connections waited, by what for.",
-                labels,
-                count,
-            );
+            let help = "How often connections waited, by what for.";
+            self.add_counter("uiw_waits_total", help, labels, count);
         }
         let held = ("uiw_held_bytes", "gauge", "Bytes kept against the receive memory budget.");
         self.add(held, of.to_owned(), shard.held_bytes as f64);
@@ -151,12 +138,8 @@ impl MetricList {
             ("program", shard.refused_program),
         ] {
             let labels = format!("{of},reason=\"{reason}\"");
-            self.add_counter(
-                "uiw_refused_total",
-                "Peers that were not connected, by reason.",
-                labels,
-                count,
-            );
+            let help = "Peers that were not connected, by reason.";
+            self.add_counter("uiw_refused_total", help, labels, count);
         }
     }
 
@@ -257,17 +240,8 @@ pub(super) fn format(collected: &CollectedDevices) -> String {
 
 /// Returns the quoted value of a label.
 fn quoted(value: &str) -> String {
-    let mut out = String::from("\"");
-    for c in value.chars() {
-        match c {
-            '\\' => out.push_str("\\\\"),
-            '"' => out.push_str("\\\""),
-            '\n' => out.push_str("\\n"),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
+    let escaped = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+    format!("\"{escaped}\"")
 }
 
 #[cfg(test)]

@@ -312,7 +312,7 @@ pub(super) fn print_json(process: &ProgramDevice, before: Option<(Duration, &Sna
         "type": "process",
         "pid": process.pid.unwrap_or(about.pid),
         "name": about.name,
-        "running": process.pid.is_some() || process.is_elsewhere,
+        "running": process.is_running(),
         "library": about.library,
         "command": about.command,
         "began_ns": about.began_ns,

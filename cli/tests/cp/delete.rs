@@ -52,18 +52,23 @@ fn would_delete(shown: &str) -> Vec<&str> {
     paths
 }
 
+/// Starts a server. Returns it with the source and the target of a copy of `new/t` to `old`.
+fn serve(scratch: &Scratch, push: bool) -> (Server, String, String) {
+    let server = Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
+    let there = |path: &str| format!("{}:{path}", server.address);
+    let (from, to) = match push {
+        true => ("new/t".to_owned(), there("old")),
+        false => (there("new/t"), "old".to_owned()),
+    };
+    (server, from, to)
+}
+
 #[test]
 fn surplus_entries_deleted_in_both_directions() {
     for push in [true, false] {
         let scratch = Scratch::new();
         trees(&scratch);
-        let server =
-            Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
-        let there = |path: &str| format!("{}:{path}", server.address);
-        let (from, to) = match push {
-            true => ("new/t".to_owned(), there("old")),
-            false => (there("new/t"), "old".to_owned()),
-        };
+        let (server, from, to) = serve(&scratch, push);
         let options = ["--delete", "--exclude", "*.log", "--exclude", "/kept.tmp", &from, &to];
         let dry = command(scratch.path()).args(["cp", "--dry-run"]).args(options).output().unwrap();
         let shown = text(&dry.stdout);
@@ -114,13 +119,7 @@ fn read_only_directories_mirrored() {
                 .chain(&directories)
                 .for_each(|path| chown(path, Some(NOBODY), None).unwrap());
         }
-        let server =
-            Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
-        let there = |path: &str| format!("{}:{path}", server.address);
-        let (from, to) = match push {
-            true => ("new/t".to_owned(), there("old")),
-            false => (there("new/t"), "old".to_owned()),
-        };
+        let (_server, from, to) = serve(&scratch, push);
         let summary = copied(scratch.path(), &["--delete", &from, &to]);
         assert_eq!(
             (&summary["deleted"], &summary["copied"]),
@@ -147,13 +146,7 @@ fn excluded_entries_of_surplus_directories_stay() {
         for name in ["file", "a/file", "a/b/file", "a/b/x.log", "kept/y.log"] {
             fs::write(old.join(name), name).unwrap();
         }
-        let server =
-            Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
-        let there = |path: &str| format!("{}:{path}", server.address);
-        let (from, to) = match push {
-            true => ("new/t".to_owned(), there("old")),
-            false => (there("new/t"), "old".to_owned()),
-        };
+        let (_server, from, to) = serve(&scratch, push);
         let options = ["--delete", "--exclude", "*.log", "--exclude", "/gone/empty", &from, &to];
         let dry = command(scratch.path()).args(["cp", "--dry-run"]).args(options).output().unwrap();
         let shown = text(&dry.stdout);

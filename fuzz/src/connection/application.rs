@@ -66,9 +66,6 @@ pub(crate) struct Application {
     pub(crate) window_part: Part,
 }
 
-/// Guard that keeps our port open.
-pub(crate) struct Listening;
-
 impl Application {
     pub(crate) fn new(device: &Device, arena: &Arena, input: &mut Input<'_>) -> Self {
         let scq = device.create_cq(256, CqConfig::default()).expect("a CQ");
@@ -120,11 +117,12 @@ impl Application {
         }
     }
 
-    pub(crate) fn listen(&mut self, at: SocketAddr, options: &ConnConfig) -> Option<Listening> {
+    /// Listens until the end of the run. Returns false if that is not possible.
+    pub(crate) fn listen(&mut self, at: SocketAddr, options: &ConnConfig) -> bool {
         let options = Arc::new(options.clone());
         self.options = Some(Arc::clone(&options));
         self.listener = cm::Listener::bind(&self.device, at, 4, &options, &self.channel).ok();
-        self.listener.is_some().then_some(Listening)
+        self.listener.is_some()
     }
 
     /// Processes the events of the connection manager.

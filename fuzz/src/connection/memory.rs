@@ -174,22 +174,16 @@ impl Arena {
         let mut named = self.named.borrow_mut();
         let end = named.entry(Part::Sink.start() + offset).or_default();
         *end = (*end).max(Part::Sink.start() + offset + len);
-        uiw_verbs::Sge {
-            addr: self.address(Part::Sink) + offset as u64,
-            length: len as u32,
-            lkey: self.sink.lkey(),
-        }
+        let addr = self.address(Part::Sink) + offset as u64;
+        uiw_verbs::Sge { addr, length: len as u32, lkey: self.sink.lkey() }
     }
 
     /// Returns an element in the source.
     pub(crate) fn source(&self, offset: usize, len: usize) -> uiw_verbs::Sge {
         let offset = offset % PART;
         let len = len.min(PART - offset);
-        uiw_verbs::Sge {
-            addr: self.address(Part::Source) + offset as u64,
-            length: len as u32,
-            lkey: self.source.lkey(),
-        }
+        let addr = self.address(Part::Source) + offset as u64;
+        uiw_verbs::Sge { addr, length: len as u32, lkey: self.source.lkey() }
     }
 
     /// Deregisters the shared region, unless a window is still bound to it. After success, none of

@@ -42,15 +42,7 @@ enum AskedRequest {
 }
 
 impl Peer {
-    pub(crate) fn initiator(stream: Box<dyn TransportStream>) -> Self {
-        Self::new(stream, true)
-    }
-
-    pub(crate) fn responder(stream: Box<dyn TransportStream>) -> Self {
-        Self::new(stream, false)
-    }
-
-    fn new(stream: Box<dyn TransportStream>, initiator: bool) -> Self {
+    pub(crate) fn new(stream: Box<dyn TransportStream>, initiator: bool) -> Self {
         Self {
             stream: Some(stream),
             initiator,
@@ -127,27 +119,21 @@ impl Peer {
         match (self.initiator, input.u8()) {
             (true, 0..=149) => {
                 let write = Tagged { last: true, rsvd_ulp: 0x40, stag: STag(1), to: 0 };
-                self.fpdu(&write.emit());
+                self.fpdu(&write.emit(), &[]);
             }
             (true, 150..=179) => self.message(Opcode::Send, &[], 0, &mut Input::new(&[])),
             (true, 180..=209) => {
-                let source_stag = STag(1);
-                let request = ReadRequest {
-                    sink_stag: STag(1),
-                    sink_to: 0,
-                    len: 0,
-                    source_stag,
-                    source_to: 0,
-                };
+                let (sink_stag, source_stag) = (STag(1), STag(1));
+                let request =
+                    ReadRequest { sink_stag, sink_to: 0, len: 0, source_stag, source_to: 0 };
                 self.message(Opcode::ReadRequest, &request.emit(), 0, &mut Input::new(&[]));
             }
             _ => {}
         }
     }
 
-    fn fpdu(&mut self, ulpdu: &[u8]) {
-        let mut bytes = vec![0, 0];
-        bytes.extend_from_slice(ulpdu);
+    fn fpdu(&mut self, header: &[u8], payload: &[u8]) {
+        let mut bytes = [&[0, 0], header, payload].concat();
         self.tx.seal(&mut bytes, 0);
         self.raw(&bytes);
     }
@@ -204,9 +190,8 @@ impl Peer {
                 Arena::assert_no_secret(payload);
             }
             Opcode::ReadRequest => {
-                self.asked.push_back(AskedRequest::Read(
-                    ReadRequest::parse(payload).expect("our own Read Request"),
-                ));
+                let request = ReadRequest::parse(payload).expect("our own Read Request");
+                self.asked.push_back(AskedRequest::Read(request));
             }
             Opcode::AtomicRequest => {
                 let request = AtomicRequest::parse(payload).expect("our own Atomic Request");
@@ -307,9 +292,7 @@ impl Peer {
         let (stag, part) = Self::stag(arena, application, input);
         let to = Self::to(arena, part, len, input);
         let header = Tagged { last, rsvd_ulp: Control::new(opcode).emit(), stag: STag(stag), to };
-        let mut ulpdu = header.emit().to_vec();
-        ulpdu.extend(Self::bytes(len, input));
-        self.fpdu(&ulpdu);
+        self.fpdu(&header.emit(), &Self::bytes(len, input));
     }
 
     fn untagged(&mut self, arena: &Arena, application: &Application, input: &mut Input<'_>) {
@@ -335,15 +318,10 @@ impl Peer {
                 let (stag, part) = Self::stag(arena, application, input);
                 let to = Self::to(arena, part, len, input);
                 let len = if input.u8() > 245 { input.u32() } else { len as u32 };
-                ReadRequest {
-                    sink_stag: STag(9),
-                    sink_to: 0x90,
-                    len,
-                    source_stag: STag(stag),
-                    source_to: to,
-                }
-                .emit()
-                .to_vec()
+                let (sink_stag, source_stag) = (STag(9), STag(stag));
+                ReadRequest { sink_stag, sink_to: 0x90, len, source_stag, source_to: to }
+                    .emit()
+                    .to_vec()
             }
             Opcode::AtomicRequest => {
                 let (stag, part) = Self::stag(arena, application, input);
@@ -403,13 +381,12 @@ impl Peer {
                 254 => header.last = !header.last,
                 _ => {}
             }
-            let mut ulpdu = header.emit().to_vec();
-            ulpdu.extend_from_slice(piece);
+            let mut ulpdu = [&header.emit(), piece].concat();
             if bend == 255 {
                 ulpdu[0] ^= input.u8();
                 ulpdu.truncate(input.below(ulpdu.len()));
             }
-            self.fpdu(&ulpdu);
+            self.fpdu(&ulpdu, &[]);
             if header.last {
                 self.msn[q] = self.msn[q].wrapping_add(1);
                 self.mo[q] = 0;
@@ -448,9 +425,7 @@ impl Peer {
                     let last = at + bytes.len() == len && bend != 252 || bend == 253 && n == 0;
                     let header =
                         Tagged { last, rsvd_ulp: 0x42, stag, to: to.wrapping_add(at as u64) };
-                    let mut ulpdu = header.emit().to_vec();
-                    ulpdu.extend_from_slice(bytes);
-                    self.fpdu(&ulpdu);
+                    self.fpdu(&header.emit(), bytes);
                     at += bytes.len();
                 }
             }
@@ -459,8 +434,7 @@ impl Peer {
 
     /// Sends an FPDU that was damaged, or an invalid one with a correct CRC.
     fn wrong_fpdu(&mut self, input: &mut Input<'_>) {
-        let mut bytes = vec![0, 0];
-        bytes.extend_from_slice(input.take(60));
+        let mut bytes = [&[0, 0], input.take(60)].concat();
         self.tx.seal(&mut bytes, 0);
         let at = input.below(bytes.len());
         bytes[at] ^= input.u8();

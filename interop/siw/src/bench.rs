@@ -113,9 +113,7 @@ impl Bench {
             // siw uses the MTU at the time when its device is made.
             self.variant = None;
         }
-        if self.vm.net.host(setting.family).is_none() {
-            return Err(Error::Missing("IPv6 (user-mode networking)".to_owned()));
-        }
+        self.vm.net.host(setting.family)?;
         if setting.gso { self.tunable(&[("try_gso", "1")]) } else { self.driver(Variant::Stock) }
     }
 
@@ -315,9 +313,10 @@ impl Bench {
     /// # Errors
     /// If the program does not listen in time.
     pub fn serve_uiw(&self, args: &[&str], family: Family) -> Result<(Process, u16)> {
-        let own = self.vm.net.own_tcp(self.tcp, family).map(|(_, own)| own);
-        let address = own.or_else(|| self.vm.net.listen(family));
-        let address = address.ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        let address = match self.vm.net.own_tcp(self.tcp, family) {
+            Some((_, own)) => own,
+            None => self.vm.net.listen(family)?,
+        };
         let listen = SocketAddr::new(address, 0).to_string();
         let mut command = self.uiw(args);
         command.args(["--listen", &listen]);
@@ -391,8 +390,8 @@ impl Bench {
         self.vm.guest.must(gone).map(|_| ())
     }
 
-    /// Starts `siwpeer serve` in the guest, unless it is already running with these arguments.
-    /// Returns its output since the last call, which is empty if it was started by this call.
+    /// Starts `siwpeer serve` in the guest, unless it is already running with these arguments, and
+    /// discards its output so far. Returns the address on which the host reaches it.
     ///
     /// # Errors
     /// If it does not listen in time.
@@ -402,14 +401,15 @@ impl Bench {
             && *running == command
             && job.is_running()
         {
-            return Ok(job.news());
+            job.news();
+            return self.guest_at(family, PARTNER);
         }
         if let Some((_, job)) = self.partner.take() {
             job.kill();
         }
         let job = self.serve_guest(&command, PARTNER, LONG)?;
         self.partner = Some((command, job));
-        Ok(String::new())
+        self.guest_at(family, PARTNER)
     }
 
     /// Waits until the partner has written a line that contains `what`.
@@ -481,9 +481,10 @@ impl Bench {
     /// # Errors
     /// [`Error::Missing`] without IPv6.
     pub fn host(&self, family: Family) -> Result<String> {
-        let own = self.vm.net.own_tcp(self.tcp, family).map(|(_, own)| own);
-        let host = own.or_else(|| self.vm.net.host(family));
-        Ok(host.ok_or_else(|| Error::Missing("IPv6".to_owned()))?.to_string())
+        match self.vm.net.own_tcp(self.tcp, family) {
+            Some((_, own)) => Ok(own.to_string()),
+            None => Ok(self.vm.net.host(family)?.to_string()),
+        }
     }
 
     /// Returns the address of the guest.
@@ -491,8 +492,7 @@ impl Bench {
     /// # Errors
     /// [`Error::Missing`] without IPv6.
     pub fn guest_own(&self, family: Family) -> Result<String> {
-        let own = self.vm.net.guest_own(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
-        Ok(own.to_string())
+        Ok(self.vm.net.guest_own(family)?.to_string())
     }
 
     /// Returns the address on which the host reaches a port of the guest.
@@ -500,8 +500,6 @@ impl Bench {
     /// # Errors
     /// [`Error::Missing`] without IPv6.
     pub fn guest_at(&self, family: Family, port: u16) -> Result<String> {
-        let at =
-            self.vm.net.guest(family, port).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
-        Ok(at.to_string())
+        Ok(self.vm.net.guest(family, port)?.to_string())
     }
 }

@@ -225,17 +225,9 @@ fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Pro
     // it would starve if other processes keep this machine busy.
     let mut qemu = net.command("qemu-system-x86_64");
     // This is a small processor model with crc32c. Its emulation is faster than that of "max".
-    qemu.args([
-        "-accel",
-        "tcg,thread=multi,tb-size=256",
-        "-cpu",
-        "Nehalem",
-        "-smp",
-        "2",
-        "-m",
-        MEGABYTES,
-    ]);
-    qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    qemu.args("-accel tcg,thread=multi,tb-size=256 -cpu Nehalem -smp 2".split(' '));
+    qemu.args("-nodefaults -no-user-config -display none -no-reboot".split(' '));
+    qemu.args(["-m", MEGABYTES]);
     qemu.arg("-kernel").arg(image).arg("-initrd").arg(initramfs);
     qemu.args([
         "-append",
@@ -243,18 +235,10 @@ fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Pro
     ]);
     qemu.args(["-serial", &format!("file:{}", file("console"))]);
     qemu.args(["-chardev", &format!("socket,id=agent,path={},server=on,wait=off", file("agent"))]);
-    qemu.args([
-        "-device",
-        "virtio-serial-pci",
-        "-device",
-        "virtserialport,chardev=agent,name=agent",
-    ]);
-    qemu.args([
-        "-object",
-        "rng-random,filename=/dev/urandom,id=rng0",
-        "-device",
-        "virtio-rng-pci,rng=rng0",
-    ]);
+    qemu.args(["-device", "virtio-serial-pci"]);
+    qemu.args(["-device", "virtserialport,chardev=agent,name=agent"]);
+    qemu.args(["-object", "rng-random,filename=/dev/urandom,id=rng0"]);
+    qemu.args(["-device", "virtio-rng-pci,rng=rng0"]);
     qemu.args(net.qemu());
     Process::start(&mut qemu)
 }

@@ -121,17 +121,10 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 fn compile(root: &Path, source: &Path, made: &Path) -> Result<()> {
     let mut gcc = Command::new("gcc");
     gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(made).arg(source);
-    gcc.arg("-I")
-        .arg(root.join("usr/include"))
-        .arg("-L")
-        .arg(root.join("usr/lib/x86_64-linux-gnu"));
-    gcc.args([
-        "-Wl,--as-needed",
-        "-Wl,--allow-shlib-undefined",
-        "-lrdmacm",
-        "-libverbs",
-        "-lpthread",
-    ]);
+    gcc.arg("-I").arg(root.join("usr/include"));
+    gcc.arg("-L").arg(root.join("usr/lib/x86_64-linux-gnu"));
+    gcc.args(["-Wl,--as-needed", "-Wl,--allow-shlib-undefined"]);
+    gcc.args(["-lrdmacm", "-libverbs", "-lpthread"]);
     must(&mut gcc, STEP).map(drop)
 }
 
@@ -141,20 +134,13 @@ fn kernel_modules(root: &Path, modules: &Modules, names: &str, tree: &Path) -> R
     let modprobe = find("modprobe")
         .ok_or_else(|| Error::Missing("modprobe (Debian package kmod)".to_owned()))?;
     let mut modprobe = Command::new(modprobe);
-    modprobe.arg("--dirname").arg(root).args([
-        "--set-version",
-        &modules.abi,
-        "--show-depends",
-        "--all",
-    ]);
+    modprobe.arg("--dirname").arg(root).args(["--set-version", &modules.abi]);
+    modprobe.args(["--show-depends", "--all"]);
     // In newer kernels, some of the modules are built in.
     let shown = must(modprobe.args(names.split(' ')), STEP)?;
     let mut list = String::new();
-    for from in shown
-        .lines()
-        .filter_map(|line| line.strip_prefix("insmod "))
-        .map(|path| Path::new(path.trim()))
-    {
+    for from in shown.lines().filter_map(|line| line.strip_prefix("insmod ")) {
+        let from = Path::new(from.trim());
         let path = format!("modules/{}", name(from).replace('-', "_"));
         if !list.contains(&format!("/{path}\n")) {
             copy(from, &tree.join(&path))?;

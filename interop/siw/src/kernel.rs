@@ -128,12 +128,8 @@ fn variant(
     let mut make = Command::new("make");
     make.arg("-s").arg("-C").arg(&ours).arg(format!("M={}", work.display()));
     // The module is built without type information for BPF, which would need pahole.
-    make.args([
-        "CONFIG_RDMA_SIW=m",
-        "CONFIG_DEBUG_INFO_BTF_MODULES=",
-        &format!("CC={compiler}"),
-        "modules",
-    ]);
+    make.args(["CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
+    make.arg(format!("CC={compiler}")).arg("modules");
     let made = run(&mut make, BUILD)?;
     if !made.is_ok() || !module.exists() {
         return Err(Error::Failed(format!(

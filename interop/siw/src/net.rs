@@ -144,13 +144,16 @@ impl Net {
         }
     }
 
-    /// Returns the address of the host for the guest, or `None` if there is none.
-    pub fn host(&self, family: Family) -> Option<IpAddr> {
+    /// Returns the address of the host for the guest.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6.
+    pub fn host(&self, family: Family) -> Result<IpAddr> {
         match (self, family) {
-            (Self::Tap(_), Family::V4) => Some(HOST4.into()),
-            (Self::Tap(_), Family::V6) => Some(HOST6.into()),
-            (Self::User { .. }, Family::V4) => Some(Ipv4Addr::new(10, 0, 2, 2).into()),
-            (Self::User { .. }, Family::V6) => None,
+            (Self::Tap(_), Family::V4) => Ok(HOST4.into()),
+            (Self::Tap(_), Family::V6) => Ok(HOST6.into()),
+            (Self::User { .. }, Family::V4) => Ok(Ipv4Addr::new(10, 0, 2, 2).into()),
+            (Self::User { .. }, Family::V6) => Err(no_ipv6()),
         }
     }
 
@@ -168,33 +171,39 @@ impl Net {
     }
 
     /// Returns the address on which a program on the host listens for the guest.
-    pub fn listen(&self, family: Family) -> Option<IpAddr> {
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6.
+    pub fn listen(&self, family: Family) -> Result<IpAddr> {
         match self {
-            Self::Tap(_) => self.host(family),
-            Self::User { .. } => (family == Family::V4).then_some(Ipv4Addr::LOCALHOST.into()),
+            Self::User { .. } if family == Family::V4 => Ok(Ipv4Addr::LOCALHOST.into()),
+            _ => self.host(family),
         }
     }
 
     /// Returns the address of the guest.
-    pub fn guest_own(&self, family: Family) -> Option<IpAddr> {
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6.
+    pub fn guest_own(&self, family: Family) -> Result<IpAddr> {
         match (self, family) {
-            (Self::Tap(_), Family::V4) => Some(GUEST4.into()),
-            (Self::Tap(_), Family::V6) => Some(GUEST6.into()),
-            (Self::User { .. }, Family::V4) => Some(Ipv4Addr::new(10, 0, 2, 15).into()),
-            (Self::User { .. }, Family::V6) => None,
+            (Self::Tap(_), Family::V4) => Ok(GUEST4.into()),
+            (Self::Tap(_), Family::V6) => Ok(GUEST6.into()),
+            (Self::User { .. }, Family::V4) => Ok(Ipv4Addr::new(10, 0, 2, 15).into()),
+            (Self::User { .. }, Family::V6) => Err(no_ipv6()),
         }
     }
 
     /// Returns the address on which the host reaches a port of the guest.
-    pub fn guest(&self, family: Family, port: u16) -> Option<SocketAddr> {
-        match self {
-            Self::Tap(_) => Some(SocketAddr::new(self.guest_own(family)?, port)),
-            Self::User { forwards } if family == Family::V4 => {
-                let (_, host) = forwards.iter().find(|(guest, _)| *guest == port)?;
-                Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), *host))
-            }
-            Self::User { .. } => None,
-        }
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6, or if the port is not forwarded.
+    pub fn guest(&self, family: Family, port: u16) -> Result<SocketAddr> {
+        let own = self.guest_own(family)?;
+        let Self::User { forwards } = self else { return Ok(SocketAddr::new(own, port)) };
+        let forward = forwards.iter().find(|(guest, _)| *guest == port);
+        let (_, host) = forward.ok_or_else(|| Error::Missing(format!("port {port}")))?;
+        Ok(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), *host))
     }
 
     /// Sets the MTU of the host's interface. Returns whether the host then has this MTU: with
@@ -212,6 +221,10 @@ impl Net {
     pub fn is_whole(&self) -> bool {
         matches!(self, Self::Tap(_))
     }
+}
+
+fn no_ipv6() -> Error {
+    Error::Missing("IPv6 (user-mode networking)".to_owned())
 }
 
 impl Namespace {

@@ -83,15 +83,8 @@ impl Hosts {
         let switch = self.name(SWITCH);
         run(&["netns", "add", &switch])?;
         run(&["-n", &switch, "link", "add", "name", "switch", "type", "bridge"])?;
-        run(&[
-            "-n",
-            &switch,
-            "address",
-            "add",
-            &format!("{}/24", self.switch_address()),
-            "dev",
-            "switch",
-        ])?;
+        let own = format!("{}/24", self.switch_address());
+        run(&["-n", &switch, "address", "add", &own, "dev", "switch"])?;
         run(&["-n", &switch, "link", "set", "switch", "up"])?;
         run(&["-n", &switch, "link", "set", "lo", "up"])?;
         for address in self.addresses() {

@@ -15,5 +15,5 @@ pub use leftovers::{is_left_over, sweep};
 pub use network::{Network, free_port};
 pub use noise::noise;
 pub use process::{ProcessEnd, Running, binds, listens};
-pub use programs::{BUILT, Libraries, PACKAGES, User, built, compile, ordinary, uiw};
+pub use programs::{BUILT, Libraries, PACKAGES, User, built, compile, ordinary, run_by, uiw};
 pub use wait_limit::WaitLimit;

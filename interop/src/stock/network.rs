@@ -1,5 +1,6 @@
 //! Networks for programs: loopback, or two network namespaces connected by a cable.
 
+use super::programs::run_by;
 use super::wait_limit::WaitLimit;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs;
@@ -268,17 +269,8 @@ pub(super) fn wait_for(
 /// Returns `command` changed such that it runs in a network namespace.
 pub(super) fn inside(ip: &Path, namespace: &str, command: Command) -> Command {
     let mut inside = Command::new(ip);
-    inside.args(["netns", "exec", namespace]).arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => inside.env(name, value),
-            None => inside.env_remove(name),
-        };
-    }
-    if let Some(folder) = command.get_current_dir() {
-        inside.current_dir(folder);
-    }
-    inside
+    inside.args(["netns", "exec", namespace]);
+    run_by(inside, &command)
 }
 
 impl Drop for Namespaces {

@@ -126,15 +126,13 @@ impl Running {
     /// If it takes too long.
     #[must_use]
     pub fn end(mut self) -> ProcessEnd {
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                break status;
+        loop {
+            if let Some(end) = self.ended() {
+                return end;
             }
             assert!(!self.limit.is_over(), "{} does not end:\n{}", self.name, self.said());
             thread::sleep(LOOK_EVERY);
-        };
-        self.join();
-        ProcessEnd { code: code(status), said: self.said(), name: std::mem::take(&mut self.name) }
+        }
     }
 
     /// Like [`Running::end`], for programs that may hang. If the program has not ended within
@@ -160,11 +158,13 @@ impl Running {
     /// If it has ended already, or does not end after it was killed.
     #[must_use]
     pub fn stop(mut self) -> ProcessEnd {
+        self.assert_running();
+        self.end_or_stop()
+    }
+
+    fn assert_running(&mut self) {
         let early = self.child.try_wait().expect("a child");
         assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
-        let _ = self.child.kill();
-        self.limit = WaitLimit::new(KILLED);
-        self.end()
     }
 
     /// Like [`Running::stop`], for programs that may have ended already.
@@ -209,8 +209,7 @@ impl Running {
     /// If it has ended already, or does not end.
     #[must_use]
     pub fn interrupt(mut self) -> ProcessEnd {
-        let early = self.child.try_wait().expect("a child");
-        assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
+        self.assert_running();
         self.signal(Signal::INT);
         self.end()
     }

@@ -42,6 +42,22 @@ pub const PACKAGES: [&str; 10] = [
     "uiw-python",
 ];
 
+/// Returns `runner` with the program and the arguments of `command` as further arguments, in the
+/// environment and the folder of `command`.
+pub fn run_by(mut runner: Command, command: &Command) -> Command {
+    runner.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => runner.env(name, value),
+            None => runner.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        runner.current_dir(folder);
+    }
+    runner
+}
+
 /// Id of the unprivileged user on Debian.
 const UNPRIVILEGED_UID: &str = "65534";
 
@@ -106,15 +122,8 @@ impl Libraries {
             User::Same => Command::new(program),
             User::Nobody => {
                 let mut command = Command::new("prlimit");
-                command.args([
-                    "--memlock=65536:65536",
-                    "setpriv",
-                    "--reuid",
-                    UNPRIVILEGED_UID,
-                    "--regid",
-                    UNPRIVILEGED_UID,
-                ]);
-                command.args(["--clear-groups", "--"]).arg(program);
+                command.args(["--memlock=65536:65536", "setpriv", "--reuid", UNPRIVILEGED_UID]);
+                command.args(["--regid", UNPRIVILEGED_UID, "--clear-groups", "--"]).arg(program);
                 command
             }
         };

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{
-    Libraries, ProcessEnd, Running, User, WaitLimit, compile, free_port, uiw,
+    Libraries, ProcessEnd, Running, User, WaitLimit, compile, free_port, run_by, uiw,
 };
 
 /// Repeats a client until its server listens. The server is a child of `uiw run`, so its process
@@ -343,18 +343,9 @@ fn current_directory_is_no_library_folder() {
 fn ignored_signals_stay_ignored() {
     let libraries = Libraries::get();
     let command = run(&libraries, &["--json"], &["grep", "SigIgn", "/proc/self/status"]);
-    let program =
-        [command.get_program()].into_iter().chain(command.get_args()).map(ToOwned::to_owned);
-    let words: Vec<_> = program.collect();
     let mut shell = Command::new("sh");
-    shell.args(["-c", "trap '' HUP CHLD; exec \"$@\"", "sh"]).args(words);
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
-    let ended = Running::start(shell).end();
+    shell.args(["-c", "trap '' HUP CHLD; exec \"$@\"", "sh"]);
+    let ended = Running::start(run_by(shell, &command)).end();
     let mask = ended.said.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
     assert_eq!(u64::from_str_radix(mask.trim(), 16).unwrap() & 1, 1, "SIGHUP: {}", ended.said);
     assert_eq!(number(&report(&ended), "exit_code"), 0, "children can be waited for");

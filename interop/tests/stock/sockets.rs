@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{
-    Hosts, Libraries, Network, ProcessEnd, Running, User, compile, free_port, uiw,
+    Hosts, Libraries, Network, ProcessEnd, Running, User, compile, free_port, run_by, uiw,
 };
 
 /// Returns the command that runs a program under `uiw run --sockets`.
@@ -317,16 +317,8 @@ fn plain_server_reached_without_blocking() {
     std::fs::write(&file, vec![b'x'; 300_000]).unwrap();
     let on = |place: usize, command: &Command| {
         let mut inside = Command::new("ip");
-        inside
-            .args(["netns", "exec", &places[place].1])
-            .arg(command.get_program())
-            .args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => inside.env(name, value),
-                None => inside.env_remove(name),
-            };
-        }
+        inside.args(["netns", "exec", &places[place].1]);
+        let mut inside = run_by(inside, command);
         inside.current_dir(libraries.folder());
         inside
     };

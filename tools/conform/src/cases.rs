@@ -1,6 +1,7 @@
 //! Loads cases: the built-in ones, and those of the user.
 
 use crate::ConformError;
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use uiw_cases::{Case, parse};
@@ -21,31 +22,28 @@ const FILES: [(&str, &str); 9] = [
 /// Extension of case files.
 const EXTENSION: &str = "case";
 
-fn usage_error(error: &uiw_cases::ParseError) -> ConformError {
+fn usage_error(error: uiw_cases::ParseError) -> ConformError {
     let what = format!("{}:{}:{}", error.file, error.line, error.column);
-    ConformError::usage(what, &error.what, "see docs/case-files.md for the grammar of case files")
+    ConformError::usage(what, error.what, "see docs/case-files.md for the grammar of case files")
 }
 
 /// Returns the built-in cases.
 pub(super) fn built_in() -> Result<Vec<Case>, ConformError> {
     let mut cases = Vec::new();
     for (file, text) in FILES {
-        cases.extend(parse(file, text).map_err(|error| usage_error(&error))?);
+        cases.extend(parse(file, text).map_err(usage_error)?);
     }
     Ok(cases)
 }
 
 /// Loads the cases of a file, or of all `.case` files in a folder.
 pub(super) fn load(path: &Path) -> Result<Vec<Case>, ConformError> {
-    let unreadable = |path: &Path, error: std::io::Error| {
-        ConformError::usage(
-            path.display(),
-            error,
-            "name a case file, or a folder with files *.case",
-        )
+    let unreadable = |path: &Path, why: &dyn Display| {
+        let fix = "name a case file, or a folder with files *.case";
+        ConformError::usage(path.display(), why, fix)
     };
     let mut files: Vec<PathBuf> = if path.is_dir() {
-        let entries = fs::read_dir(path).map_err(|error| unreadable(path, error))?;
+        let entries = fs::read_dir(path).map_err(|error| unreadable(path, &error))?;
         let files = entries.flatten().map(|entry| entry.path());
         files
             .filter(|file| file.extension().is_some_and(|extension| extension == EXTENSION))
@@ -56,18 +54,11 @@ pub(super) fn load(path: &Path) -> Result<Vec<Case>, ConformError> {
     files.sort();
     let mut cases = Vec::new();
     for file in files {
-        let text = fs::read_to_string(&file).map_err(|error| unreadable(&file, error))?;
-        cases.extend(
-            parse(&file.display().to_string(), &text).map_err(|error| usage_error(&error))?,
-        );
+        let text = fs::read_to_string(&file).map_err(|error| unreadable(&file, &error))?;
+        cases.extend(parse(&file.display().to_string(), &text).map_err(usage_error)?);
     }
     if cases.is_empty() {
-        let why = "no case in it";
-        return Err(ConformError::usage(
-            path.display(),
-            why,
-            "name a case file, or a folder with files *.case",
-        ));
+        return Err(unreadable(path, &"no case in it"));
     }
     Ok(cases)
 }

@@ -239,7 +239,6 @@ impl Checker {
 
     fn check_untagged(&mut self, segment: &Segment, judged: &mut Judgements) -> Option<Message> {
         let (qn, msn) = (segment.qn(), segment.msn());
-        let length = segment.payload().len() as u64;
         let begun = self.untagged.take();
         let mut message = match begun {
             Some(message) => {
@@ -258,7 +257,7 @@ impl Checker {
                 Message { first: segment.clone(), payload: Vec::new(), length: 0 }
             }
         };
-        self.add_payload(&mut message, segment, length, judged);
+        self.add_payload(&mut message, segment, judged);
         if segment.last {
             self.next_msn.insert(qn, msn.wrapping_add(1));
             judged.add_kept(&["RFC5041-4.1-06"]);
@@ -269,13 +268,8 @@ impl Checker {
         None
     }
 
-    fn add_payload(
-        &self,
-        message: &mut Message,
-        segment: &Segment,
-        length: u64,
-        judged: &mut Judgements,
-    ) {
+    fn add_payload(&self, message: &mut Message, segment: &Segment, judged: &mut Judgements) {
+        let length = segment.payload().len() as u64;
         if length == 0 && !segment.last && message.length == 0 {
             judged.add_broken(
                 &["RFC5041-5.2-08"],
@@ -346,7 +340,7 @@ impl Checker {
                 Message { first: segment.clone(), payload: Vec::new(), length: 0 }
             }
         };
-        self.add_payload(&mut message, segment, segment.payload().len() as u64, judged);
+        self.add_payload(&mut message, segment, judged);
         if !segment.last {
             self.tagged = Some(message);
             return None;

@@ -51,6 +51,14 @@ struct FpduLayout {
     markers: Vec<(usize, u16)>,
 }
 
+impl FpduLayout {
+    /// Returns whether the FPDU at the front of `bytes` is complete and has a matching CRC.
+    fn has_crc(&self, bytes: &[u8]) -> bool {
+        let raw = bytes.get(..self.len).and_then(|raw| raw.split_last_chunk::<CRC_LEN>());
+        raw.is_some_and(|(covered, field)| crc32c(covered).to_le_bytes() == *field)
+    }
+}
+
 impl Deframer {
     pub(super) fn new(crc: bool, markers: bool) -> Self {
         Self { crc, markers, position: 0, count: 0, last_field: [0; CRC_LEN] }
@@ -66,11 +74,8 @@ impl Deframer {
         let Some(layout) = self.layout(bytes, self.markers) else {
             return self.handle_incomplete(bytes, more, judged);
         };
-        let is_right = || {
-            let raw = bytes.get(..layout.len).and_then(|raw| raw.split_last_chunk::<CRC_LEN>());
-            self.crc && raw.is_some_and(|(covered, field)| crc32c(covered).to_le_bytes() == *field)
-        };
-        if !(MIN_ULPDU..=MAX_ULPDU).contains(&layout.ulpdu_len) && !is_right() {
+        let is_right = self.crc && layout.has_crc(bytes);
+        if !(MIN_ULPDU..=MAX_ULPDU).contains(&layout.ulpdu_len) && !is_right {
             return self.implausible_length(bytes, layout.ulpdu_len, judged);
         }
         let Some(raw) = bytes.get(..layout.len) else {
@@ -85,9 +90,8 @@ impl Deframer {
             }
             return self.handle_incomplete(bytes, more, judged);
         };
-        let (covered, field) = raw.split_at(raw.len() - CRC_LEN);
-        let field: [u8; CRC_LEN] = field.try_into().unwrap_or_default();
-        if self.crc && crc32c(covered).to_le_bytes() != field {
+        let field: [u8; CRC_LEN] = raw.last_chunk().copied().unwrap_or_default();
+        if self.crc && !is_right {
             return self.wrong_crc(bytes, raw, &layout, field, judged);
         }
         self.judge(raw, &layout, judged);
@@ -138,11 +142,9 @@ impl Deframer {
     }
 
     fn is_whole_without_markers(&self, bytes: &[u8]) -> bool {
-        let Some(layout) = self.layout(bytes, false) else { return false };
-        (MIN_ULPDU..=MAX_ULPDU).contains(&layout.ulpdu_len) && {
-            let raw = bytes.get(..layout.len).and_then(|raw| raw.split_last_chunk::<CRC_LEN>());
-            raw.is_some_and(|(covered, field)| crc32c(covered).to_le_bytes() == *field)
-        }
+        self.layout(bytes, false).is_some_and(|layout| {
+            (MIN_ULPDU..=MAX_ULPDU).contains(&layout.ulpdu_len) && layout.has_crc(bytes)
+        })
     }
 
     /// Reports that no Marker is where one is due.
@@ -151,10 +153,8 @@ impl Deframer {
             format!("no Marker at byte {}, though our Request asked for Markers", self.position);
         judged.add_broken(&["RFC5044-4.3-02"], what.clone());
         if self.position == 0 {
-            judged.add_broken(
-                &["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"],
-                what.clone(),
-            );
+            let ids = ["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"];
+            judged.add_broken(&ids, what.clone());
         }
         DeframeResult::Broken(what)
     }
@@ -178,11 +178,8 @@ impl Deframer {
         if looks_like_header(self.last_field) && self.count > 0 {
             judged.add_broken(&["RFC5044-4.4-11"], "the FPDU before has no CRC field");
         }
-        if length > MAX_ULPDU {
-            judged.add_broken(&["RFC5044-3-05"], what.clone());
-        } else {
-            judged.add_broken(&["RFC5044-4.1-01"], what.clone());
-        }
+        let id = if length > MAX_ULPDU { "RFC5044-3-05" } else { "RFC5044-4.1-01" };
+        judged.add_broken(&[id], what.clone());
         DeframeResult::Broken(what)
     }
 

@@ -37,8 +37,8 @@ pub use session::Target;
 pub use uiw_cases::Case;
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
 use steps::Outcome;
 use verdict::CaseRun;
 
@@ -61,7 +61,7 @@ pub fn select(
             all.push(case);
         }
     }
-    let table = requirements::all();
+    let (table, list) = (requirements::all(), "see `uiw conform --list`");
     for case in &all {
         if let Some(id) =
             requirement_ids(case).into_iter().find(|id| table.iter().all(|row| row.id != *id))
@@ -80,14 +80,10 @@ pub fn select(
     let is_none = |id: &&String| table.iter().all(|row| !row.id.starts_with(id.as_str()));
     if let Some(id) = requirements.iter().find(is_none) {
         let why = format!("none is called {id}");
-        return Err(ConformError::usage("--requirement", why, "see `uiw conform --list`"));
+        return Err(ConformError::usage("--requirement", why, list));
     }
     if all.is_empty() {
-        return Err(ConformError::usage(
-            "--case",
-            "no case has such a name",
-            "see `uiw conform --list`",
-        ));
+        return Err(ConformError::usage("--case", "no case has such a name", list));
     }
     Ok(all)
 }
@@ -110,8 +106,7 @@ pub fn run(
 ) -> Results {
     let silent = OnceLock::new();
     let next = AtomicUsize::new(0);
-    let results: Vec<Mutex<Option<Result<Outcome, String>>>> =
-        cases.iter().map(|_| Mutex::new(None)).collect();
+    let results: Vec<OnceLock<_>> = cases.iter().map(|_| OnceLock::new()).collect();
     std::thread::scope(|scope| {
         for _ in 0..jobs {
             scope.spawn(|| {
@@ -119,24 +114,15 @@ pub fn run(
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(case) = cases.get(at) else { break };
                     progress(&case.name);
-                    let result = run_one(target, listener, case, &silent);
-                    if let Ok(mut slot) = results[at].lock() {
-                        *slot = Some(result);
-                    }
+                    let _ = results[at].set(run_one(target, listener, case, &silent));
                 }
             });
         }
     });
-    let results = results.into_iter().map(|result| result.into_inner().ok().flatten());
-    let runs = cases
-        .into_iter()
-        .zip(results)
-        .map(|(case, result)| CaseRun {
-            case,
-            result: result.unwrap_or_else(|| Err("not run".to_owned())),
-        })
-        .collect();
-    Results { runs, silent_since: silent.into_inner() }
+    let results = results.into_iter().map(OnceLock::into_inner);
+    let results = results.map(|result| result.unwrap_or_else(|| Err("not run".to_owned())));
+    let runs = cases.into_iter().zip(results).map(|(case, result)| CaseRun { case, result });
+    Results { runs: runs.collect(), silent_since: silent.into_inner() }
 }
 
 /// Runs a case, unless the listener does not meet its conditions, or has stopped answering since

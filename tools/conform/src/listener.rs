@@ -1,6 +1,5 @@
 //! Properties of the listener that cases depend on.
 
-use super::judge::Judgements;
 use super::reply::Reply;
 use super::session::{Session, Stop, Target};
 use super::values::Values;
@@ -119,8 +118,6 @@ fn about(target: &Target) -> Option<String> {
     session.start(Values::default()).ok()?;
     let about = session.ask_about().ok();
     session.end_connection(false);
-    // These usual frames belong to no case, so their judgements are dropped.
-    session.judged = Judgements::default();
     about
 }
 

@@ -126,8 +126,7 @@ impl<'a> Session<'a> {
 
     /// Returns the stall timeout: the configured one, but at least some round trips of this path.
     pub(super) fn stall(&self) -> Duration {
-        let round_trip = self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip);
-        self.target.stall.max(round_trip * MIN_ROUND_TRIPS)
+        self.target.stall.max(self.round_trip() * MIN_ROUND_TRIPS)
     }
 
     fn now(&self) -> Instant {

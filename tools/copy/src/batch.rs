@@ -13,11 +13,9 @@ use super::root::Root;
 use super::wire::{Decoder, Encoder, Result, WireError};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, statat};
 use rustix::io::Errno;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 
 /// Maximum size of a file in a batch, in bytes.
 pub const SMALL: u64 = 256 << 10;
@@ -67,18 +65,11 @@ impl Batch {
         out.counted(path.as_bytes());
         match content {
             BatchContent::Bytes(meta, bytes) => {
-                out.u8(0);
-                meta.encode(out);
-                out.u32(bytes.len() as u32).fixed(bytes);
+                meta.encode(out.u8(0)).u32(bytes.len() as u32).fixed(bytes)
             }
-            BatchContent::Failed(errno) => {
-                out.u8(1).u16(*errno);
-            }
-            BatchContent::TooLarge(meta) => {
-                out.u8(2);
-                meta.encode(out);
-            }
-        }
+            BatchContent::Failed(errno) => out.u8(1).u16(*errno),
+            BatchContent::TooLarge(meta) => meta.encode(out.u8(2)),
+        };
         self.count += 1;
     }
 
@@ -140,18 +131,13 @@ pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, BatchContent<'_>
                 let meta = Meta::decode(&mut from)?;
                 let len = from.u32("a length")?;
                 if meta.kind != EntryKind::File || u64::from(len) != meta.size {
-                    return Err(WireError::Value {
-                        what: "the length of a file",
-                        value: len.into(),
-                    });
+                    return Err(WireError::value("the length of a file", len));
                 }
                 BatchContent::Bytes(meta, from.take(len as usize, "a file")?)
             }
             1 => BatchContent::Failed(from.u16("an error number")?),
             2 => BatchContent::TooLarge(Meta::decode(&mut from)?),
-            other => {
-                return Err(WireError::Value { what: "the mark of a record", value: other.into() });
-            }
+            other => return Err(WireError::value("the mark of a record", other)),
         };
         if path.is_empty() {
             return Err(super::names::NameError::Empty.into());
@@ -276,15 +262,14 @@ fn write_temporary(
         return Err(Errno::ISDIR.into());
     }
     let part = name.session_part_name(session);
-    let part = OsStr::from_bytes(&part);
     // A file of this name belongs to the same session, which repeats a batch that was not answered.
-    let _ = rustix::fs::unlinkat(directory, part, AtFlags::empty());
+    let _ = rustix::fs::unlinkat(directory, &part, AtFlags::empty());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file: File = rustix::fs::openat(directory, part, flags, Mode::RUSR | Mode::WUSR)?.into();
+    let file: File = rustix::fs::openat(directory, &part, flags, Mode::RUSR | Mode::WUSR)?.into();
     let filled = (&file).write_all(bytes).and_then(|()| set_mode_and_time(&file, meta));
     let stat = filled.and_then(|()| Ok(rustix::fs::fstat(&file)?));
     if stat.is_err() {
-        let _ = rustix::fs::unlinkat(directory, part, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(directory, &part, AtFlags::empty());
     }
     stat.map(|stat| (stat.st_dev, stat.st_ino))
 }
@@ -298,14 +283,13 @@ impl WrittenFile {
     ) -> std::io::Result<()> {
         let (directory, name) = parents.open_parent(root, &self.path)?;
         let part = name.session_part_name(session);
-        let part = OsStr::from_bytes(&part);
-        let stat = statat(directory, part, AtFlags::SYMLINK_NOFOLLOW)?;
+        let stat = statat(directory, &part, AtFlags::SYMLINK_NOFOLLOW)?;
         if (stat.st_dev, stat.st_ino) != self.id {
             // Another request of the session has replaced the file, because the client repeated the
             // batch.
             return Err(Errno::BUSY.into());
         }
-        rustix::fs::renameat(directory, part, directory, name.as_os_str())?;
+        rustix::fs::renameat(directory, &part, directory, name.as_os_str())?;
         remove_incomplete(directory, &name);
         Ok(())
     }
@@ -313,11 +297,10 @@ impl WrittenFile {
     fn remove(&self, parents: &mut ParentDirectory, root: &Root, session: &str) {
         let Ok((directory, name)) = parents.open_parent(root, &self.path) else { return };
         let part = name.session_part_name(session);
-        let part = OsStr::from_bytes(&part);
-        let is_own = statat(directory, part, AtFlags::SYMLINK_NOFOLLOW)
+        let is_own = statat(directory, &part, AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.id);
         if is_own {
-            let _ = rustix::fs::unlinkat(directory, part, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(directory, &part, AtFlags::empty());
         }
     }
 }

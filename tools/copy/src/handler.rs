@@ -6,7 +6,7 @@ use super::claims::Claims;
 use super::meta::Meta;
 use super::names::RelPath;
 use super::part::{OpenedPart, PartOutcome, PartialFile, next_data};
-use super::protocol::{BLOCK, CreateMode, FileHead, Reply, Request, encode_entries};
+use super::protocol::{BLOCK, CreateMode, FileHead, Hash, Reply, Request, encode_entries};
 use super::root::{ABANDONED, Listing, Root, wait_for_tick};
 use super::tally::Tally;
 use super::wire::WireError;
@@ -181,11 +181,11 @@ impl Handler {
             request if request.writes() && !self.session.writable => Err(Errno::ROFS.into()),
             Request::Put { file, index, len, hash } => {
                 let bytes = read_slot(*len)?;
-                self.if_intact(blake3::hash(&bytes) == *hash, |handler| {
+                check_hash(&bytes, hash).and_then(|()| {
                     let reply =
-                        handler.with_part(file, |part| part.put_block(*index, &bytes, hash))?;
+                        self.with_part(file, |part| part.put_block(*index, &bytes, hash))?;
                     if reply == Reply::Done {
-                        handler.session.tally().count_block(&file.path, bytes.len() as u64);
+                        self.session.tally().count_block(&file.path, bytes.len() as u64);
                     }
                     Ok((reply, None))
                 })
@@ -200,32 +200,25 @@ impl Handler {
                             files.push((position, path, meta, *bytes));
                         }
                         BatchContent::Failed(_) | BatchContent::TooLarge(_) => {
-                            return Err(WireError::Value {
-                                what: "the mark of a record",
-                                value: 1,
-                            }
-                            .into());
+                            return Err(WireError::value("the mark of a record", 1u8).into());
                         }
                     }
                 }
-                self.if_intact(blake3::hash(&bytes) == *hash, |handler| {
-                    let session = Arc::clone(&handler.session);
+                check_hash(&bytes, hash).map(|()| {
+                    let session = Arc::clone(&self.session);
                     let paths = files.iter().map(|(_, path, ..)| RelPath::clone(path)).collect();
                     let _claim = session.claims.take(paths);
                     let failures =
                         batch::store(&session.root, files.iter().copied(), &session.label);
-                    let errno_of = |position| {
-                        failures.iter().find(|(at, _)| *at == position).map(|(_, errno)| *errno)
-                    };
                     for (position, path, meta, _) in &files {
-                        match errno_of(*position) {
+                        match failures.iter().find(|(at, _)| at == position) {
                             None => session.tally().count_file(path, meta.size),
-                            Some(errno) => {
-                                handler.fail(path, Error::from_raw_os_error(errno.into()));
+                            Some((_, errno)) => {
+                                self.fail(path, Error::from_raw_os_error((*errno).into()));
                             }
                         }
                     }
-                    Ok((Reply::Stored(failures), None))
+                    (Reply::Stored(failures), None)
                 })
             }
             other => self.handle_without_bytes(other),
@@ -244,14 +237,6 @@ impl Handler {
     fn fail(&mut self, path: &RelPath, error: Error) {
         self.session.tally().errors += 1;
         self.failures.push((path.clone(), error));
-    }
-
-    fn if_intact(
-        &mut self,
-        intact: bool,
-        then: impl FnOnce(&mut Self) -> Result<Answer>,
-    ) -> Result<Answer> {
-        if intact { then(self) } else { Err(Error::other("the bytes do not have their hash")) }
     }
 
     fn handle_without_bytes(&mut self, request: &Request) -> Result<Answer> {
@@ -418,6 +403,15 @@ impl Handler {
                 Ok((Reply::Block { len: bytes.len() as u32, hash }, Some(bytes)))
             }
         }
+    }
+}
+
+/// Checks the hash of received bytes.
+fn check_hash(bytes: &[u8], hash: &Hash) -> Result<()> {
+    if blake3::hash(bytes) == *hash {
+        Ok(())
+    } else {
+        Err(Error::other("the bytes do not have their hash"))
     }
 }
 

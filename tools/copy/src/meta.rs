@@ -104,7 +104,7 @@ impl Meta {
         Timestamps { last_access, last_modification }
     }
 
-    pub fn encode(&self, out: &mut Encoder) {
+    pub fn encode<'a>(&self, out: &'a mut Encoder) -> &'a mut Encoder {
         let kind = match self.kind {
             EntryKind::File => 0,
             EntryKind::Directory => 1,
@@ -112,8 +112,7 @@ impl Meta {
             EntryKind::Special => 3,
         };
         out.u8(kind).u16(self.mode).u64(self.size);
-        self.mtime.encode(out);
-        out.fixed(&self.version).u8(self.sparse.into()).counted(&self.target);
+        self.mtime.encode(out).fixed(&self.version).u8(self.sparse.into()).counted(&self.target)
     }
 
     pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
@@ -122,12 +121,12 @@ impl Meta {
             1 => EntryKind::Directory,
             2 => EntryKind::Symlink,
             3 => EntryKind::Special,
-            other => return Err(WireError::Value { what: "a kind", value: other.into() }),
+            other => return Err(WireError::value("a kind", other)),
         };
         let mode = decode_mode(from)?;
         let size = from.u64("a size")?;
         if size > MAX_SIZE || (kind != EntryKind::File && size != 0) {
-            return Err(WireError::Value { what: "a size", value: size });
+            return Err(WireError::value("a size", size));
         }
         let mtime = FileTime::decode(from)?;
         let version = from.array("a version")?;
@@ -141,7 +140,7 @@ impl Meta {
 pub fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
     match from.u16("a mode")? {
         mode if mode & !MODE == 0 => Ok(mode),
-        mode => Err(WireError::Value { what: "a mode", value: mode.into() }),
+        mode => Err(WireError::value("a mode", mode)),
     }
 }
 
@@ -150,10 +149,7 @@ pub(crate) fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec
     let target = from.counted("the text of a link")?;
     let fits = if is_link { (1..=MAX_TARGET).contains(&target.len()) } else { target.is_empty() };
     if !fits || target.contains(&0) {
-        return Err(WireError::Value {
-            what: "the length of a link's text",
-            value: target.len() as u64,
-        });
+        return Err(WireError::value("the length of a link's text", target.len() as u64));
     }
     Ok(target.to_vec())
 }
@@ -172,25 +168,22 @@ impl FileTime {
         self == stored || self.nanos != 0 && (stored == rounded || stored == even)
     }
 
-    pub fn encode(self, out: &mut Encoder) {
-        out.u64(self.seconds.cast_unsigned()).u32(self.nanos);
+    pub fn encode(self, out: &mut Encoder) -> &mut Encoder {
+        out.u64(self.seconds.cast_unsigned()).u32(self.nanos)
     }
 
     pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
         let seconds = from.u64("a time")?.cast_signed();
         match from.u32("a time")? {
             nanos if nanos < 1_000_000_000 => Ok(Self { seconds, nanos }),
-            nanos => {
-                Err(WireError::Value { what: "the nanoseconds of a time", value: nanos.into() })
-            }
+            nanos => Err(WireError::value("the nanoseconds of a time", nanos)),
         }
     }
 }
 
 impl Entry {
     pub fn encode(&self, out: &mut Encoder) {
-        out.counted(self.name.as_bytes());
-        self.meta.encode(out);
+        self.meta.encode(out.counted(self.name.as_bytes()));
     }
 
     pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {

@@ -1,8 +1,8 @@
 //! Names and paths below a share. Both ends validate the names that they receive and send.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 /// Maximum length of a name in bytes (NAME_MAX of the kernel).
@@ -60,27 +60,27 @@ impl Name {
     }
 
     /// Returns the name of the incomplete file.
-    pub fn part_name(&self) -> Vec<u8> {
+    pub fn part_name(&self) -> OsString {
         self.with_suffix(PART)
     }
 
     /// Like [`Name::part_name`], but the name contains the session, because two sessions must not
     /// write to the same file of a batch.
-    pub fn session_part_name(&self, session: &str) -> Vec<u8> {
+    pub fn session_part_name(&self, session: &str) -> OsString {
         self.with_suffix(&format!(".{session}{PART}"))
     }
 
     /// Returns the name of the journal of the incomplete file.
-    pub fn journal_name(&self) -> Vec<u8> {
+    pub fn journal_name(&self) -> OsString {
         self.with_suffix(JOURNAL)
     }
 
     /// Appends a suffix. A name that would become too long is replaced by its hash.
-    fn with_suffix(&self, suffix: &str) -> Vec<u8> {
+    fn with_suffix(&self, suffix: &str) -> OsString {
         if self.0.len() + suffix.len() <= MAX_NAME {
-            [&self.0, suffix.as_bytes()].concat()
+            OsString::from_vec([&self.0, suffix.as_bytes()].concat())
         } else {
-            format!("{}{suffix}", blake3::hash(&self.0).to_hex()).into_bytes()
+            format!("{}{suffix}", blake3::hash(&self.0).to_hex()).into()
         }
     }
 }
@@ -90,7 +90,7 @@ impl Name {
 ///
 /// Such a name can also be the [`Name::part_name`] of a file whose own name ends like a session.
 /// The function therefore returns the name of the journal which that file would have.
-pub fn left_by_session(name: &[u8]) -> Option<Vec<u8>> {
+pub fn left_by_session(name: &[u8]) -> Option<OsString> {
     let file = name.strip_suffix(PART.as_bytes())?;
     let (stem, label) = file.split_last_chunk::<9>()?;
     let is_label =
@@ -281,12 +281,13 @@ mod tests {
     #[test]
     fn incomplete_files_have_own_names() {
         let name = Name::new(b"film").unwrap();
-        assert_eq!(name.part_name(), b"film.uiw-part");
-        assert_eq!(name.journal_name(), b"film.uiw-journal");
-        assert_eq!(name.session_part_name("0a"), b"film.0a.uiw-part");
+        assert_eq!(name.part_name(), "film.uiw-part");
+        assert_eq!(name.journal_name(), "film.uiw-journal");
+        assert_eq!(name.session_part_name("0a"), "film.0a.uiw-part");
         let long = Name::new(&[b'x'; 255]).unwrap();
         assert_eq!(long.part_name().len(), 64 + PART.len());
-        assert!(is_reserved(&long.part_name()) && is_reserved(&long.journal_name()));
+        assert!(is_reserved(long.part_name().as_bytes()));
+        assert!(is_reserved(long.journal_name().as_bytes()));
         assert_ne!(long.part_name(), Name::new(&[b'y'; 255]).unwrap().part_name());
     }
 

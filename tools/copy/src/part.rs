@@ -14,7 +14,6 @@ use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -73,15 +72,14 @@ pub enum PartOutcome {
 }
 
 /// Opens or creates a regular file of this user, and refuses anything else with this name.
-fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
+fn open_own(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<File> {
     let flags = flags
         | OFlags::RDWR
         | OFlags::NOFOLLOW
         | OFlags::NONBLOCK
         | OFlags::NOCTTY
         | OFlags::CLOEXEC;
-    let file =
-        rustix::fs::openat(directory, OsStr::from_bytes(name), flags, Mode::RUSR | Mode::WUSR)?;
+    let file = rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?;
     let stat = fstat(&file)?;
     // A file with several hard links must be refused, because writing would change a file
     // elsewhere.
@@ -91,15 +89,15 @@ fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
     if is_own {
         Ok(file.into())
     } else {
-        let name = String::from_utf8_lossy(name);
+        let name = name.display();
         Err(Error::other(format!("{name} is there and is no incomplete file of this user's")))
     }
 }
 
 /// Returns whether `name` still refers to this file.
-fn is_at(directory: &OwnedFd, name: &[u8], file: impl AsFd) -> Result<bool> {
+fn is_at(directory: &OwnedFd, name: &OsStr, file: impl AsFd) -> Result<bool> {
     let own = fstat(file)?;
-    match statat(directory, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
+    match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok((stat.st_dev, stat.st_ino) == (own.st_dev, own.st_ino)),
         Err(Errno::NOENT) => Ok(false),
         Err(error) => Err(error.into()),
@@ -127,7 +125,7 @@ pub(crate) fn remove_incomplete(directory: &OwnedFd, name: &Name) {
     let is_free = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
     if is_free && is_at(directory, &journal, &file).unwrap_or(false) {
         for name in [name.part_name(), journal] {
-            let _ = rustix::fs::unlinkat(directory, OsStr::from_bytes(&name), AtFlags::empty());
+            let _ = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
         }
     }
 }
@@ -167,15 +165,10 @@ impl PartialFile {
                 Ok(bytes) if bytes.metadata()?.len() == head.meta.size => Some(bytes),
                 Ok(_) => None,
                 // The final mode of a read-only file was already set when the transfer ended.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        ErrorKind::NotFound | ErrorKind::PermissionDenied
-                    ) =>
-                {
-                    None
-                }
-                Err(error) => return Err(error),
+                Err(error) => match error.kind() {
+                    ErrorKind::NotFound | ErrorKind::PermissionDenied => None,
+                    _ => return Err(error),
+                },
             }
         } else {
             None
@@ -200,17 +193,14 @@ impl PartialFile {
             }
             None if !begin => {
                 if journal.is_empty()? {
-                    let _ = rustix::fs::unlinkat(
-                        &directory,
-                        OsStr::from_bytes(&name.journal_name()),
-                        AtFlags::empty(),
-                    );
+                    let journal = name.journal_name();
+                    let _ = rustix::fs::unlinkat(&directory, journal, AtFlags::empty());
                 }
                 return Ok(OpenedPart::Nothing);
             }
             None => {
                 let part = name.part_name();
-                match rustix::fs::unlinkat(&directory, OsStr::from_bytes(&part), AtFlags::empty()) {
+                match rustix::fs::unlinkat(&directory, &part, AtFlags::empty()) {
                     Ok(()) | Err(Errno::NOENT) => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -333,18 +323,17 @@ impl PartialFile {
             self.remove(&self.name.journal_name());
             return Err(error);
         }
-        let part = OsStr::from_bytes(&part);
         // The mode is set last, because a read-only file could not be opened to resume it.
         set_mode_and_time(&self.bytes, &self.head.meta)?;
-        rustix::fs::renameat(&self.directory, part, &self.directory, self.name.as_os_str())?;
+        rustix::fs::renameat(&self.directory, &part, &self.directory, self.name.as_os_str())?;
         *phase = PartPhase::Finished;
         self.remove(&self.name.journal_name());
         sync_names(&self.directory)?;
         Ok(PartOutcome::Done)
     }
 
-    fn remove(&self, name: &[u8]) {
-        let _ = rustix::fs::unlinkat(&self.directory, OsStr::from_bytes(name), AtFlags::empty());
+    fn remove(&self, name: &OsStr) {
+        let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
     }
 }
 

@@ -181,16 +181,15 @@ impl FileHead {
         at(blocks.end).saturating_sub(at(blocks.start))
     }
 
-    fn encode(&self, out: &mut Encoder) {
-        out.counted(self.path.as_bytes());
-        self.meta.encode(out);
+    fn encode<'a>(&self, out: &'a mut Encoder) -> &'a mut Encoder {
+        self.meta.encode(out.counted(self.path.as_bytes()))
     }
 
     fn decode(from: &mut Decoder<'_>) -> Result<Self> {
         let path = decode_entry_path(from)?;
         let meta = Meta::decode(from)?;
         if meta.kind != EntryKind::File {
-            return Err(WireError::Value { what: "the kind of a file", value: meta.kind as u64 });
+            return Err(WireError::value("the kind of a file", meta.kind as u64));
         }
         Ok(Self { path, meta })
     }
@@ -210,7 +209,7 @@ fn decode_entry_path(from: &mut Decoder<'_>) -> Result<RelPath> {
 fn decode_slot_len(from: &mut Decoder<'_>) -> Result<u32> {
     match from.u32("a length")? {
         len if len <= SLOT => Ok(len),
-        len => Err(WireError::Value { what: "a length", value: len.into() }),
+        len => Err(WireError::value("a length", len)),
     }
 }
 
@@ -219,71 +218,53 @@ fn decode_range(from: &mut Decoder<'_>) -> Result<Range<u64>> {
     if start < end && end <= super::meta::MAX_SIZE / BLOCK {
         Ok(start..end)
     } else {
-        Err(WireError::Value { what: "the end of a range of blocks", value: end })
+        Err(WireError::value("the end of a range of blocks", end))
     }
 }
 
-fn encode_range(range: &Range<u64>, out: &mut Encoder) {
-    out.u64(range.start).u64(range.end);
+fn encode_range<'a>(range: &Range<u64>, out: &'a mut Encoder) -> &'a mut Encoder {
+    out.u64(range.start).u64(range.end)
 }
 
 /// Decodes the number of files in a batch.
 fn decode_batch_count(from: &mut Decoder<'_>) -> Result<u16> {
     match from.u16("the files of a batch")? {
         count @ 1..=MAX_BATCH => Ok(count),
-        count => Err(WireError::Value { what: "the files of a batch", value: count.into() }),
+        count => Err(WireError::value("the files of a batch", count)),
     }
 }
 
 impl Request {
     /// Encodes the request as a message for the slot `tag`.
     pub fn encode(&self, tag: u16) -> Vec<u8> {
-        let mut out = Encoder::default();
-        out.u16(tag).u8(self.number());
+        let mut message = Encoder::default();
+        let out = message.u16(tag).u8(self.number());
         match self {
-            Self::Stat { path } => {
-                out.counted(path.as_bytes());
-            }
+            Self::Stat { path } | Self::Remove { path } => out.counted(path.as_bytes()),
             Self::List { path, after, create } => {
-                out.counted(path.as_bytes()).counted(after).u8(*create as u8);
+                out.counted(path.as_bytes()).counted(after).u8(*create as u8)
             }
-            Self::Open { file } | Self::Finish { file } => file.encode(&mut out),
+            Self::Open { file } | Self::Finish { file } => file.encode(out),
             Self::Put { file, index, len, hash } => {
-                file.encode(&mut out);
-                out.u64(*index).u32(*len).fixed(hash);
+                file.encode(out).u64(*index).u32(*len).fixed(hash)
             }
-            Self::Hole { file, blocks } => {
-                file.encode(&mut out);
-                encode_range(blocks, &mut out);
-            }
-            Self::PutBatch { count, len, hash } => {
-                out.u16(*count).u32(*len).fixed(hash);
-            }
+            Self::Hole { file, blocks } => encode_range(blocks, file.encode(out)),
+            Self::PutBatch { count, len, hash } => out.u16(*count).u32(*len).fixed(hash),
             Self::Symlink { path, target, mtime } => {
-                out.counted(path.as_bytes()).counted(target);
-                mtime.encode(&mut out);
+                mtime.encode(out.counted(path.as_bytes()).counted(target))
             }
             Self::SetDirectory { path, mode, mtime } => {
-                out.counted(path.as_bytes()).u16(*mode);
-                mtime.encode(&mut out);
+                mtime.encode(out.counted(path.as_bytes()).u16(*mode))
             }
             Self::Get { path, version, index } => {
-                out.counted(path.as_bytes()).fixed(version).u64(*index);
+                out.counted(path.as_bytes()).fixed(version).u64(*index)
             }
-            Self::GetBatch { paths } => {
-                out.u16(paths.len() as u16);
-                for path in paths {
-                    out.counted(path.as_bytes());
-                }
-            }
-            Self::End { failed } => {
-                out.u64(*failed);
-            }
-            Self::Remove { path } => {
-                out.counted(path.as_bytes());
-            }
-        }
-        out.0
+            Self::GetBatch { paths } => paths
+                .iter()
+                .fold(out.u16(paths.len() as u16), |out, path| out.counted(path.as_bytes())),
+            Self::End { failed } => out.u64(*failed),
+        };
+        message.0
     }
 
     fn number(&self) -> u8 {
@@ -318,8 +299,7 @@ impl Request {
                     1 => CreateMode::Private,
                     2 => CreateMode::Usual,
                     other => {
-                        let what = "the mark of a directory to be made";
-                        return Err(WireError::Value { what, value: other.into() });
+                        return Err(WireError::value("the mark of a directory to be made", other));
                     }
                 };
                 Self::List { path, after, create }
@@ -330,7 +310,7 @@ impl Request {
                 let file = FileHead::decode(&mut from)?;
                 let blocks = decode_range(&mut from)?;
                 if blocks.end > file.blocks() {
-                    return Err(WireError::Value { what: "the end of a hole", value: blocks.end });
+                    return Err(WireError::value("the end of a hole", blocks.end));
                 }
                 Self::Hole { file, blocks }
             }
@@ -368,10 +348,7 @@ impl Request {
             12 => Self::End { failed: from.u64("the number of failed entries")? },
             13 => Self::Remove { path: decode_entry_path(&mut from)? },
             other => {
-                return Err(WireError::Value {
-                    what: "the number of a request",
-                    value: other.into(),
-                });
+                return Err(WireError::value("the number of a request", other));
             }
         };
         from.finish()?;
@@ -383,7 +360,7 @@ impl Request {
         let index = from.u64("a block")?;
         let len = from.u32("a length")?;
         if len == 0 || u64::from(len) != file.block_len(index) {
-            return Err(WireError::Value { what: "the length of a block", value: len.into() });
+            return Err(WireError::value("the length of a block", len));
         }
         Ok(Self::Put { file, index, len, hash: from.array("a hash")? })
     }
@@ -421,63 +398,34 @@ impl Request {
 impl Reply {
     /// Encodes the reply as a message for the slot `tag`.
     pub fn encode(&self, tag: u16) -> Vec<u8> {
-        let mut out = Encoder::default();
-        out.u16(tag);
+        let mut message = Encoder::default();
+        let out = message.u16(tag);
         match self {
-            Self::Done => {
-                out.u8(1);
-            }
-            Self::Absent => {
-                out.u8(2);
-            }
-            Self::Found(meta) => {
-                out.u8(3);
-                meta.encode(&mut out);
-            }
-            Self::Listed { len, more } => {
-                out.u8(4).u32(*len).u8((*more).into());
-            }
-            Self::Complete => {
-                out.u8(5);
-            }
+            Self::Done => out.u8(1),
+            Self::Absent => out.u8(2),
+            Self::Found(meta) => meta.encode(out.u8(3)),
+            Self::Listed { len, more } => out.u8(4).u32(*len).u8((*more).into()),
+            Self::Complete => out.u8(5),
             Self::Missing(ranges) => {
-                out.u8(6).u16(ranges.len() as u16);
-                ranges.iter().for_each(|range| encode_range(range, &mut out));
+                let out = out.u8(6).u16(ranges.len() as u16);
+                ranges.iter().fold(out, |out, range| encode_range(range, out))
             }
-            Self::Reopen => {
-                out.u8(7);
-            }
-            Self::Block { len, hash } => {
-                out.u8(8).u32(*len).fixed(hash);
-            }
-            Self::HoleUntil(end) => {
-                out.u8(9).u64(*end);
-            }
-            Self::Changed(meta) => {
-                out.u8(10);
-                meta.encode(&mut out);
-            }
-            Self::Batch { count, len, hash } => {
-                out.u8(11).u16(*count).u32(*len).fixed(hash);
-            }
+            Self::Reopen => out.u8(7),
+            Self::Block { len, hash } => out.u8(8).u32(*len).fixed(hash),
+            Self::HoleUntil(end) => out.u8(9).u64(*end),
+            Self::Changed(meta) => meta.encode(out.u8(10)),
+            Self::Batch { count, len, hash } => out.u8(11).u16(*count).u32(*len).fixed(hash),
             Self::Stored(failures) => {
-                out.u8(12).u16(failures.len() as u16);
-                for (position, errno) in failures {
-                    out.u16(*position).u16(*errno);
-                }
+                let out = out.u8(12).u16(failures.len() as u16);
+                failures.iter().fold(out, |out, (position, errno)| out.u16(*position).u16(*errno))
             }
             Self::Failed { errno, text } => {
-                let mut end = text.len().min(MAX_TEXT);
-                while !text.is_char_boundary(end) {
-                    end -= 1;
-                }
-                out.u8(13).u16(*errno).counted(&text.as_bytes()[..end]);
+                let end = text.floor_char_boundary(MAX_TEXT);
+                out.u8(13).u16(*errno).counted(&text.as_bytes()[..end])
             }
-            Self::Working => {
-                out.u8(14);
-            }
-        }
-        out.0
+            Self::Working => out.u8(14),
+        };
+        message.0
     }
 
     /// Decodes a reply and its tag.
@@ -501,10 +449,7 @@ impl Reply {
                 // many times.
                 if let Some([_, next]) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end)
                 {
-                    return Err(WireError::Value {
-                        what: "the start of a range of blocks",
-                        value: next.start,
-                    });
+                    return Err(WireError::value("the start of a range of blocks", next.start));
                 }
                 Self::Missing(ranges)
             }
@@ -532,10 +477,7 @@ impl Reply {
             }
             14 => Self::Working,
             other => {
-                return Err(WireError::Value {
-                    what: "the number of a reply",
-                    value: other.into(),
-                });
+                return Err(WireError::value("the number of a reply", other));
             }
         };
         from.finish()?;

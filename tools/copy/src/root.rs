@@ -261,16 +261,15 @@ impl Root {
     ) -> Result<()> {
         let (parent, name) = self.open_parent(path)?;
         let part = name.session_part_name(session);
-        let part = OsStr::from_bytes(&part);
-        let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
-        rustix::fs::symlinkat(OsStr::from_bytes(target), &parent, part)?;
+        let _ = rustix::fs::unlinkat(&parent, &part, AtFlags::empty());
+        rustix::fs::symlinkat(OsStr::from_bytes(target), &parent, &part)?;
         let times = Meta::timestamps(mtime);
-        let timed = rustix::fs::utimensat(&parent, part, &times, AtFlags::SYMLINK_NOFOLLOW);
+        let timed = rustix::fs::utimensat(&parent, &part, &times, AtFlags::SYMLINK_NOFOLLOW);
         let named =
-            timed.and_then(|()| rustix::fs::renameat(&parent, part, &parent, name.as_os_str()));
+            timed.and_then(|()| rustix::fs::renameat(&parent, &part, &parent, name.as_os_str()));
         match named {
             Ok(()) => remove_incomplete(&parent, &name),
-            Err(_) => drop(rustix::fs::unlinkat(&parent, part, AtFlags::empty())),
+            Err(_) => drop(rustix::fs::unlinkat(&parent, &part, AtFlags::empty())),
         }
         Ok(named?)
     }
@@ -322,7 +321,7 @@ impl Root {
                     u64::try_from(stat.st_ctime).map_or(Duration::ZERO, Duration::from_secs);
                 now.saturating_sub(changed) >= age
             });
-            if is_old && stat(OsStr::from_bytes(&journal)).err() == Some(Errno::NOENT) {
+            if is_old && stat(&journal).err() == Some(Errno::NOENT) {
                 // This fails for a directory with such a name. Continue with the next entry in any
                 // case.
                 let _ = rustix::fs::unlinkat(&directory, name, AtFlags::empty());

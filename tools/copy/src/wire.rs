@@ -23,6 +23,13 @@ pub enum WireError {
     Name(#[from] super::names::NameError),
 }
 
+impl WireError {
+    /// Creates the error for a field with an illegal value.
+    pub(crate) fn value(what: &'static str, value: impl Into<u64>) -> Self {
+        Self::Value { what, value: value.into() }
+    }
+}
+
 pub type Result<T> = std::result::Result<T, WireError>;
 
 /// Encoder that appends fields.
@@ -104,7 +111,7 @@ impl<'a> Decoder<'a> {
         match self.u8(what)? {
             0 => Ok(false),
             1 => Ok(true),
-            other => Err(WireError::Value { what, value: other.into() }),
+            other => Err(WireError::value(what, other)),
         }
     }
 

@@ -257,36 +257,24 @@ impl Connection {
         self.directions[side].phase = ConnectionPhase::Waiting(waiting);
         out.push((side, Event::Startup(startup::record(&frame))));
         startup::judge(&frame, |departure| out.push((side, departure)));
-        match frame.kind {
-            FrameKind::Request => self.on_request(side, frame, out),
-            FrameKind::Reply => self.on_reply(side, frame, out),
-        }
-    }
-
-    fn on_request(&mut self, side: Side, frame: Frame, out: &mut Findings) {
-        if self.initiator.is_some() {
-            let what = "both ends sent an MPA Request: two initiators";
+        let peer = opposite(side);
+        let (initiator, is_second, what) = match frame.kind {
+            FrameKind::Request => {
+                (side, self.initiator.is_some(), "both ends sent an MPA Request: two initiators")
+            }
+            FrameKind::Reply => {
+                let is_second = self.initiator == Some(side)
+                    || self.frames[peer].as_ref().is_some_and(is_reply);
+                (peer, is_second, "both ends sent an MPA Reply: two responders")
+            }
+        };
+        if is_second {
             out.push((side, Event::departure("RFC 5044 7.1.2", what)));
             self.stop_following(side, what, out);
-            self.stop_following(opposite(side), what, out);
+            self.stop_following(peer, what, out);
             return;
         }
-        self.initiator = Some(side);
-        self.frames[side] = Some(frame);
-        self.agree(out);
-    }
-
-    fn on_reply(&mut self, side: Side, frame: Frame, out: &mut Findings) {
-        if self.initiator == Some(side)
-            || self.frames[opposite(side)].as_ref().is_some_and(is_reply)
-        {
-            let what = "both ends sent an MPA Reply: two responders";
-            out.push((side, Event::departure("RFC 5044 7.1.2", what)));
-            self.stop_following(side, what, out);
-            self.stop_following(opposite(side), what, out);
-            return;
-        }
-        self.initiator = Some(opposite(side));
+        self.initiator = Some(initiator);
         self.frames[side] = Some(frame);
         self.agree(out);
     }
@@ -297,7 +285,7 @@ impl Connection {
         let Some(reply) = self.frames[side].as_ref().filter(|frame| is_reply(frame)) else {
             return;
         };
-        let (agreement, initiator) = (Agreement::without_request(reply), opposite(side));
+        let (agreement, initiator) = (Agreement::from_one(reply), opposite(side));
         out.push((
             initiator,
             Event::NotFollowed { position: 0, why: "the MPA Request is not in the capture".into() },
@@ -371,10 +359,10 @@ impl Connection {
                 self.switch_to_raw_tcp(initiator, out);
             }
             (Some(request), None) if is_headless(responder) => {
-                self.begin_full_operation(Agreement::without_reply(request), out);
+                self.begin_full_operation(Agreement::from_one(request), out);
             }
             (None, Some(reply)) if is_headless(initiator) && !reply.reject => {
-                self.begin_full_operation(Agreement::without_request(reply), out);
+                self.begin_full_operation(Agreement::from_one(reply), out);
             }
             _ => {}
         }

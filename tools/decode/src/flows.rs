@@ -245,7 +245,7 @@ impl TcpFlow {
             let (payload, arrived) = (segment.payload.to_vec(), self.arrived);
             self.late.push_back(LateSegment { side, at, arrived, header, payload });
         }
-        while let Some(late) = self.next_late() {
+        while let Some(late) = self.next_late(false) {
             self.process_segment(late.side, &late.header, &late.payload, late.at, shared, sink);
         }
     }
@@ -283,12 +283,13 @@ impl TcpFlow {
     }
 
     /// Takes the next waiting segment to process: one that is ready, or the first one if it has
-    /// waited for too long.
-    fn next_late(&mut self) -> Option<LateSegment> {
+    /// waited for too long or nothing more will arrive (`is_end`).
+    fn next_late(&mut self, is_end: bool) -> Option<LateSegment> {
         let ready =
             self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
         let first = self.late.front()?;
-        let overdue = self.arrived - first.arrived > MAX_LATE as u64
+        let overdue = is_end
+            || self.arrived - first.arrived > MAX_LATE as u64
             || self.late.len() > MAX_LATE
             || self.late_bytes > MAX_LATE_BYTES;
         let late = self.late.remove(ready.or(overdue.then_some(0))?)?;
@@ -559,12 +560,7 @@ impl TcpFlow {
         sink: &mut dyn FnMut(&Record),
     ) {
         // Process all waiting segments, because nothing more will arrive.
-        while !self.late.is_empty() {
-            let ready = self
-                .late
-                .iter()
-                .position(|late| self.is_ready(late.side, &late.header, &late.payload));
-            let Some(late) = self.late.remove(ready.unwrap_or(0)) else { break };
+        while let Some(late) = self.next_late(true) {
             self.process_segment(late.side, &late.header, &late.payload, late.at, shared, sink);
         }
         if !matches!(self.state, FlowState::Iwarp { .. }) {

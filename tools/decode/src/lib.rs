@@ -79,7 +79,7 @@ use crate::pcap::{Error, Packet, Reader};
 use datagrams::Datagrams;
 use flows::{Flows, PacketTime};
 use keylog::KeyLog;
-use output::{PrintMode, Printer};
+use output::Printer;
 use packet::PacketContent;
 
 /// Settings of the decoder: files to decode, and findings to print.
@@ -108,8 +108,7 @@ pub fn decode_to(
     config: &DecodeConfig,
     out: &mut dyn Write,
 ) -> Result<Summary, (PathBuf, DecodeError)> {
-    let print = if config.quiet { PrintMode::Departures } else { PrintMode::Everything };
-    let mut printer = Printer::new(out, config.json, print);
+    let mut printer = Printer::new(out, config.json, config.quiet);
     let mut decoder = Decoder { selection: config.connections.clone(), ..Decoder::default() };
     decoder.flows.shared.selection = config.connections.clone();
     if let Some(path) = &config.keylog {

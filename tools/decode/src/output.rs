@@ -232,19 +232,13 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Selection of findings to print.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PrintMode {
-    Everything,
-    /// Departures, missing bytes, and parts of directions that could not be decoded.
-    Departures,
-}
-
 /// Printer of findings.
 pub(super) struct Printer<'a> {
     out: &'a mut dyn Write,
     json: bool,
-    print: PrintMode,
+    /// True to print only departures, missing bytes, and parts of directions that could not be
+    /// decoded.
+    quiet: bool,
     /// Time of the first record. Times are printed relative to it.
     start: Option<u64>,
     /// First write error, after which nothing more is written.
@@ -252,24 +246,21 @@ pub(super) struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
-    pub(super) fn new(out: &'a mut dyn Write, json: bool, print: PrintMode) -> Self {
-        Self { out, json, print, start: None, failed: None }
+    pub(super) fn new(out: &'a mut dyn Write, json: bool, quiet: bool) -> Self {
+        Self { out, json, quiet, start: None, failed: None }
     }
 
     pub(super) fn record(&mut self, record: &Record) {
         self.start = self.start.or(record.time);
-        let wanted = match self.print {
-            PrintMode::Everything => true,
-            PrintMode::Departures => matches!(
-                record.event,
-                Event::Departure(_)
-                    | Event::Missing { .. }
-                    | Event::Lost { .. }
-                    | Event::Resumed { .. }
-                    | Event::NotFollowed { .. }
-            ),
-        };
-        if !wanted || self.failed.is_some() {
+        let wanted = matches!(
+            record.event,
+            Event::Departure(_)
+                | Event::Missing { .. }
+                | Event::Lost { .. }
+                | Event::Resumed { .. }
+                | Event::NotFollowed { .. }
+        );
+        if self.quiet && !wanted || self.failed.is_some() {
             return;
         }
         let result = if self.json { self.json(record) } else { self.text(record) };

@@ -202,8 +202,7 @@ impl FpduSearch {
         if is_lost(at..at + length) {
             return OffsetVerdict::No;
         }
-        let (covered, field) = fpdu.split_at(length - CRC_LEN);
-        if self.crc != Some(false) && field == crc32c(covered).to_le_bytes() {
+        if self.crc != Some(false) && has_crc(fpdu) {
             return OffsetVerdict::Yes { crc: true };
         }
         if self.crc == Some(true) { OffsetVerdict::No } else { self.judge_row(buffer, at) }
@@ -257,20 +256,20 @@ impl FpduSearch {
         if !headers || is_lost(at..end) {
             return OffsetVerdict::No;
         }
-        let (covered, field) = buffer[at..end].split_at(fpdu.consumed - CRC_LEN);
-        match (self.crc, field == crc32c(covered).to_le_bytes()) {
-            (_, true) => OffsetVerdict::Yes { crc: true },
-            (Some(true), false) => OffsetVerdict::No,
-            (_, false) => OffsetVerdict::Yes { crc: false },
+        match has_crc(&buffer[at..end]) {
+            false if self.crc == Some(true) => OffsetVerdict::No,
+            crc => OffsetVerdict::Yes { crc },
         }
     }
 }
 
 /// Returns whether the bytes begin with a complete FPDU with a matching CRC.
 pub(super) fn begins_with_fpdu(bytes: &[u8]) -> bool {
-    let Some(fpdu) = plausible_len(bytes).and_then(|length| bytes.get(..length)) else {
-        return false;
-    };
+    plausible_len(bytes).and_then(|length| bytes.get(..length)).is_some_and(has_crc)
+}
+
+/// Returns whether the last bytes of an FPDU are the CRC of the others.
+fn has_crc(fpdu: &[u8]) -> bool {
     let (covered, field) = fpdu.split_at(fpdu.len() - CRC_LEN);
     field == crc32c(covered).to_le_bytes()
 }

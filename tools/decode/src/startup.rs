@@ -78,26 +78,13 @@ impl Agreement {
         }
     }
 
-    /// Derives the agreement from the Request alone: its CRC flag, no Markers from the initiator,
-    /// no RTR expected.
-    pub(super) fn without_reply(request: &Frame) -> Self {
+    /// Derives the agreement from one frame alone: its CRC flag, no Markers from its sender, no RTR
+    /// expected.
+    pub(super) fn from_one(frame: &Frame) -> Self {
         Self {
-            crc: request.crc,
-            markers_from_initiator: false,
-            markers_from_responder: request.markers,
-            peer_to_peer: false,
-            rtr: Vec::new(),
-            is_guess: true,
-        }
-    }
-
-    /// Derives the agreement from the Reply alone: its CRC flag, no Markers from the responder, no
-    /// RTR expected.
-    pub(super) fn without_request(reply: &Frame) -> Self {
-        Self {
-            crc: reply.crc,
-            markers_from_initiator: reply.markers,
-            markers_from_responder: false,
+            crc: frame.crc,
+            markers_from_initiator: frame.markers && frame.kind == FrameKind::Reply,
+            markers_from_responder: frame.markers && frame.kind == FrameKind::Request,
             peer_to_peer: false,
             rtr: Vec::new(),
             is_guess: true,

@@ -146,17 +146,8 @@ impl<'a> ServeProcess<'a> {
     /// Measures the Writes of a well-behaved peer, in bytes per second.
     fn speed(&self) -> Result<f64> {
         let mut command = clean_command(self.uiw);
-        command.args([
-            "perf",
-            &self.address.to_string(),
-            "--op",
-            "write",
-            "--size",
-            "64K",
-            "--seconds",
-            "1",
-            "--json",
-        ]);
+        command.arg("perf").arg(self.address.to_string());
+        command.args("--op write --size 64K --seconds 1 --json".split(' '));
         figure(&json_object(&output(&command)?)?, "/bytes_per_second")
     }
 

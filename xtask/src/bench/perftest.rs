@@ -158,13 +158,8 @@ fn beside_iperf(lab: &Lab, persona: &str, op: &str, size: u32) -> Result<Vec<Rat
 fn run_pair(program: &Path, args: &str, size: u32, env: Option<(&str, &str)>) -> Result<f64> {
     let command = |port: u16| {
         let mut command = clean_command(program);
-        command.arg("run").args(args.split(' ')).args([
-            "-d",
-            "uiw_lo",
-            "-F",
-            "-p",
-            &port.to_string(),
-        ]);
+        command.arg("run").args(args.split(' '));
+        command.args(["-d", "uiw_lo", "-F", "-p", &port.to_string()]);
         command.envs(env);
         command
     };

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uiw_interop::stock::{free_port, listens};
+use uiw_interop::stock::{free_port, listens, run_by};
 use uiw_siw::shell::Process;
 use uiw_siw::{Error, Result};
 
@@ -161,17 +161,8 @@ pub(super) fn require_programs(programs: &[(&'static str, &'static str)]) -> Res
 /// Starts a program, which is killed when the value is dropped or this process exits.
 pub(crate) fn start(command: &Command) -> Result<Process> {
     let mut with_us = Command::new("setpriv");
-    with_us.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => with_us.env(name, value),
-            None => with_us.env_remove(name),
-        };
-    }
-    if let Some(folder) = command.get_current_dir() {
-        with_us.current_dir(folder);
-    }
-    Process::start(&mut with_us)
+    with_us.args(["--pdeathsig", "KILL", "--"]);
+    Process::start(&mut run_by(with_us, command))
 }
 
 /// Runs a program to its end and returns what it prints.

@@ -315,16 +315,11 @@ impl ScalingVariant {
         if matches!(self.program, LoadProgram::Idle) {
             require_programs(&[("strace", "strace")])?;
             command = programs::command_with_libraries("strace".as_ref(), &libraries);
-            command.args([
-                "--follow-forks",
-                "--string-limit=0",
-                "-e",
-                CALLS,
-                "-e",
-                "verbose=none",
-                "--output",
-            ]);
-            command.arg(lab.folder.join("strace.out")).arg(program);
+            command.args(["--follow-forks", "--string-limit=0", "-e", CALLS]);
+            command
+                .args(["-e", "verbose=none", "--output"])
+                .arg(lab.folder.join("strace.out"))
+                .arg(program);
         }
         command.args(self.args.replace("SECONDS", &seconds.to_string()).split_whitespace());
         if self.one_shard {

@@ -103,18 +103,8 @@ impl Crates {
 
 fn members() -> Result<Vec<WorkspaceMember>, String> {
     let mut tree = crate::workspace::cargo();
-    tree.args([
-        "tree",
-        "--package",
-        FACADE,
-        "--edges",
-        "normal",
-        "--all-features",
-        "--prefix",
-        "none",
-        "--format",
-        "{p}",
-    ]);
+    tree.args(["tree", "--package", FACADE]);
+    tree.args("--edges normal --all-features --prefix none --format {p}".split(' '));
     // Lines have the form `name vVERSION (folder)`. Crates of other origin have no folder.
     let text = output(&mut tree)?;
     let mut members: Vec<WorkspaceMember> = Vec::new();

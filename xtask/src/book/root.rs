@@ -8,6 +8,7 @@ use std::hash::{Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::process::output;
 use uiw_siw::debian;
 
 /// Debian packages that the commands of the pages need: stock programs, a C compiler with the
@@ -99,18 +100,8 @@ impl Root {
         let layers = layers.iter().copied().chain([self.layer.as_path()]);
         let layers: Vec<_> = layers.map(|layer| layer.display().to_string()).collect();
         let mut command = Command::new("unshare");
-        command.args([
-            "--mount",
-            "--net",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--",
-            "sh",
-            "-c",
-            ENTER,
-            "sh",
-        ]);
+        command.args(["--mount", "--net", "--pid", "--fork", "--kill-child"]);
+        command.args(["--", "sh", "-c", ENTER, "sh"]);
         command.arg(layers.join(":")).arg(place).arg(script);
         for (folder, to, mode) in seen {
             command.arg(folder).args([to, mode]);
@@ -126,16 +117,8 @@ fn make(layer: &Path) -> Result<(), String> {
     let mut make = Command::new("mmdebstrap");
     make.args(["--quiet", "--variant=apt"]).arg(format!("--include={}", PACKAGES.join(",")));
     make.arg(debian::SUITE).arg(&partial).args(debian::sources());
-    let made = make.output().map_err(|error| format!("mmdebstrap: {error}")).and_then(|output| {
-        if output.status.success() {
-            return fs::rename(&partial, layer)
-                .map_err(|error| format!("{}: {error}", layer.display()));
-        }
-        Err(format!(
-            "mmdebstrap: {}: {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr).trim()
-        ))
+    let made = output(&mut make).and_then(|_| {
+        fs::rename(&partial, layer).map_err(|error| format!("{}: {error}", layer.display()))
     });
     if made.is_err() {
         let _ = fs::remove_dir_all(&partial);

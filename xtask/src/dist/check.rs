@@ -229,15 +229,10 @@ impl PodmanStorage {
     fn run(&self, image: &str, more: &[&str], args: &[&str]) -> Result<String, String> {
         // In a container, podman cannot raise the limits, and an ordinary user cannot create
         // cgroups.
-        let options = [
-            "run",
-            "--rm",
-            "--network=none",
-            "--ulimit=nofile=1024:1024",
-            "--ulimit=nproc=1000:1000",
-        ];
+        let options = ["run", "--rm", "--network=none"];
+        let limits = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
         let cgroups: &[&str] = if self.as_user { &["--cgroups=disabled"] } else { &[] };
-        self.podman(&[&options, cgroups, more, &[image], args].concat())
+        self.podman(&[&options[..], &limits, cgroups, more, &[image], args].concat())
     }
 
     /// Runs the image of an archive.

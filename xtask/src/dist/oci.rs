@@ -36,17 +36,8 @@ pub(super) fn make(dist: &PackageBuild) -> Result<PathBuf, String> {
     let layer = layer.display().to_string();
     umoci(&[&["raw", "add-layer", "--image", &image], &history[..], &[&layer]].concat())?;
     let mut config = Command::new("umoci");
-    config.args([
-        "config",
-        "--image",
-        &image,
-        "--no-history",
-        "--created",
-        &created,
-        "--os",
-        "linux",
-    ]);
-    config.args(["--architecture", dist.arch.debian()]);
+    config.args(["config", "--image", &image, "--no-history", "--created", &created]);
+    config.args(["--os", "linux", "--architecture", dist.arch.debian()]);
     config.arg(format!("--config.label=org.opencontainers.image.version={}", dist.version));
     output(config.args(CONFIG.map(|(name, value)| format!("--config.{name}={value}"))))?;
     // Removes objects that the previous steps have left.

@@ -37,14 +37,8 @@ impl Root {
         command.args(["--net", "--pid", "--fork", "--kill-child"]);
         command.arg(format!("--mount-proc={}", self.0.join("proc").display()));
         command.args(["--", "sh", "-c", NETWORK, "sh", "chroot"]).arg(&self.0);
-        command.args([
-            "/usr/bin/env",
-            "-i",
-            "-C",
-            "/root",
-            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
-            "DEBIAN_FRONTEND=noninteractive",
-        ]);
-        output(command.args(["UIW_COUNTERS=off", "sh", "-ec", script]))
+        command.args(["/usr/bin/env", "-i", "-C", "/root", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"]);
+        command.args(["DEBIAN_FRONTEND=noninteractive", "UIW_COUNTERS=off"]);
+        output(command.args(["sh", "-ec", script]))
     }
 }

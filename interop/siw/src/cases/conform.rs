@@ -3,7 +3,6 @@
 
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
-use crate::test_vm::PARTNER;
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -45,8 +44,7 @@ fn findings(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdic
 }
 
 fn judge(bench: &mut Bench, setting: &Setting) -> Result<Verdict> {
-    bench.partner(setting.family, "")?;
-    let to = bench.guest_at(setting.family, PARTNER)?;
+    let to = bench.partner(setting.family, "")?;
     // The captures of a row are made by uiw's own stack, which this command does not use.
     bench.capture(None);
     let output = bench.run_uiw(&["conform", &to, "--partner", "--json"], BOUND)?;

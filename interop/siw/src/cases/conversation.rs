@@ -4,7 +4,6 @@ use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Direction, Setting, Verdict};
 use crate::shell::Output;
-use crate::test_vm::PARTNER;
 use std::time::Duration;
 
 /// Carries out the orders over one connection and returns the output of the end that connected.
@@ -30,8 +29,7 @@ pub(super) fn converse_with(
     let wire = [&super::wire(setting)[..], more].concat();
     match direction {
         Direction::Ours => {
-            bench.partner(setting.family, keys)?;
-            let to = bench.guest_at(setting.family, PARTNER)?;
+            let to = bench.partner(setting.family, keys)?;
             let args = [&["siwtest", &to][..], orders, &wire].concat();
             bench.run_uiw(&args, timeout)
         }

@@ -36,8 +36,7 @@ fn run(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
 fn send(bench: &Bench, setting: &Setting, file: &str) -> Result<()> {
     bench.guest().must("mkdir -p /tmp/uiw")?;
     let server = bench.serve_guest(&format!("nc -l -p {SPARE} > {THERE}"), SPARE, TIMEOUT)?;
-    let to = bench.net().guest(setting.family, SPARE);
-    let to = to.ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
+    let to = bench.net().guest(setting.family, SPARE)?;
     let script = format!("exec cat {file} > /dev/tcp/{}/{}", to.ip(), to.port());
     must(bench.net().command("bash").args(["-c", &script]), TIMEOUT)?;
     let received = server.finish();

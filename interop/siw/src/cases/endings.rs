@@ -5,7 +5,6 @@ use super::faults::complete;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
 use crate::shell::Process;
-use crate::test_vm::PARTNER;
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
@@ -41,8 +40,7 @@ fn start(
     let wire = [super::wire(setting).as_slice(), options].concat();
     match direction {
         Direction::Ours => {
-            bench.partner(setting.family, "")?;
-            let to = bench.guest_at(setting.family, PARTNER)?;
+            let to = bench.partner(setting.family, "")?;
             let args = [&["siwtest", &to, "--seconds", "60"][..], TRAFFIC, &wire].concat();
             let mut process = Process::start(&mut bench.uiw(&args))?;
             process.wait_for("established", LIMIT)?;
@@ -127,22 +125,16 @@ fn netem(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<V
     bench.guest().must(
         "load netem && tc qdisc replace dev eth0 root netem loss 1% delay 50ms limit 10000",
     )?;
-    let orders: &[&str] = &[
-        "send:1441x20",
-        "send:200000",
-        "write:200000",
-        "read:200000",
-        "read:4096x100",
-        "sendinv:64",
-        "fence:4096x20",
-    ];
+    let orders =
+        "send:1441x20 send:200000 write:200000 read:200000 read:4096x100 sendinv:64 fence:4096x20";
+    let orders: Vec<&str> = orders.split(' ').collect();
     let output =
-        super::conversation::converse(bench, setting, direction, orders, Duration::from_secs(240));
+        super::conversation::converse(bench, setting, direction, &orders, Duration::from_secs(240));
     let lost = bench
         .guest()
         .must("tc -s qdisc show dev eth0 | sed -n 's/.*dropped \\([0-9]*\\).*/\\1/p' | head -n 1");
     bench.guest().must("tc qdisc del dev eth0 root")?;
-    Ok(match super::conversation::judge(orders, &output?) {
+    Ok(match super::conversation::judge(&orders, &output?) {
         Verdict::Pass(_) => Verdict::Pass(format!("{} packets of siw's dropped", lost?.trim())),
         other => other,
     })

@@ -42,22 +42,10 @@ impl BridgeServer {
     }
 
     fn start(&self, bench: &Bench, setting: &Setting) -> Result<Process> {
-        let own = bench
-            .net()
-            .listen(setting.family)
-            .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
+        let own = bench.net().listen(setting.family)?;
         let mut command = bench.net().command(&self.bridge.display().to_string());
         command.arg(std::net::SocketAddr::new(own, self.port).to_string());
-        command.args([
-            "diod",
-            "--foreground",
-            "--no-auth",
-            "--rfdno",
-            "0",
-            "--wfdno",
-            "1",
-            "--export",
-        ]);
+        command.args("diod --foreground --no-auth --rfdno 0 --wfdno 1 --export".split(' '));
         command.arg(self.exported());
         bench.serve_stock_at(command, self.port)
     }
@@ -69,10 +57,8 @@ impl BridgeServer {
             self.port,
             self.exported().display()
         );
-        bench
-            .guest()
-            .must(&format!("mkdir -p /mnt && mount -t 9p -o {options} {host} /mnt"))
-            .map(|_| ())
+        let script = format!("mkdir -p /mnt && mount -t 9p -o {options} {host} /mnt");
+        bench.guest().must(&script).map(drop)
     }
 }
 

@@ -94,10 +94,7 @@ fn copy_once(
             fill(&here, size).map_err(Error::io(here.display()))?;
             let _server = bench.serve_guest(&format!("rcopy -p {SPARE}"), SPARE, longest)?;
             let mut client = bench.stock("rcopy", "rdmacm-utils", setting)?;
-            let at = bench
-                .net()
-                .guest(setting.family, SPARE)
-                .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
+            let at = bench.net().guest(setting.family, SPARE)?;
             client
                 .arg(&here)
                 .arg(format!("{}:{THERE}", at.ip()))

@@ -5,7 +5,7 @@ use super::conversation::converse_with;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
 use crate::shell::Output;
-use crate::test_vm::{PARTNER, SPARE};
+use crate::test_vm::SPARE;
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
@@ -114,7 +114,7 @@ fn private(
         Direction::Ours => (&["--private-data", &ours], ""),
         Direction::Theirs => (&[], &theirs),
     };
-    let output = converse_with(bench, setting, direction, with, &["send:64"], TIMEOUT)?;
+    let output = one_send(bench, setting, direction, with)?;
     Ok(stood(&output, &[&format!("{bytes} bytes of private data")]))
 }
 
@@ -123,7 +123,7 @@ fn private(
 fn too_long(bench: &mut Bench, setting: &Setting, bytes: u32) -> Result<Verdict> {
     let bytes = bytes.to_string();
     let with: (&[&str], &str) = (&["--private-data", &bytes], "");
-    let output = converse_with(bench, setting, Direction::Ours, with, &["send:64"], TIMEOUT)?;
+    let output = one_send(bench, setting, Direction::Ours, with)?;
     let causes = [
         "closed before its MPA Reply",
         "rejected",
@@ -136,7 +136,7 @@ fn too_long(bench: &mut Bench, setting: &Setting, bytes: u32) -> Result<Verdict>
 
 fn over_mpa(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let with: (&[&str], &str) = (&["--private-data", "509"], "");
-    let output = converse_with(bench, setting, direction, with, &["send:64"], TIMEOUT)?;
+    let output = one_send(bench, setting, direction, with)?;
     Ok(failed(&output, &["508"]))
 }
 
@@ -160,7 +160,7 @@ fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
         Direction::Theirs => (&[], "pd=:reject-this-one"),
     };
     for _ in 0..10 {
-        let output = converse_with(bench, setting, direction, with, &["send:64"], TIMEOUT)?;
+        let output = one_send(bench, setting, direction, with)?;
         let whole = failed(&output, &["rejected as asked: reject-this-one"]);
         let bare = failed(&output, &["REJECTED"]);
         if direction == Direction::Ours
@@ -230,6 +230,16 @@ fn silence(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
     }
 }
 
+/// Makes a connection with these arguments for uiw and keys for siwpeer, and a Send.
+fn one_send(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    with: (&[&str], &str),
+) -> Result<Output> {
+    converse_with(bench, setting, direction, with, &["send:64"], TIMEOUT)
+}
+
 fn three_operations(
     bench: &mut Bench,
     setting: &Setting,
@@ -262,14 +272,7 @@ fn rtr() -> Vec<Case> {
         ours("RTR: Write and Read", &["--rtr", "write,read"], "RTR Write"),
         ours("without the peer-to-peer model", &["--peer-to-peer", "off"], "established"),
         Case::new("RTR: only Send, which siw lacks", |bench, setting, direction| {
-            let output = converse_with(
-                bench,
-                setting,
-                direction,
-                (&["--rtr", "send"], ""),
-                &["send:64"],
-                TIMEOUT,
-            )?;
+            let output = one_send(bench, setting, direction, (&["--rtr", "send"], ""))?;
             // A Terminate directly after its Reply can leave siw stuck (QUIRKS.md).
             bench.renew();
             Ok(failed(&output, &["RTR"]))
@@ -282,40 +285,38 @@ fn rtr() -> Vec<Case> {
         theirs("siw peer-to-peer, RTR: both, uiw takes a Write", "49152", &["--rtr", "write"]),
         Case::new("siw peer-to-peer, no RTR in common", |bench, setting, direction| {
             bench.tunable(&[("peer_to_peer", "1"), ("rtr_modes", "16384")])?;
-            let output = converse_with(
-                bench,
-                setting,
-                direction,
-                (&["--rtr", "send"], ""),
-                &["send:64"],
-                TIMEOUT,
-            )?;
+            let output = one_send(bench, setting, direction, (&["--rtr", "send"], ""))?;
             Ok(failed(&output, &["FAIL"]))
         })
         .directions(Direction::THEIRS),
     ]
 }
 
+/// Carries out the orders over a connection for which the connecting end asks for MPA revision 1.
+fn at_revision_1(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    orders: &[&str],
+) -> Result<Output> {
+    let args: &[&str] = match direction {
+        Direction::Ours => &["--revision", "1"],
+        Direction::Theirs => {
+            bench.tunable(&[("mpa_version", "1")])?;
+            &[]
+        }
+    };
+    converse_with(bench, setting, direction, (args, ""), orders, TIMEOUT)
+}
+
 fn revisions() -> Vec<Case> {
-    let orders: &[&str] = &["send:64", "send:3000", "write:64", "write:3000"];
     vec![
-        Case::new("MPA revision 1", move |bench, setting, direction| {
-            let args: &[&str] =
-                if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
-            if direction == Direction::Theirs {
-                bench.tunable(&[("mpa_version", "1")])?;
-            }
-            let output = converse_with(bench, setting, direction, (args, ""), orders, TIMEOUT)?;
-            Ok(stood(&output, &[]))
+        Case::new("MPA revision 1", |bench, setting, direction| {
+            let orders = ["send:64", "send:3000", "write:64", "write:3000"];
+            Ok(stood(&at_revision_1(bench, setting, direction, &orders)?, &[]))
         }),
-        Case::new("MPA revision 1, Reads", move |bench, setting, direction| {
-            let args: &[&str] =
-                if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
-            if direction == Direction::Theirs {
-                bench.tunable(&[("mpa_version", "1")])?;
-            }
-            let output =
-                converse_with(bench, setting, direction, (args, ""), &["read:64"], TIMEOUT)?;
+        Case::new("MPA revision 1, Reads", |bench, setting, direction| {
+            let output = at_revision_1(bench, setting, direction, &["read:64"])?;
             let verdict = stood(&output, &[]);
             Ok(match verdict {
                 // In revision 1 the frames do not contain the number of Reads that siw accepts, and
@@ -336,14 +337,7 @@ fn revisions() -> Vec<Case> {
         Case::new(
             "uiw speaks only revision 1: siw does not fall back",
             |bench, setting, direction| {
-                let output = converse_with(
-                    bench,
-                    setting,
-                    direction,
-                    (&["--revision", "1"], ""),
-                    &["send:64"],
-                    TIMEOUT,
-                )?;
+                let output = one_send(bench, setting, direction, (&["--revision", "1"], ""))?;
                 Ok(failed(&output, &["FAIL connect"]))
             },
         )
@@ -460,14 +454,7 @@ fn crc_required(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
 }
 
 fn markers(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
-    let output = converse_with(
-        bench,
-        setting,
-        direction,
-        (&["--markers", "on"], ""),
-        &["send:64"],
-        TIMEOUT,
-    )?;
+    let output = one_send(bench, setting, direction, (&["--markers", "on"], ""))?;
     let expected: &[&str] =
         if direction == Direction::Ours { &["--markers off"] } else { &["FAIL connect"] };
     Ok(failed(&output, expected))
@@ -482,7 +469,7 @@ fn refused(
     what: &str,
 ) -> Result<Verdict> {
     let args: &[&str] = &["--refused", what];
-    let output = converse_with(bench, setting, direction, (args, ""), &["send:64"], TIMEOUT)?;
+    let output = one_send(bench, setting, direction, (args, ""))?;
     let line = match direction {
         Direction::Ours => {
             output.out.lines().find(|line| line.contains("refused")).map(str::to_owned)
@@ -502,8 +489,7 @@ const CONNECTIONS_BOUND: Duration = Duration::from_secs(1800);
 /// connections must succeed. The repetitions take time, so the distribution of the times shows
 /// them: at most one connection in a hundred may take longer than [`SLOW`].
 fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> {
-    bench.partner(setting.family, "")?;
-    let to = bench.guest_at(setting.family, PARTNER)?;
+    let to = bench.partner(setting.family, "")?;
     let count = CONNECTIONS.to_string();
     let args =
         [&["siwtest", &to, "me.send:64", "--connections", &count, "--json"][..], more].concat();

@@ -241,10 +241,7 @@ impl ProgramPair {
     /// Runs the client on the host against `server` in the guest.
     fn client_here(&self, bench: &mut Bench, setting: &Setting, server: Job) -> Result<StockEnds> {
         let mut client = bench.stock(self.client, self.package, setting)?;
-        let at = bench
-            .net()
-            .guest(setting.family, SPARE)
-            .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
+        let at = bench.net().guest(setting.family, SPARE)?;
         client.args(self.client_arguments(
             &at.ip().to_string(),
             at.port(),
@@ -259,11 +256,7 @@ impl ProgramPair {
         if self.style == ArgumentStyle::Perftest {
             command.args(["-d", bench.net().device()]);
         }
-        let own = bench
-            .net()
-            .listen(setting.family)
-            .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
-        let own = own.to_string();
+        let own = bench.net().listen(setting.family)?.to_string();
         let (server, port) =
             bench.serve_stock(command, |port| self.server_arguments(&own, port))?;
         let host = bench.host(setting.family)?;

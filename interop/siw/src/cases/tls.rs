@@ -34,8 +34,7 @@ fn behind_proxy(
     need(&[("socat", "socat"), ("openssl", "openssl")])?;
     let keys = TestKeys::new()?;
     let config = keys.path("tls.conf");
-    let host =
-        bench.net().listen(setting.family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+    let host = bench.net().listen(setting.family)?;
     let (certificate, key, authority) =
         (keys.path("leaf.crt"), keys.path("leaf.key"), keys.path("ca.crt"));
     let tls = format!(
@@ -73,47 +72,20 @@ struct TestKeys(Folder);
 impl TestKeys {
     fn new() -> Result<Self> {
         let keys = Self(Folder::create("tls")?);
-        let usual = [
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-days",
-            "2",
-            "-batch",
-        ];
+        keys.certificate("-subj /CN=authority -keyout ca.key -out ca.crt")?;
         keys.certificate(
-            &[&usual[..], &["-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt"]]
-                .concat(),
+            "-subj /CN=uiw.test -keyout leaf.key -out leaf.crt -CA ca.crt -CAkey ca.key \
+             -addext subjectAltName=DNS:uiw.test -addext basicConstraints=critical,CA:FALSE",
         )?;
-        let own = [
-            "-subj",
-            "/CN=uiw.test",
-            "-keyout",
-            "leaf.key",
-            "-out",
-            "leaf.crt",
-            "-CA",
-            "ca.crt",
-            "-CAkey",
-            "ca.key",
-        ];
-        let names = [
-            "-addext",
-            "subjectAltName=DNS:uiw.test",
-            "-addext",
-            "basicConstraints=critical,CA:FALSE",
-        ];
-        keys.certificate(&[&usual[..], &own, &names].concat())?;
         fs::write(keys.path("tls.conf"), CONFIG).map_err(Error::io("tls.conf"))?;
         Ok(keys)
     }
 
-    fn certificate(&self, arguments: &[&str]) -> Result<()> {
+    fn certificate(&self, arguments: &str) -> Result<()> {
+        const USUAL: &str =
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -batch";
         let output = Command::new("openssl")
-            .args(["req", "-x509"])
-            .args(arguments)
+            .args(USUAL.split(' ').chain(arguments.split(' ')))
             .current_dir(self.0.path(""))
             .output();
         let output = output.map_err(|error| Error::Failed(format!("openssl: {error}")))?;

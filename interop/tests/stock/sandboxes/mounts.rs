@@ -3,7 +3,7 @@
 
 use super::{RPING, free};
 use std::process::Command;
-use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port, uiw};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port, run_by, uiw};
 
 /// Script that makes every file system read-only except for the directory of the test. If `TMP` is
 /// set, `/tmp` is a writable file system. `/dev` keeps only the usual devices, without `/dev/shm`,
@@ -44,16 +44,8 @@ echo "ended with $?"
 /// if they cannot be set up.
 fn strict(libraries: &Libraries, private_tmp: bool, command: &Command) -> Command {
     let mut outside = libraries.command(User::Same, "unshare");
-    outside
-        .args(["-rm", "sh", "-c", SCRIPT, "sh"])
-        .arg(command.get_program())
-        .args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => outside.env(name, value),
-            None => outside.env_remove(name),
-        };
-    }
+    outside.args(["-rm", "sh", "-c", SCRIPT, "sh"]);
+    let mut outside = run_by(outside, command);
     outside.env("HERE", libraries.folder()).env("PRIVATE_TMP", if private_tmp { "1" } else { "" });
     outside
 }

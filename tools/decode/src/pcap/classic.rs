@@ -48,6 +48,6 @@ impl FileHeader {
         // the length in the IP header.
         let link = LinkType(self.header.network.0.cast_unsigned() & 0xffff);
         let original_length = record.origlen as usize;
-        Packet { number: 0, time: Some(time), link, bytes: record.data.to_vec(), original_length }
+        Packet { time: Some(time), link, bytes: record.data.to_vec(), original_length }
     }
 }

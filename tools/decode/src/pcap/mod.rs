@@ -44,8 +44,6 @@ impl LinkType {
 /// One captured packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Number of the packet in the capture, from 1.
-    pub number: u64,
     /// Time in nanoseconds since 1970-01-01 00:00 UTC, `None` for a pcapng Simple Packet Block.
     pub time: Option<u64>,
     /// Type of the link header at the start of the bytes.
@@ -112,7 +110,6 @@ pub enum Error {
 pub struct Reader<R> {
     source: FileSource<R>,
     format: FileFormat,
-    packets: u64,
 }
 
 #[derive(Debug)]
@@ -142,7 +139,7 @@ impl<R: Read> Reader<R> {
             }
             _ => FileFormat::Classic(classic::FileHeader::read(&mut source)?),
         };
-        Ok(Self { source, format, packets: 0 })
+        Ok(Self { source, format })
     }
 
     /// Returns the next packet, or `None` at the end of the file.
@@ -151,14 +148,10 @@ impl<R: Read> Reader<R> {
     /// Returns an error if the file ends inside a record, or a record is invalid. Nothing can be
     /// read after an error.
     pub fn next_packet(&mut self) -> Result<Option<Packet>, Error> {
-        let packet = match &mut self.format {
-            FileFormat::Classic(header) => header.next(&mut self.source)?,
-            FileFormat::Ng(section) => section.next(&mut self.source)?,
-        };
-        Ok(packet.map(|packet| {
-            self.packets += 1;
-            Packet { number: self.packets, ..packet }
-        }))
+        match &mut self.format {
+            FileFormat::Classic(header) => header.next(&mut self.source),
+            FileFormat::Ng(section) => section.next(&mut self.source),
+        }
     }
 }
 

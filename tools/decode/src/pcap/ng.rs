@@ -46,21 +46,15 @@ enum BlockContent {
     Packet {
         interface: u32,
         time: Option<u64>,
-        length: PacketLength,
+        /// Number of captured bytes. A Simple Packet Block does not contain it: it is the smaller
+        /// one of the original length and the snapshot length of the interface.
+        captured: Option<u32>,
         bytes: Vec<u8>,
         original: u32,
     },
     /// Secrets of TLS connections.
     Secrets(String),
     Other,
-}
-
-/// Length of a packet, which determines the number of captured bytes.
-#[derive(Clone, Copy, Debug)]
-enum PacketLength {
-    Captured(u32),
-    /// The captured length is the smaller one of this and the snapshot length of the interface.
-    Original(u32),
 }
 
 impl SectionState {
@@ -97,10 +91,10 @@ impl SectionState {
                         self.interfaces.push(interface);
                     }
                 }
-                Some(BlockContent::Packet { interface, time, length, mut bytes, original }) => {
+                Some(BlockContent::Packet { interface, time, captured, mut bytes, original }) => {
                     let of = self.interfaces.get(interface as usize);
                     let of = of.ok_or(Error::Interface { offset, interface })?;
-                    let captured = of.captured(length) as usize;
+                    let captured = captured.unwrap_or_else(|| of.limit(original)) as usize;
                     if captured > bytes.len() {
                         return Err(Error::Length {
                             offset,
@@ -111,13 +105,7 @@ impl SectionState {
                     bytes.truncate(captured);
                     let time = time.map(|units| of.nanoseconds(units));
                     let original_length = original as usize;
-                    return Ok(Some(Packet {
-                        number: 0,
-                        time,
-                        link: of.link,
-                        bytes,
-                        original_length,
-                    }));
+                    return Ok(Some(Packet { time, link: of.link, bytes, original_length }));
                 }
                 Some(BlockContent::Other) => {}
             }
@@ -145,7 +133,7 @@ fn enhanced(packet: &EnhancedPacketBlock<'_>) -> BlockContent {
     BlockContent::Packet {
         interface: packet.if_id,
         time: Some(u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low)),
-        length: PacketLength::Captured(packet.caplen),
+        captured: Some(packet.caplen),
         bytes: packet.raw_packet_data().to_vec(),
         original: packet.origlen,
     }
@@ -157,7 +145,7 @@ fn simple(packet: &SimplePacketBlock<'_>) -> BlockContent {
     BlockContent::Packet {
         interface: 0,
         time: None,
-        length: PacketLength::Original(packet.origlen),
+        captured: None,
         bytes: packet.raw_packet_data().to_vec(),
         original: packet.origlen,
     }
@@ -173,11 +161,9 @@ impl CaptureInterface {
         }
     }
 
-    fn captured(&self, length: PacketLength) -> u32 {
-        match (length, self.snapshot_length) {
-            (PacketLength::Captured(length), _) | (PacketLength::Original(length), 0) => length,
-            (PacketLength::Original(length), limit) => length.min(limit),
-        }
+    /// Limits a length to the snapshot length.
+    fn limit(&self, length: u32) -> u32 {
+        if self.snapshot_length == 0 { length } else { length.min(self.snapshot_length) }
     }
 
     fn nanoseconds(&self, units: u64) -> u64 {

@@ -77,7 +77,7 @@ fn classic_in_all_four_forms() {
             let bytes = b"abc".to_vec();
             assert_eq!(
                 packets,
-                [Packet { number: 1, time, link: LinkType::ETHERNET, bytes, original_length: 3 }]
+                [Packet { time, link: LinkType::ETHERNET, bytes, original_length: 3 }]
             );
         }
     }
@@ -90,10 +90,7 @@ fn classic_in_the_modified_form() {
     file.splice(40..40, [2, 0, 0, 0, 0, 8, 4, 0]);
     let packets = packets(&file).unwrap();
     let (time, bytes) = (Some(7_000_005_000), b"abc".to_vec());
-    assert_eq!(
-        packets,
-        [Packet { number: 1, time, link: LinkType::ETHERNET, bytes, original_length: 3 }]
-    );
+    assert_eq!(packets, [Packet { time, link: LinkType::ETHERNET, bytes, original_length: 3 }]);
 }
 
 #[test]

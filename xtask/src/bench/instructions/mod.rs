@@ -102,12 +102,8 @@ fn count(lab: &Lab, command: &Command, case: &str, rounds: u32) -> Result<Cost> 
 fn profile(lab: &Lab, program: &Command, args: &[&str]) -> Result<Cost> {
     let folder = lab.fresh_folder("callgrind")?;
     let mut command = clean_command("valgrind");
-    command.args([
-        "--tool=callgrind",
-        "--collect-systime=yes",
-        "--collect-bus=yes",
-        "--separate-threads=yes",
-    ]);
+    command.args(["--tool=callgrind", "--collect-systime=yes"]);
+    command.args(["--collect-bus=yes", "--separate-threads=yes"]);
     command.arg(format!("--callgrind-out-file={}", folder.join("out").display()));
     run_under(command, program, args)?;
     // callgrind writes one file for each thread; the first thread has number 1.
