@@ -27,8 +27,11 @@ pub(super) fn converse_and_judge(
     let mut faults: Vec<SenderFault> = Vec::new();
     let verdict = loop {
         bench.capture(Some(file.clone()));
-        let verdict = converse(bench, setting, direction, orders, timeout)
+        let mut verdict = converse(bench, setting, direction, orders, timeout)
             .map(|output| judge(orders, &output));
+        if let (Ok(Verdict::Fail(why)), Direction::Theirs) = (&mut verdict, direction) {
+            *why += &format!("; our end: {}", bench.listener_last());
+        }
         // This call ends the listener, which has the file open.
         bench.capture(before.clone());
         let fault = match &verdict {
