@@ -42,11 +42,9 @@ impl AddressQuery {
             match (at.is_null(), len as usize) {
                 (_, 0) => Ok(Vec::new()),
                 (false, len @ 1..=128) => {
-                    // SAFETY: `at` is not NULL and `len` is from 1 to 128, as the pattern checks.
-                    // There are `len` initialized bytes at `at`, because `ai_src_len` and
-                    // `ai_dst_len` are the lengths of these addresses (rdma_getaddrinfo(3)), and
-                    // the program does not change them during the call. `InPtr` requires both. The
-                    // bytes are copied at once.
+                    // SAFETY: `at` is not NULL, and `len` is its address's length, `ai_src_len` or
+                    // `ai_dst_len` (rdma_getaddrinfo(3)). As `InPtr` requires, the bytes are
+                    // initialized and do not change during the call, which copies them here.
                     Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
                 }
                 _ => Err(Errno::INVAL.because("the address is NULL or too long")),

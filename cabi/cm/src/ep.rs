@@ -80,12 +80,11 @@ fn equip(
         qp::create(id, pd, attr, id.qp_type())?;
     }
     if has_data {
-        // SAFETY: `ai_connect` is not NULL and the length is from 1 to 255, as checked above. `res`
-        // is from the `InPtr` of `rdma_create_ep`, the only caller, which requires that there are
-        // as many initialized bytes (rdma_getaddrinfo(3)) and that the program does not change them
-        // during the call. The next line copies them.
-        let data =
-            unsafe { slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
+        let (data, len) = (res.ai_connect.cast::<u8>(), res.ai_connect_len);
+        // SAFETY: `data` is not NULL and `len` is from 1 to 255, as checked above. `res` is from
+        // the `InPtr` of `rdma_create_ep`, the only caller, which requires that there are as many
+        // initialized bytes (rdma_getaddrinfo(3)), and that they do not change during the call.
+        let data = unsafe { slice::from_raw_parts(data, len) };
         id.lock().connect_data = data.to_vec();
     }
     Ok(())

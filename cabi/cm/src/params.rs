@@ -87,13 +87,11 @@ pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<
         if given.private_data.is_null() {
             return Err(Errno::INVAL.because("private data is NULL, and its length is not 0"));
         }
-        let len = given.private_data_len.into();
-        // SAFETY: `private_data` is not NULL, as checked above, so it points to `private_data_len`
-        // initialized bytes, at most 255 (rdma_connect(3), rdma_accept(3)), as `InPtr` requires of
-        // the pointers in its structure. It also requires that the program does not change them
-        // during the call. They are copied at once.
-        private_data
-            .extend_from_slice(unsafe { slice::from_raw_parts(given.private_data.cast(), len) });
+        let (data, len) = (given.private_data.cast(), given.private_data_len.into());
+        // SAFETY: `data` is not NULL, as checked above, so it points to `len` initialized bytes, at
+        // most 255 (rdma_connect(3), rdma_accept(3)), which do not change during the call. `InPtr`
+        // requires both of the pointers in its structure.
+        private_data.extend_from_slice(unsafe { slice::from_raw_parts(data, len) });
     }
     Ok(ConnParams {
         private_data,

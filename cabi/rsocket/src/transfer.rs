@@ -402,13 +402,11 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
         }
         match taken.from {
             Some(from) if !message.msg_name.is_null() => {
-                let name = message.msg_name.cast();
-                // SAFETY: `msg_name` is not NULL, as matched above, so it points to `msg_namelen`
-                // bytes that nothing else uses during the call (recvmsg(2), which `InOutPtr`
-                // requires). `message`, which contains the length and is borrowed mutably, is not
-                // used until `write_address` has returned.
-                let (name, len) =
-                    unsafe { (argument(name), argument(&raw mut message.msg_namelen)) };
+                let (name, len) = (message.msg_name.cast(), &raw mut message.msg_namelen);
+                // SAFETY: `name` is not NULL, as matched above, so it points to `msg_namelen` bytes
+                // that nothing else uses during the call (recvmsg(2), as `InOutPtr` requires).
+                // `message`, which contains `len`, is not used until `write_address` has returned.
+                let (name, len) = unsafe { (argument(name), argument(len)) };
                 write_address(from, name, len)?;
             }
             _ => message.msg_namelen = 0,

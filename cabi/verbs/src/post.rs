@@ -347,12 +347,13 @@ pub(crate) extern "C" fn post_send(
     boundary::code_fast(|| {
         let qp = qp.get()?;
         let ud = qp.ud_domain();
-        // SAFETY: `ChainPtr` requires what `step` demands of the chain and its objects during the
-        // call, and the engine of the memory of requests. `send_op` makes no `FastRegister`. `ud`
-        // is `None` unless the queue pair is UD. `post` owns `chain`, whose copies only grow,
-        // until the engine has returned.
-        let posted =
-            wr.post(bad, ud, |chain| unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) });
+        let posted = wr.post(bad, ud, |chain| {
+            // SAFETY: `ChainPtr` requires what `step` demands of the chain and its objects during
+            // the call, and the engine of the memory of requests. `send_op` makes no
+            // `FastRegister`. `ud` is `None` unless the queue pair is UD. `post` owns `chain`,
+            // whose copies only grow, until the engine has returned.
+            unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) }
+        });
         qp.note_post();
         posted
     })

@@ -3,7 +3,7 @@
 use super::direction::{
     Direction, PageResult, ReplyResult, RequestStep, SlotReader, Violation, add_page, list_step,
 };
-use super::entries::{CopyItem, FileEnd, LargeFile};
+use super::entries::{CopyDirectory, CopyItem, EntryPaths, FileEnd, LargeFile};
 use super::plan::{CopyPlan, Task};
 use rustix::io::Errno;
 use std::fs::File;
@@ -104,56 +104,71 @@ impl Direction for Push {
                 let bytes = large_file.head().range_len(&blocks);
                 on_block_stored(plan, &large_file, reply, || plan.report.count_resumed(bytes))?;
             }
-            Task::Finish(large_file) => match reply {
-                Reply::Done | Reply::Complete => {
-                    if large_file.cancel() {
-                        plan.on_large_file_copied(&large_file.item);
-                    }
-                }
-                Reply::Missing(ranges) if !ranges.is_empty() => {
-                    if ranges.iter().any(|range| range.end > large_file.head().blocks()) {
-                        return Err(Violation::Reply("blocks behind the end"));
-                    }
-                    large_file.set_missing(ranges);
-                    if large_file.is_endless() {
-                        return Err(Violation::Reply("blocks that were sent already"));
-                    }
-                    plan.add_file(large_file);
-                }
-                Reply::Reopen => plan.reopen(&large_file, None),
-                Reply::Failed { text, .. } => plan.give_up(&large_file, &text),
-                _ => return Err(Violation::Reply("the end of a file")),
-            },
+            Task::Finish(large_file) => on_finished(plan, large_file, reply)?,
             Task::Seal(directory) => match reply {
                 Reply::Done => plan.on_sealed(&directory),
                 Reply::Failed { text, .. } => plan.fail_directory(&directory, text),
                 _ => return Err(Violation::Reply("a directory")),
             },
-            Task::Remove(directory, mut places) => {
-                let removed = places.pop();
-                let place = removed.as_ref().unwrap_or(&directory.place);
-                match reply {
-                    Reply::Done if removed.is_some() => plan.report.report_deleted(&place.remote),
-                    Reply::Done => {}
-                    Reply::Failed { text, .. } if removed.is_some() => {
-                        plan.report.report_not_removed(&place.remote, &text);
-                    }
-                    Reply::Failed { text, .. } => {
-                        plan.report.report_failed(place.remote.as_bytes(), &text);
-                    }
-                    _ => return Err(Violation::Reply("an entry to be removed")),
-                }
-                match removed {
-                    Some(_) if !places.is_empty() => {
-                        return Ok(Some(Task::Remove(directory, places)));
-                    }
-                    Some(_) => plan.on_removed(&directory),
-                    None => plan.on_sealed_again(),
-                }
-            }
+            Task::Remove(directory, places) => return on_removed(plan, directory, places, reply),
         }
         Ok(None)
     }
+}
+
+/// Handles the reply to [`Request::Finish`].
+fn on_finished(plan: &CopyPlan, large_file: Arc<LargeFile>, reply: Reply) -> ReplyResult<()> {
+    match reply {
+        Reply::Done | Reply::Complete => {
+            if large_file.cancel() {
+                plan.on_large_file_copied(&large_file.item);
+            }
+        }
+        Reply::Missing(ranges) if !ranges.is_empty() => {
+            if ranges.iter().any(|range| range.end > large_file.head().blocks()) {
+                return Err(Violation::Reply("blocks behind the end"));
+            }
+            large_file.set_missing(ranges);
+            if large_file.is_endless() {
+                return Err(Violation::Reply("blocks that were sent already"));
+            }
+            plan.add_file(large_file);
+        }
+        Reply::Reopen => plan.reopen(&large_file, None),
+        Reply::Failed { text, .. } => plan.give_up(&large_file, &text),
+        _ => return Err(Violation::Reply("the end of a file")),
+    }
+    Ok(())
+}
+
+/// Handles the reply to a request of [`Task::Remove`]. Returns the task if entries are left.
+fn on_removed(
+    plan: &CopyPlan,
+    directory: Arc<CopyDirectory>,
+    mut places: Vec<EntryPaths>,
+    reply: Reply,
+) -> ReplyResult<Option<Task>> {
+    let removed = places.pop();
+    let place = removed.as_ref().unwrap_or(&directory.place);
+    match reply {
+        Reply::Done if removed.is_some() => plan.report.report_deleted(&place.remote),
+        Reply::Done => {}
+        Reply::Failed { text, .. } if removed.is_some() => {
+            plan.report.report_not_removed(&place.remote, &text);
+        }
+        Reply::Failed { text, .. } => {
+            plan.report.report_failed(place.remote.as_bytes(), &text);
+        }
+        _ => return Err(Violation::Reply("an entry to be removed")),
+    }
+    match removed {
+        Some(_) if !places.is_empty() => {
+            return Ok(Some(Task::Remove(directory, places)));
+        }
+        Some(_) => plan.on_removed(&directory),
+        None => plan.on_sealed_again(),
+    }
+    Ok(None)
 }
 
 /// Reads small files and returns the request for them. Afterwards `items` contains only the files

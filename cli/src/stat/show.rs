@@ -131,36 +131,37 @@ pub(super) fn print_text(process: &ProgramDevice, before: Option<(Duration, &Sna
         }
     }
     for connection in &snapshot.connections {
-        let (arrow, rates) =
-            (if connection.initiator { "->" } else { "<-" }, connection_rates(connection, before));
-        text::line(format!(
-            "  qp {:#08x} {} {arrow} {}, shard {}{}",
-            connection.qp_num,
-            canonical(connection.local),
-            canonical(connection.peer),
-            connection.shard,
-            if connection.same_device { ", within the device" } else { "" },
-        ));
-        text::line(format!("    {}", directions(connection.traffic.total(), rates)));
-        let mut line = Vec::new();
-        if let Some(tcp) = tcp_info(connection) {
-            line.extend(tcp.rtt_us.map(|rtt| format!("round trip {}", text::micros(rtt.into()))));
-            line.extend(
-                tcp.retransmits
-                    .map(|count| format!("retransmitted {}", number(count.into(), "segment"))),
-            );
-            line.extend(
-                tcp.cwnd.map(|window| format!("window {}", number(window.into(), "segment"))),
-            );
-            line.extend(tcp.congestion);
-        }
-        line.extend(waits(&connection.waits));
-        if connection.held_bytes > 0 {
-            line.push(format!("{} bytes held", grouped(connection.held_bytes)));
-        }
-        if !line.is_empty() {
-            text::line(format!("    {}", line.join(", ")));
-        }
+        print_connection(connection, connection_rates(connection, before));
+    }
+}
+
+fn print_connection(connection: &ConnectionCounters, rates: Option<Rates>) {
+    let arrow = if connection.initiator { "->" } else { "<-" };
+    text::line(format!(
+        "  qp {:#08x} {} {arrow} {}, shard {}{}",
+        connection.qp_num,
+        canonical(connection.local),
+        canonical(connection.peer),
+        connection.shard,
+        if connection.same_device { ", within the device" } else { "" },
+    ));
+    text::line(format!("    {}", directions(connection.traffic.total(), rates)));
+    let mut line = Vec::new();
+    if let Some(tcp) = tcp_info(connection) {
+        line.extend(tcp.rtt_us.map(|rtt| format!("round trip {}", text::micros(rtt.into()))));
+        line.extend(
+            tcp.retransmits
+                .map(|count| format!("retransmitted {}", number(count.into(), "segment"))),
+        );
+        line.extend(tcp.cwnd.map(|window| format!("window {}", number(window.into(), "segment"))));
+        line.extend(tcp.congestion);
+    }
+    line.extend(waits(&connection.waits));
+    if connection.held_bytes > 0 {
+        line.push(format!("{} bytes held", grouped(connection.held_bytes)));
+    }
+    if !line.is_empty() {
+        text::line(format!("    {}", line.join(", ")));
     }
 }
 

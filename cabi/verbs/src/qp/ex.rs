@@ -122,10 +122,9 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
     // access it in conflict with them, as `BatchHandle`, the argument of `wr_complete`, requires.
     // Inline data is in `batch`, which is borrowed during the call. There are no requests that
     // register memory.
-    let posted =
-        unsafe { object.engine.post_send_all(wrs) }.map_err(|refused| refused.error.into());
+    let posted = unsafe { object.engine.post_send_all(wrs) };
     object.note_post();
-    posted
+    posted.map_err(|refused| refused.error.into())
 }
 
 extern "C" fn wr_abort(qp: BatchHandle<'_, Qp>) {
@@ -259,12 +258,11 @@ extern "C" fn wr_set_inline_data_list<'a>(
                 if buffer.addr.is_null() {
                     return Err(Errno::INVAL.null_argument());
                 }
-                // SAFETY: the address and the length are not 0, as checked above, so `length` bytes
-                // are there, initialized (module `arguments`), and at most `max_inline_data`
-                // (`check_inline`). The setter copies them, so the program does not change them
-                // before it returns (ibv_wr_post(3)).
-                let bytes =
-                    unsafe { slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length) };
+                let (bytes, len) = (buffer.addr.cast::<u8>(), buffer.length);
+                // SAFETY: both are not 0, as checked above, so `len` bytes are there, initialized
+                // (module `arguments`), and at most `max_inline_data` (`check_inline`). The setter
+                // copies them, so they do not change before it returns (ibv_wr_post(3)).
+                let bytes = unsafe { slice::from_raw_parts(bytes, len) };
                 batch.inline.extend_from_slice(bytes);
             }
         }
