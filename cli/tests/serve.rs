@@ -3,10 +3,10 @@
 mod common;
 
 use common::{Server, text, uiw};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uiw::blocking::Connection;
 use uiw::{ConnectionConfig, Device, ErrorKind};
 
@@ -183,6 +183,41 @@ fn resetting_peers_logged_with_own_address() {
     assert!(connections.iter().all(|line| named(line)), "{connections:?}");
     assert!(!log.contains(&format!("127.0.0.1:{port}")) && !log.contains("::ffff:"), "{log}");
     assert!(!log.contains("cannot connect"), "{log}");
+}
+
+/// Anonymous memory of a process, in KiB.
+fn anonymous_memory(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn memory_of_failed_connections_released() {
+    let server = Server::with(&["--listen", "127.0.0.1:0", "--per-address", "600"]);
+    let fail = |count: usize| {
+        let peers: Vec<_> = (0..count)
+            .map(|_| {
+                let mut peer = TcpStream::connect(&server.address).unwrap();
+                peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+                peer.read_exact(&mut [0; 20]).unwrap();
+                // Not an FPDU.
+                peer.write_all(&[0xff; 4096]).unwrap();
+                peer
+            })
+            .collect();
+        drop(peers);
+    };
+    fail(1);
+    let before = anonymous_memory(server.id());
+    fail(600);
+    // Anything kept for each connection keeps a page of the heap, or more for each thread.
+    let until = Instant::now() + Duration::from_secs(60);
+    while anonymous_memory(server.id()) > before + 5 * 1024 {
+        let now = anonymous_memory(server.id());
+        assert!(Instant::now() < until, "{before} KiB before, {now} KiB after");
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// A service manager names its socket by a path or in the abstract namespace.

@@ -42,7 +42,6 @@ use transfer::Transfers;
 use uiw::raw::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use uiw::raw::{Device, Error, Limits, Pd};
 use uiw_cabi_core::settings::DeadAfter;
-use uiw_datagram::Qpn;
 
 /// Maximum number of TCP connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -164,11 +163,8 @@ struct Server {
 }
 
 impl Server {
-    /// Adds the queue pair to the log span of the connection, and lets the [`IdleMonitor`] close
-    /// the connection when it has been idle for too long.
+    /// Lets the [`IdleMonitor`] close the connection when it has been idle for too long.
     fn watch(&self, link: &Link) {
-        let qp = tracing::field::display(Qpn::from_raw(link.qp.num()));
-        tracing::Span::current().record("qp", qp);
         if let Some(idle) = &self.idle {
             idle.watch(link);
         }
@@ -322,9 +318,6 @@ fn start_session(server: &Arc<Server>, request: ConnRequest) {
     let leaving = SessionGuard(Arc::clone(server), grant);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
     let spawned = thread.spawn(move || {
-        // All log lines of the session contain the queue pair, once there is one.
-        let span = tracing::error_span!("session", qp = tracing::field::Empty);
-        let _entered = span.enter();
         let service = Service::from_private_data(request.private_data());
         // Connections of `uiw cp` are logged only at debug level, because the transfer has a line
         // of its own.

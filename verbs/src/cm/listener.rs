@@ -210,7 +210,7 @@ pub(crate) fn accept_waiting(core: &mut Core, token: Token) {
                     core.services.counters.refused(Refusal::SetUpLimit);
                     core.with_conn(oldest, |conn, services| {
                         tracing::warn!(
-                            parent: &conn.span,
+                            peer = %conn.peer(),
                             limit,
                             "too many connections in set-up: the oldest without a Request is cut"
                         );

@@ -22,8 +22,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 impl Conn {
     /// Handles an event of the socket while TCP connects.
     pub(super) fn on_connect_event(&mut self, services: &mut Services) {
-        // The span adds the peer and the queue pair to the transport's log lines.
-        let connected = match self.span.in_scope(|| self.socket.connect_result()) {
+        let connected = match self.socket.connect_result() {
             // A TCP self-connection (simultaneous open): no listener has the peer's port, and the
             // kernel chose the same port as the local one. It counts as refused.
             Ok(true)
@@ -278,7 +277,7 @@ impl Conn {
         };
         if change != StreamChange::default() {
             let peer = self.socket.peer_addr();
-            let changed = self.span.in_scope(|| self.socket.configure(&change));
+            let changed = self.socket.configure(&change);
             changed.map_err(|source| connect_error(peer, source))?;
             self.dead_after = dead_after;
         }

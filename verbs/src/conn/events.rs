@@ -51,11 +51,12 @@ impl Conn {
                 self.on_startup_failed(error, services);
             }
             Event::Reconnect => {
-                tracing::info!(parent: &self.span, "the peer ended the connection on revision 2: trying revision 1");
+                let peer = self.peer();
+                tracing::info!(%peer, "the peer ended the connection on revision 2: trying revision 1");
                 self.stack_request = StackRequest::Reconnect;
             }
             Event::Peer(PeerKind::Capable(capabilities)) => {
-                tracing::debug!(parent: &self.span, ?capabilities, "the peer is a uiw peer");
+                tracing::debug!(peer = %self.peer(), ?capabilities, "the peer is a uiw peer");
             }
             Event::Peer(_) => {}
             Event::Drained => {
@@ -98,9 +99,10 @@ impl Conn {
     pub(super) fn enter_rts(&mut self, negotiated: &Negotiated, services: &mut Services) {
         self.half_open = None;
         self.open_counters(services);
-        tracing::debug!(parent: &self.span, ?negotiated, "full operation");
+        tracing::debug!(peer = %self.peer(), qp = self.logged_qp(), ?negotiated, "full operation");
         if self.options.acknowledged && negotiated.ord == 0 {
-            tracing::warn!(parent: &self.span, "completions are not acknowledged: ORD was negotiated to 0");
+            let peer = self.peer();
+            tracing::warn!(%peer, "completions are not acknowledged: ORD was negotiated to 0");
         }
         let Some(qp) = &self.qp else { return };
         qp.set_state(QpState::Rts);
@@ -151,14 +153,15 @@ impl Conn {
     /// Ends a connection that was never established.
     pub(super) fn on_startup_failed(&mut self, error: Error, services: &mut Services) {
         services.counters.startup_failed();
+        let peer = self.peer();
         if self.stream.is_initiator() {
-            tracing::debug!(parent: &self.span, %error, "start-up failed");
+            tracing::debug!(%peer, %error, "start-up failed");
             if let Some(suspect) = Suspect::of_connect(&self.options, &error) {
-                tracing::warn!(parent: &self.span, "start-up failed: {suspect}");
+                tracing::warn!(%peer, "start-up failed: {suspect}");
             }
             self.cm.failed(error, &mut services.wakes);
         } else {
-            tracing::warn!(parent: &self.span, %error, "start-up failed");
+            tracing::warn!(%peer, %error, "start-up failed");
             // Without `half_open`, the connection comes from `accept_open` and not from a listener.
             // `accept_open` reports every outcome as an event.
             if self.half_open.is_none() {
@@ -174,17 +177,17 @@ impl Conn {
 
     fn on_ended(&mut self, ended: &StreamEnd, services: &mut Services) {
         self.report_all_receives(services);
-        let span = self.span.clone();
-        let _entered = span.enter();
         match self.silent_for {
             Some(time) if matches!(ended.error, ConnError::Lost) => {
-                tracing::warn!("the stream ends: nothing acknowledged for {time:?}");
+                let (peer, qp) = (self.peer(), self.logged_qp());
+                tracing::warn!(%peer, qp, "the stream ends: nothing acknowledged for {time:?}");
             }
             _ => self.log_end(ended, services),
         }
         let suspect = self.find_suspect(ended);
         if let Some(suspect) = suspect {
-            tracing::warn!("the peer ended the connection before it sent anything: {suspect}");
+            let peer = self.peer();
+            tracing::warn!(%peer, "the peer ended the connection before it sent anything: {suspect}");
         }
         count(ended, services);
         let (peer, after) = (self.socket.peer_addr(), self.options.startup_timeout);
@@ -227,9 +230,7 @@ impl Conn {
     /// Logs why the stream ends, and the request or receive that caused it.
     fn log_end(&mut self, ended: &StreamEnd, services: &Services) {
         let detail = self.end_detail(ended, services);
-        let peer = uiw_llp::canonical(self.socket.peer_addr());
-        // A destroyed queue pair has no number.
-        let qp = self.qp.as_ref().map(|qp| tracing::field::display(format!("{:#08x}", qp.num)));
+        let (peer, qp) = (self.peer(), self.logged_qp());
         let error = match (&detail, &ended.error) {
             (Some(detail), error) => format!("{error}: {detail}"),
             (None, error @ ConnError::Lost) => match &self.tls_error {

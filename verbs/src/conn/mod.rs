@@ -124,7 +124,6 @@ pub(crate) struct Conn {
     /// True if the socket was removed from the event set, which would otherwise report a hang-up
     /// with every poll. It is added again when the interest changes.
     out_of_set: bool,
-    pub(crate) span: tracing::Span,
 }
 
 impl Conn {
@@ -137,9 +136,6 @@ impl Conn {
         services: &Services,
     ) -> Self {
         let initiator = stream.is_initiator();
-        let (peer, qp) = (uiw_llp::canonical(socket.peer_addr()), tracing::field::Empty);
-        // An error span is enabled at every log level, so all log lines of the connection name it.
-        let span = tracing::error_span!("connection", %peer, qp, id = cm.id.0, initiator);
         Self {
             token,
             location: Arc::new(ConnLocation::new(token)),
@@ -178,14 +174,23 @@ impl Conn {
             refused: None,
             interest: Interest { read: true, write: initiator },
             out_of_set: false,
-            span,
         }
     }
 
     /// Sets the queue pair of the connection.
     pub(crate) fn set_qp(&mut self, qp: &Arc<QpInner>) {
-        self.span.record("qp", tracing::field::display(Qpn::from_raw(qp.num)));
         self.qp = Some(Arc::clone(qp));
+    }
+
+    /// Returns the address of the peer for log lines. They are not in a span of their own, because
+    /// subscribers keep memory for each span and for each thread that has entered one.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        uiw_llp::canonical(self.socket.peer_addr())
+    }
+
+    /// Returns the queue pair for log lines; a destroyed one has no number.
+    fn logged_qp(&self) -> Option<tracing::field::DisplayValue<Qpn>> {
+        self.qp.as_ref().map(|qp| tracing::field::display(Qpn::from_raw(qp.num)))
     }
 
     /// Calls `call` with the stream and its host, then handles the events of the stream.
@@ -333,7 +338,7 @@ impl Conn {
         if self.stream.is_starting() {
             return self.fail_startup(self.startup_lost_error(error), services);
         }
-        tracing::debug!(parent: &self.span, %error, "the transport is lost");
+        tracing::debug!(peer = %self.peer(), %error, "the transport is lost");
         // Kept for the log message about the end of the stream, because a TLS error explains why
         // the connection was lost.
         self.tls_error = error.get_ref().map(|cause| (error.kind(), cause.to_string()));

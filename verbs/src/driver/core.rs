@@ -389,7 +389,8 @@ impl Core {
     pub(crate) fn adopt(&mut self, mut conn: Box<Conn>) -> Result<Token, Box<Conn>> {
         let token = self.next_token();
         if let Err(error) = self.stack.adopt(&mut conn.socket, token) {
-            tracing::warn!(parent: &conn.span, %error, "the connection cannot move to its queue pair's shard");
+            let peer = conn.peer();
+            tracing::warn!(%peer, %error, "the connection cannot move to its queue pair's shard");
             conn.socket.abort();
             conn.give_back(&mut self.services);
             return Err(conn);
