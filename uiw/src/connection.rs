@@ -284,7 +284,10 @@ impl Connection {
     /// [`ErrorKind::Ended`] if the connection was lost (for instance reset) or aborted.
     /// [`ErrorKind::Completed`] if a message could not be received.
     pub async fn recv(&self) -> Result<Option<Message>> {
-        poll_fn(|cx| self.poll_recv(cx)).await
+        match self.dispatcher.take_message() {
+            Some(received) => Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))),
+            None => self.dispatcher.received(|cx| self.poll_recv(cx)).await,
+        }
     }
 
     pub(crate) fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Option<Message>>> {

@@ -13,14 +13,13 @@ use crate::completions::{
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::ConnectionConfig;
+use crate::waiting::WaitingTasks;
 use parking_lot::{Mutex, MutexGuard};
-use slab::Slab;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
@@ -65,6 +64,7 @@ impl ConnectionHandle {
             channel: Arc::new(CmChannel::default()),
             info: std::sync::OnceLock::new(),
             ending: Mutex::new(None),
+            receivers: Arc::default(),
             end_waiters: Arc::default(),
         });
         let waker = Waker::from(Arc::new(DeferredWaker(Arc::downgrade(&dispatcher))));
@@ -112,53 +112,10 @@ pub(crate) struct Dispatcher {
     pub(crate) info: std::sync::OnceLock<ConnInfo>,
     /// Reason for which the connection ended, once it is known.
     ending: Mutex<Option<CloseReason>>,
-    end_waiters: Arc<EndWaiters>,
-}
-
-/// Tasks that wait for the end of a connection.
-#[derive(Default)]
-struct EndWaiters {
-    /// One for each [`EndFuture`], which removes it when it is dropped.
-    futures: Mutex<Slab<Waker>>,
-    /// Tasks that wait for something that the end also completes.
-    others: Mutex<Vec<Waker>>,
-}
-
-impl Wake for EndWaiters {
-    fn wake(self: Arc<Self>) {
-        let mut wakers = std::mem::take(&mut *self.others.lock());
-        wakers.extend(self.futures.lock().iter().map(|(_, waker)| waker.clone()));
-        wakers.into_iter().for_each(Waker::wake);
-    }
-}
-
-/// Future of [`Dispatcher::ended`].
-struct EndFuture<'a> {
-    dispatcher: &'a Dispatcher,
-    /// Key of its waker.
-    key: Option<usize>,
-}
-
-impl Future for EndFuture<'_> {
-    type Output = CloseReason;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<CloseReason> {
-        let mut futures = self.dispatcher.end_waiters.futures.lock();
-        match self.key.and_then(|key| futures.get_mut(key)) {
-            Some(waker) => waker.clone_from(cx.waker()),
-            None => self.key = Some(futures.insert(cx.waker().clone())),
-        }
-        drop(futures);
-        self.dispatcher.poll_end_event()
-    }
-}
-
-impl Drop for EndFuture<'_> {
-    fn drop(&mut self) {
-        let waker = self.key.map(|key| self.dispatcher.end_waiters.futures.lock().remove(key));
-        // Dropping a waker may run user code, so the lock is released before.
-        drop(waker);
-    }
+    /// Tasks that wait for a message.
+    receivers: Arc<WaitingTasks>,
+    /// Tasks that wait for the end of the connection.
+    end_waiters: Arc<WaitingTasks>,
 }
 
 /// Actions deferred until all locks are released, because each of them may run user code.
@@ -483,6 +440,20 @@ impl Dispatcher {
         }
     }
 
+    /// Takes the oldest message, if there is one.
+    pub(crate) fn take_message(&self) -> Option<Wc> {
+        self.completions.inbox.lock().messages.pop_front()
+    }
+
+    /// Returns a future that calls `poll` when a message has arrived or the connection has ended,
+    /// until `poll` is ready.
+    pub(crate) fn received<T>(
+        &self,
+        poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> impl Future<Output = T> {
+        self.receivers.wait(poll)
+    }
+
     /// Takes the oldest message. Returns an error after the receives were flushed, because no
     /// further message can arrive then.
     pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Result<Wc>> {
@@ -499,21 +470,12 @@ impl Dispatcher {
 
     /// Waits for the end of the connection, and returns the reason.
     pub(crate) fn ended(&self) -> impl Future<Output = CloseReason> {
-        EndFuture { dispatcher: self, key: None }
+        self.end_waiters.wait(|cx| self.poll_ended(cx))
     }
 
     /// Returns the reason for the end of the connection, once it has ended. The engine reports the
     /// end after the last completion, so every message is in the inbox then.
     pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
-        integration::register_waker(&mut self.end_waiters.others.lock(), cx.waker());
-        self.poll_end_event()
-    }
-
-    /// Takes the event of the end. The caller has registered its waker before, so that an event
-    /// that comes later wakes it.
-    fn poll_end_event(&self) -> Poll<CloseReason> {
-        let waker = Waker::from(Arc::clone(&self.end_waiters));
-        let cx = &mut Context::from_waker(&waker);
         // The lock is held while the event is taken. Otherwise a second caller could miss the event
         // and wait for another one.
         let mut ending = self.ending.lock();
@@ -543,6 +505,7 @@ pub(crate) fn is_write_imm(wc: &Wc) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::Dispatcher;
     use crate::connection::Connection;
     use crate::device::Device;
     use crate::listener::Listener;
@@ -566,18 +529,21 @@ mod tests {
         (client, connection, server, accepted)
     }
 
-    /// A program that waits for the end in each of its tasks keeps no waker of those that are gone.
+    /// A program that waits in new tasks keeps no waker of those that are gone.
     #[test]
-    fn dropped_future_of_end_leaves_no_waker() {
+    fn dropped_futures_leave_no_waker() {
         let (client, connection, _server, accepted) = pair(&ConnectionConfig::default());
+        let Dispatcher { receivers, end_waiters, completions, .. } = &**connection.dispatcher;
         for _ in 0..3 {
             begin(pin!(connection.ended()));
+            begin(pin!(connection.recv()));
         }
-        assert!(connection.dispatcher.end_waiters.futures.lock().is_empty());
+        assert_eq!((receivers.len(), end_waiters.len()), (0, 0));
+        assert_eq!(completions.inbox.lock().wakers.len(), 1, "that of all receivers");
         let mut kept = pin!(connection.ended());
         begin(kept.as_mut());
         begin(kept.as_mut());
-        assert_eq!(connection.dispatcher.end_waiters.futures.lock().len(), 1);
+        assert_eq!(end_waiters.len(), 1);
         drop(accepted);
         assert!(client.block_on(kept).orderly);
     }

@@ -11,7 +11,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 /// Maximum number of concurrent handshakes. Further requests wait in the listener's queue.
 const MAX_HANDSHAKES: usize = 1024;
@@ -36,7 +36,8 @@ type Handshake =
 pub(crate) struct Handshakes {
     running: Mutex<FuturesUnordered<Handshake>>,
     failures: Mutex<FailureLog>,
-    waiting: Arc<WaitingTasks>,
+    /// Tasks that wait for a connection or for a request.
+    pub(crate) waiting: Arc<WaitingTasks>,
 }
 
 #[derive(Default)]
@@ -74,20 +75,17 @@ impl Handshakes {
         failures.kept.push_back(failure);
     }
 
-    /// Polls the handshakes, and returns the next established connection.
+    /// Polls the handshakes, and returns the next established connection. The context is that of
+    /// all tasks that wait.
     pub(crate) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Connection> {
-        // The waker is registered before the handshakes are polled, so that a handshake that
-        // completes meanwhile wakes it.
-        self.waiting.register(cx.waker());
-        let waker = Waker::from(Arc::clone(&self.waiting));
         let mut running = self.running.lock();
         loop {
-            match running.poll_next_unpin(&mut Context::from_waker(&waker)) {
+            match running.poll_next_unpin(cx) {
                 Poll::Ready(Some(Ok(connection))) => {
                     drop(running);
                     // Another connection may be established as well: let a task that waits poll for
                     // it.
-                    waker.wake();
+                    cx.waker().wake_by_ref();
                     return Poll::Ready(connection);
                 }
                 Poll::Ready(Some(Err(failure))) => self.fail(failure),
@@ -109,6 +107,7 @@ impl Handshakes {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+    use std::task::Waker;
 
     const PEER: SocketAddr =
         SocketAddr::V4(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 1));

@@ -6,12 +6,12 @@ use crate::handshakes::{AcceptFailure, Handshakes};
 use crate::llp::PeerIdentity;
 use crate::pd::Pd;
 use crate::settings::ConnectionConfig;
+use crate::waiting::TaskKey;
 use futures_util::Stream;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind, ConnRequest};
 
 /// Listener that accepts connections of peers on one address.
@@ -38,6 +38,8 @@ pub struct Listener {
     port: cm::Listener,
     channel: Arc<CmChannel>,
     handshakes: Handshakes,
+    /// Task that polls the listener as a [`Stream`].
+    stream_task: TaskKey,
 }
 
 impl std::fmt::Debug for Listener {
@@ -66,7 +68,8 @@ impl Listener {
         let options = settings.raw_options();
         let port = cm::Listener::bind(device.as_raw(), local, BACKLOG, &options, &channel)?;
         let handshakes = Handshakes::default();
-        Ok(Self { pd: pd.clone(), settings: settings.clone(), port, channel, handshakes })
+        let (pd, settings) = (pd.clone(), settings.clone());
+        Ok(Self { pd, settings, port, channel, handshakes, stream_task: None })
     }
 
     /// Returns the address on which the listener accepts connections.
@@ -90,7 +93,7 @@ impl Listener {
     /// [`ErrorKind::Startup`] if the settings of the listener are invalid; the peer is then
     /// rejected. Otherwise the errors are those of [`Listener::incoming`].
     pub async fn accept(&self) -> Result<Connection> {
-        poll_fn(|cx| self.poll_accept(cx)).await
+        self.handshakes.waiting.wait(|cx| self.poll_accept(cx)).await
     }
 
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<Connection>> {
@@ -126,7 +129,7 @@ impl Listener {
     /// removed, so that no peer can connect any more. While the interface is only down, the future
     /// keeps waiting.
     pub async fn incoming(&self) -> Result<Incoming> {
-        poll_fn(|cx| self.poll_incoming(cx)).await
+        self.handshakes.waiting.wait(|cx| self.poll_incoming(cx)).await
     }
 
     /// Returns the number of peers that [`Listener::accept`] accepted but whose connection could
@@ -162,7 +165,11 @@ impl Stream for Listener {
     type Item = Result<Connection>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.poll_accept(cx).map(Some)
+        let listener = self.get_mut();
+        let waiting = &listener.handshakes.waiting;
+        waiting.register(&mut listener.stream_task, cx.waker());
+        let waker = Waker::from(Arc::clone(waiting));
+        listener.poll_accept(&mut Context::from_waker(&waker)).map(Some)
     }
 }
 

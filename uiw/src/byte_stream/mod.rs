@@ -8,7 +8,7 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
 use crate::op::BufferOp;
-use crate::waiting::WaitingTasks;
+use crate::waiting::{TaskKey, WaitingTasks};
 use message::{FormatError, HEADER_LEN, Header, emit_first, parse_first};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -86,6 +86,15 @@ const MAX_PAYLOAD: u32 = 256 << 10;
 pub struct ByteStream {
     reading: ReadState,
     writing: WriteState,
+    /// Tasks that wait for progress. An operation stores only one waker, but each direction may be
+    /// used by a task of its own, and both need messages of the peer and room in the send queue.
+    tasks: Arc<WaitingTasks>,
+    /// Waker of all `tasks`.
+    waker: Waker,
+    /// Task that has read last.
+    reader: TaskKey,
+    /// Task that has written last.
+    writer: TaskKey,
     /// Declared last, so that operations and messages are dropped before the connection.
     connection: Connection,
 }
@@ -120,11 +129,6 @@ struct WriteState {
     credits: u32,
     /// Sends that have not completed, oldest first.
     in_flight: VecDeque<BufferOp<Vec<u8>>>,
-    /// Tasks that wait for a Send in flight. An operation stores only one waker, but each direction
-    /// may be used by a task of its own.
-    waiting_tasks: Arc<WaitingTasks>,
-    /// Waker of all `waiting_tasks`.
-    waker: Waker,
     /// Buffers of completed Sends, for reuse.
     free: Vec<Mr<Vec<u8>>>,
     /// Maximum number of Sends in flight.
@@ -159,10 +163,9 @@ impl ByteStream {
             threshold: window.div_ceil(2),
             ended: false,
         };
-        let waiting_tasks = Arc::<WaitingTasks>::default();
+        let tasks = Arc::<WaitingTasks>::default();
+        let waker = Waker::from(Arc::clone(&tasks));
         let writing = WriteState {
-            waker: Waker::from(Arc::clone(&waiting_tasks)),
-            waiting_tasks,
             max_payload: None,
             credits: 0,
             in_flight: VecDeque::new(),
@@ -171,7 +174,8 @@ impl ByteStream {
             ended: false,
             failed: None,
         };
-        let mut stream = Self { reading, writing, connection };
+        let (reader, writer) = (None, None);
+        let mut stream = Self { reading, writing, connection, tasks, waker, reader, writer };
         stream.send(Header { credits: window, fin: false }, &emit_first(max_payload))?;
         Ok(stream)
     }
@@ -240,6 +244,9 @@ impl ByteStream {
         cx: &mut Context<'_>,
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
+        self.tasks.register(&mut self.reader, cx.waker());
+        let waker = self.waker.clone();
+        let cx = &mut Context::from_waker(&waker);
         loop {
             if let Some(copied) = self.reading.copy(buf) {
                 self.grant_credits(cx);
@@ -268,7 +275,8 @@ impl ByteStream {
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let max_payload = ready!(self.poll_credit(cx))?;
+        let waker = self.register_writer(cx);
+        let max_payload = ready!(self.poll_credit(&mut Context::from_waker(&waker)))?;
         let bytes = &buf[..buf.len().min(max_payload as usize)];
         self.send_with_credit(false, bytes)?;
         Poll::Ready(Ok(bytes.len()))
@@ -276,22 +284,26 @@ impl ByteStream {
 
     /// Poll function of [`ByteStream::flush`].
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        loop {
-            ready!(self.writing.poll_sent(cx))?;
-            if self.writing.in_flight.is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-        }
+        let waker = self.register_writer(cx);
+        self.writing.poll_all_sent(&mut Context::from_waker(&waker))
     }
 
     /// Poll function of [`ByteStream::shutdown`].
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let waker = self.register_writer(cx);
+        let cx = &mut Context::from_waker(&waker);
         if !self.writing.ended {
             ready!(self.poll_credit(cx))?;
             self.send_with_credit(true, &[])?;
             self.writing.ended = true;
         }
-        self.poll_flush(cx)
+        self.writing.poll_all_sent(cx)
+    }
+
+    /// Registers the task that writes, and returns the waker of all tasks.
+    fn register_writer(&mut self, cx: &Context<'_>) -> Waker {
+        self.tasks.register(&mut self.writer, cx.waker());
+        self.waker.clone()
     }
 
     /// Waits for a credit and for room in the send queue. Returns the maximum payload length of the
@@ -431,14 +443,21 @@ impl WriteState {
         }
     }
 
+    /// Waits for all Sends in flight.
+    fn poll_all_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.poll_sent(cx))?;
+            if self.in_flight.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+
     /// Waits for the oldest Send in flight, if there is one, and keeps its buffer for reuse.
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check()?;
         let Some(op) = self.in_flight.front_mut() else { return Poll::Ready(Ok(())) };
-        // Register before the poll: an operation that completes right after the poll must find the
-        // waker.
-        self.waiting_tasks.register(cx.waker());
-        let outcome = ready!(Pin::new(op).poll(&mut Context::from_waker(&self.waker)));
+        let outcome = ready!(Pin::new(op).poll(cx));
         self.in_flight.pop_front();
         match outcome {
             Ok(buffer) => self.free.push(buffer),

@@ -30,10 +30,8 @@ fn waker_may_wait() {
     );
     let (tx, rx) = mpsc::channel();
     let waker = Waker::from(Arc::new(WaitingWaker(second, Mutex::new(Some(tx)))));
-    {
-        let mut recv = pin!(first.as_async().recv());
-        assert!(recv.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    }
+    let mut recv = pin!(first.as_async().recv());
+    assert!(recv.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(200));
