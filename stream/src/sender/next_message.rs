@@ -186,10 +186,16 @@ impl<M> Sender<M> {
             if no_credit && !core::mem::replace(&mut shared.reads.lacks_credit, true) {
                 host.count_wait(Wait::Credit);
             }
+            let id = request.id;
+            // Such a request was posted before the negotiation, and would wait for ever.
+            if no_credit && shared.reads.ord == 0 && !shared.sending_blocked {
+                let what = "Reads or atomics: ORD was negotiated to 0";
+                host.refuse(id, what).map_err(|error| ConnError::of_request(id, error))?;
+                continue;
+            }
             if fenced || no_credit || shared.sending_blocked && !local {
                 return Ok(None);
             }
-            let id = request.id;
             if local {
                 host.execute_local(id).map_err(|error| ConnError::of_request(id, error))?;
                 continue;

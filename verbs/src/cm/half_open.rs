@@ -1,10 +1,11 @@
-//! Connections in set-up, counted by their listener.
+//! Connections in set-up and requests without a decision, counted by their listener.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_llp::Token;
 
-/// Guard that counts one connection in setup.
+/// Guard that counts one connection, from its acceptance until it is established or has ended, and
+/// its request is decided. The request keeps its memory when the peer resets the connection.
 pub(crate) struct HalfOpenGuard {
     count: Arc<AtomicU32>,
     /// Slot of the listener.

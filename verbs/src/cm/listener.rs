@@ -131,7 +131,7 @@ impl Listener {
         let mut before = vec![std::mem::replace(&mut slot.channel, Arc::clone(channel))];
         let mut follow = core.conns(|conn| is_of(conn, listener) && conn.stream.awaits_request());
         let moved = |event: &CmEvent| match &event.kind {
-            CmEventKind::ConnectRequest(request) if request.listener == Some(listener) => {
+            CmEventKind::ConnectRequest(request) if request.listener() == Some(id) => {
                 follow.push(request.token);
                 true
             }
@@ -165,7 +165,7 @@ impl Drop for Listener {
         // its shard.
         if let Some(Slot::Listener(slot)) = slot {
             drop(slot.channel.remove_if(|event| match &event.kind {
-                CmEventKind::ConnectRequest(request) => request.listener == Some(token),
+                CmEventKind::ConnectRequest(request) => request.listener() == Some(id),
                 CmEventKind::ListenerDown { listener, .. } => *listener == id,
                 _ => false,
             }));
@@ -315,7 +315,7 @@ fn accept_one(
         Conn::new(token, socket, stream, options, CmSide::new(id, channel), &core.services);
     conn.register_addresses(&core.services.shared);
     core.services.counters.accepted();
-    conn.half_open = Some(half_open);
+    conn.half_open = Some(Arc::new(half_open));
     core.fill_slot(token, Slot::Conn(Box::new(conn)));
     Ok(token)
 }

@@ -32,7 +32,9 @@ use uiw_mpa::startup::Request;
 pub struct ConnRequest {
     pub(super) driver: Arc<Driver>,
     pub(super) token: Token,
-    pub(super) listener: Option<Token>,
+    /// `None` if the request arrived on a socket that was passed to
+    /// [`accept_open`](super::accept_open()).
+    half_open: Option<Arc<HalfOpenGuard>>,
     pub(super) id: ConnId,
     local: SocketAddr,
     peer: SocketAddr,
@@ -50,7 +52,7 @@ pub struct ConnRequest {
 impl ConnRequest {
     pub(crate) fn new(
         driver: Arc<Driver>,
-        (token, half_open): (Token, Option<&HalfOpenGuard>),
+        (token, half_open): (Token, Option<Arc<HalfOpenGuard>>),
         id: ConnId,
         socket: &dyn TransportStream,
         request: &Request,
@@ -59,7 +61,7 @@ impl ConnRequest {
         Self {
             driver,
             token,
-            listener: half_open.map(|half| half.listener),
+            half_open,
             id,
             local: socket.local_addr(),
             peer: socket.peer_addr(),
@@ -85,7 +87,7 @@ impl ConnRequest {
     /// was passed to [`accept_open`](super::accept_open()).
     #[must_use]
     pub fn listener(&self) -> Option<ListenerId> {
-        self.listener.map(|token| ListenerId(token.0))
+        self.half_open.as_ref().map(|half| ListenerId(half.listener.0))
     }
 
     /// Returns the local address.

@@ -73,7 +73,7 @@ impl Conn {
         let Some(driver) = services.driver.upgrade() else { return };
         let request = ConnRequest::new(
             driver,
-            (self.token, self.half_open.as_ref()),
+            (self.token, self.half_open.clone()),
             self.cm.id,
             &*self.socket,
             request,
@@ -366,7 +366,7 @@ impl Conn {
     fn lose(&mut self, services: &mut Services) {
         self.keep_bytes(&[], services);
         if let Some(qp) = &self.qp {
-            qp.complete_unreliable(false, &mut services.wakes);
+            qp.complete_unreliable(&mut services.wakes);
             if let Some(receive) = self.state.take_unfilled_receive() {
                 qp.put_back(receive);
             }

@@ -102,7 +102,7 @@ pub(crate) struct Conn {
     /// TLS error that ended the transport.
     tls_error: Option<(io::ErrorKind, String)>,
     /// Entry among the half-open connections of the listener, during start-up.
-    pub(crate) half_open: Option<HalfOpenGuard>,
+    pub(crate) half_open: Option<Arc<HalfOpenGuard>>,
     /// Entry in the device's set of connection addresses, from the time when TCP is connected.
     address_entry: Option<AddressEntry>,
     /// True once Full Operation has begun.
@@ -566,6 +566,8 @@ impl Conn {
         services.table.release(self.stream.sink());
         services.counters.close(&self.state.counters, self.was_open);
         self.address_entry = None;
+        // The connection is dropped later, and the listener may accept others before that.
+        self.half_open = None;
     }
 
     /// Registers the addresses of the connection with the device, after TCP has connected.

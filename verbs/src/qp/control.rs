@@ -125,10 +125,7 @@ impl Qp {
         let qp = &self.0;
         let mut wakes = Wakes::default();
         let control = qp.control();
-        let waits = qp.unreliable && qp.sq.lock().mode == SqMode::Waiting;
-        if waits {
-            qp.complete_unreliable(true, &mut wakes);
-        }
+        let waits = qp.unreliable && qp.complete_waiting(&mut wakes);
         drop(control);
         wakes.give();
         waits

@@ -243,12 +243,25 @@ impl QpInner {
     }
 
     /// Completes every started request with success, because the connection of an unreliable queue
-    /// pair has ended. If `all` is set, requests that were not started yet succeed as well.
-    pub(crate) fn complete_unreliable(&self, all: bool, wakes: &mut Wakes) {
+    /// pair has ended.
+    pub(crate) fn complete_unreliable(&self, wakes: &mut Wakes) {
         let mut sq = self.sq.lock();
-        sq.complete_built(all);
+        sq.complete_built(false);
         // If a completion finds no room, the completion queue itself reports the overflow.
         let _ = self.retire(&mut sq, wakes);
+    }
+
+    /// Completes every request of an unreliable queue pair with success if requests wait for a
+    /// connection. Returns false otherwise.
+    pub(crate) fn complete_waiting(&self, wakes: &mut Wakes) -> bool {
+        let mut sq = self.sq.lock();
+        let waits = sq.mode == SqMode::Waiting;
+        if waits {
+            sq.complete_built(true);
+            // As in `complete_unreliable`.
+            let _ = self.retire(&mut sq, wakes);
+        }
+        waits
     }
 
     /// Returns a receive to its queue, because its message will not arrive.

@@ -17,7 +17,7 @@ use uiw_rdmap::Opcode;
 use uiw_verbs::cm::{ConnHandle, Listener};
 use uiw_verbs::{
     CapabilityExchange, ConnConfig, Error, QpCap, QpInit, QpState, Remote, Revision, SendFlags,
-    SendOp,
+    SendOp, WcStatus,
 };
 
 fn p2p(rtr: RtrKinds) -> ConnConfig {
@@ -387,6 +387,27 @@ fn half_open_connections_bounded() {
     assert!(fourth.startup_frame().reject);
 }
 
+/// A Request that waits for the program keeps memory after its peer has gone.
+#[test]
+fn requests_of_gone_peers_bounded() {
+    let limits = uiw_verbs::Limits::default().max_half_open(2);
+    let end = End::on(&crate::simulation::device(limits));
+    let startup_timeout = Duration::from_millis(100);
+    let listener = end.listen(&plain().startup_timeout(startup_timeout));
+    for _ in 0..2 {
+        let mut gone = Peer::requesting(listener.local_addr(), &request(1));
+        pass(&end.device, 2 * startup_timeout);
+        assert!(gone.rest().is_empty());
+    }
+    let mut late = Peer::requesting(listener.local_addr(), &request(1));
+    assert!(late.rest().is_empty());
+    (0..2).for_each(|_| drop(end.request()));
+    end.nothing_more();
+    let mut next = Peer::requesting(listener.local_addr(), &request(1));
+    end.request().reject(b"").unwrap();
+    assert!(next.startup_frame().reject);
+}
+
 #[test]
 fn initiator_leaving_during_startup_forgotten() {
     let end = End::new();
@@ -434,6 +455,23 @@ fn responder_negotiates_ird_and_ord() {
     }
 }
 
+/// Requests can be posted before ORD is negotiated.
+#[test]
+fn reads_posted_before_connection_refused_without_ord() {
+    let end = End::new();
+    end.qp.modify(QpState::Rtr).unwrap();
+    end.qp.modify(QpState::Rts).unwrap();
+    let read = SendOp::Read { remote: Remote::default(), invalidate: None };
+    end.post(1, read, &[end.sge(0, 8)], SendFlags::SIGNALED).unwrap();
+    end.send(2, 0, 8);
+    let (mut peer, _) = responder_with(&end, &plain(), &with(request(2), enhanced(0, 0)));
+    end.established();
+    peer.empty_write();
+    let refused = end.sent();
+    assert_eq!((refused.wr_id, refused.status), (1, WcStatus::LocalQpOperation));
+    end.sent_ok(2);
+}
+
 // [test:RFC5044-7.1.2-11]
 #[test]
 fn responder_waits_for_first_fpdu() {
@@ -467,7 +505,7 @@ fn invalid_first_fpdu_closed_silently() {
         }
         peer.raw(&bytes);
         peer.expect_close();
-        assert_ne!(end.sent().status, uiw_verbs::WcStatus::Success);
+        assert_ne!(end.sent().status, WcStatus::Success);
     }
 }
 
@@ -1010,7 +1048,7 @@ fn exchanging() -> ConnConfig {
 fn is_foreign(end: &End) -> bool {
     let op = SendOp::FetchAdd { remote: Remote::default(), add: 1, mask: 0 };
     end.op(99, op, 0, 8);
-    end.sent().status == uiw_verbs::WcStatus::LocalQpOperation
+    end.sent().status == WcStatus::LocalQpOperation
 }
 
 #[test]
@@ -1147,7 +1185,7 @@ fn capability_exchange_off_and_assumed() {
     let mut peer = initiator_opt(&end, &options);
     end.op(1, SendOp::SendImm { imm: 1 }, 0, 8);
     // Send with immediate is only supported between uiw peers.
-    assert_ne!(end.sent().status, uiw_verbs::WcStatus::Success);
+    assert_ne!(end.sent().status, WcStatus::Success);
     end.op(2, SendOp::FetchAdd { remote: Remote::default(), add: 1, mask: 0 }, 0, 8);
     assert_eq!(peer.next().unwrap().opcode(), Opcode::AtomicRequest);
 }
