@@ -360,6 +360,23 @@ impl Id {
         drop(channel.queue().remove_if(|event| self.is_about(event, None)));
     }
 
+    /// Removes the events about a membership of `group` that C has not seen, because it has ended.
+    pub(crate) fn forget_group_events(&self, group: IpAddr) {
+        let (mut count, channel) = {
+            let mut state = self.lock();
+            let before = state.local_events.len();
+            state.local_events.retain(|note| note.group != Some(group));
+            (before - state.local_events.len(), Arc::clone(&state.channel))
+        };
+        // The events of the channel only announce local events, so any of them may go.
+        let removed = channel.queue().remove_if(|event| {
+            let goes = count > 0 && self.is_about(event, None);
+            count -= usize::from(goes);
+            goes
+        });
+        drop(removed);
+    }
+
     /// Returns whether an event of a channel concerns this id, whose connection is `conn`.
     pub(crate) fn is_about(&self, event: &CmEvent, conn: Option<ConnId>) -> bool {
         match event.kind {

@@ -43,6 +43,7 @@ pub(crate) fn leave(id: &Id, group: IpAddr) -> Result<()> {
         };
         (local.ip(), state.groups.swap_remove(member).1)
     };
+    id.forget_group_events(group);
     if let Some(qp) = id.own_qp()
         && flags == FULL_MEMBER
     {

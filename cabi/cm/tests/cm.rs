@@ -218,8 +218,8 @@ fn failed_bind_gives_id_no_device() {
 
 /// Returns whether the channel becomes readable within the given time.
 fn is_readable(channel: SharedChannel, milliseconds: i32) -> bool {
-    // SAFETY: `listener_survives_disconnect_before_accept`, the only caller, destroys the channel
-    // after its last call, on the same thread, and `fd` is never written after creation.
+    // SAFETY: the callers destroy the channel after their last call, on the same thread, and `fd` is
+    // never written after creation.
     let fd = unsafe { (*channel.0).fd };
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: `polled` is a local variable, one entry as the count says, and nothing else uses it
@@ -385,6 +385,10 @@ fn group_left_after_join() {
             _ => Err(Errno::last()),
         };
         assert_eq!(leave(), Ok(()));
+        // Without the event of the membership that has ended.
+        assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
+        assert_eq!(leave(), Ok(()));
+        assert!(!is_readable(channel, 0));
         for join_flags in [0, 1] {
             let attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags, addr: group };
             assert_eq!(call!(cm::rdma_join_multicast_ex(id, &raw const attr, ptr::null_mut())), 0);

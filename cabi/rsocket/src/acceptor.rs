@@ -94,6 +94,8 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
         match &state.phase {
             Phase::Listening(acceptor) => {
                 acceptor.queue.lock().backlog = backlog;
+                // There may be room for requests that wait.
+                acceptor.channel.post(CmEvent::posted(TAKEN));
                 return Ok(());
             }
             Phase::New(Some(_)) => {}

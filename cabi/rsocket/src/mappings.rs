@@ -88,6 +88,12 @@ impl Mappings {
         Ok(())
     }
 
+    /// Removes all buffers. From then on, the peer's writes to them fail.
+    pub(crate) fn clear(&mut self) {
+        self.shared.clear();
+        self.local.clear();
+    }
+
     /// Returns the first unpublished mapping: its index, its entry in the peer's list, and the
     /// place of that entry in the memory of the peer.
     pub(crate) fn unpublished(&self) -> Option<(u16, Mapping, Target)> {

@@ -432,6 +432,8 @@ impl Socket {
                 stream.process(PollMode::Driving);
                 stream.close();
                 drop(state);
+                // The program may free the buffers, while the peer may still write to them.
+                stream.unmap_all();
                 self.linger(stream);
                 None
             }
@@ -712,7 +714,8 @@ impl State {
     /// program.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
         let waits = self.is_beginning() || self.flush_early_data().is_err();
-        if !waits && let Ok(stream) = self.connected() {
+        // `connected` would take the error of a failed connection, which SO_ERROR returns.
+        if !waits && let Phase::Connected(stream, _) = &mut self.phase {
             return stream.shutdown(read, write);
         }
         match &mut self.opened {

@@ -377,6 +377,11 @@ impl Stream {
         }
     }
 
+    /// Removes all mapped buffers.
+    pub(crate) fn unmap_all(&mut self) {
+        self.mappings.clear();
+    }
+
     /// Returns whether the stream has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.is_some()

@@ -4,12 +4,15 @@
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_rsocket::exports::{
-    raccept, rbind, rclose, rconnect, rgetsockname, rlisten, rpoll, rsetsockopt, rsocket,
+    raccept, rbind, rclose, rconnect, rfcntl, rgetsockname, rgetsockopt, rlisten, rpoll,
+    rsetsockopt, rshutdown, rsocket,
 };
-use uiw_cabi_rsocket::transfer::{rrecv, rsend};
+use uiw_cabi_rsocket::transfer::{riomap, riowrite, rrecv, rsend};
 use uiw_cabi_rsocket::wire::{ConnData, Message, Order, Target, Variant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
@@ -20,6 +23,9 @@ use uiw_verbs::{
 /// Number of receives that an rsocket announces. The size of its receive buffer follows.
 const CREDITS: u16 = 384;
 const BUFFER: u32 = 1 << 22;
+/// Level and option for the number of buffers that the peer may map.
+const SOL_RDMA: c_int = 0x10000;
+const RDMA_IOMAPSIZE: c_int = 3;
 
 fn loopback(port: u16) -> libc::sockaddr_in {
     libc::sockaddr_in {
@@ -373,4 +379,99 @@ fn connect_continues_after_send_timeout() {
         let connected = unsafe { call!(rconnect(socket.0, (&raw const addr).cast(), len)) };
         assert_eq!((connected, Errno::last()), (-1, Errno(errno)));
     }
+}
+
+/// Creates an rsocket and connects it to loopback. Returns it, and the result of `rconnect`.
+fn connect(to: SocketAddr) -> (c_int, c_int) {
+    let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
+    set_option(fd, SOL_RDMA, RDMA_IOMAPSIZE, 1);
+    let addr = loopback(to.port());
+    let len = size_of_val(&addr) as libc::socklen_t;
+    // SAFETY: `addr` is a local variable of the length that is passed, and nothing changes it
+    // during the call.
+    (fd, unsafe { call!(rconnect(fd, (&raw const addr).cast(), len)) })
+}
+
+/// Sets an option of an integer.
+fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) {
+    let len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: `value` is a local variable of the length that is passed, and nothing changes it
+    // during the call.
+    assert_eq!(unsafe { call!(rsetsockopt(fd, level, name, (&raw const value).cast(), len)) }, 0);
+}
+
+#[test]
+fn larger_backlog_has_room_for_waiting_connections() {
+    let listener = ListeningSocket::new();
+    assert_eq!(rlisten(listener.0, 1), 0);
+    let to = listener.1;
+    let connected = [(); 2].map(|()| {
+        let (done, connected) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(connect(to)));
+        connected
+    });
+    // The second connection usually waits by then.
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(rlisten(listener.0, 8), 0);
+    for connected in connected {
+        let (fd, result) = connected.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!((result, rclose(fd)), (0, 0));
+    }
+}
+
+#[test]
+fn shutdown_keeps_error_of_failed_connection() {
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
+    assert_eq!(rfcntl(fd, libc::F_SETFL, libc::O_NONBLOCK.into()), 0);
+    let addr = loopback(unused.port());
+    let (mut error, mut len) = (0, size_of::<c_int>() as libc::socklen_t);
+    let mut polled = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the pointers are to local variables of the lengths that are passed, which nothing
+    // else uses during the calls.
+    unsafe {
+        let addr_len = size_of_val(&addr) as libc::socklen_t;
+        assert_eq!(call!(rconnect(fd, (&raw const addr).cast(), addr_len)), -1);
+        assert_eq!(Errno::last(), Errno(libc::EINPROGRESS));
+        assert_eq!(call!(rpoll(&raw mut polled, 1, 60_000)), 1);
+        assert_eq!(rshutdown(fd, libc::SHUT_RDWR), -1);
+        assert_eq!(Errno::last(), Errno(libc::ENOTCONN));
+        let value = (&raw mut error).cast();
+        assert_eq!(
+            call!(rgetsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, value, &raw mut len)),
+            0
+        );
+    }
+    assert_eq!((error, rclose(fd)), (libc::ECONNREFUSED, 0));
+}
+
+#[test]
+fn closed_socket_unmaps_buffers() {
+    const LEN: usize = 1 << 16;
+    let listener = ListeningSocket::new();
+    let to = listener.1;
+    let writer = std::thread::spawn(move || {
+        let (fd, connected) = connect(to);
+        assert_eq!(connected, 0);
+        let socket = ProgramSocket(fd);
+        assert_eq!(socket.receive(1), Ok(vec![7]));
+        let bytes = vec![1u8; LEN];
+        // SAFETY: `bytes` is a local buffer of the length that is passed, and nothing changes it
+        // during the call.
+        while unsafe { call!(riowrite(fd, bytes.as_ptr(), LEN, 0, 0)) } == LEN {}
+    });
+    let socket = listener.accept();
+    let buffer: Vec<_> = (0..LEN).map(|_| AtomicU8::new(0)).collect();
+    let begin = buffer.as_ptr().cast_mut().cast();
+    assert_eq!(riomap(socket.0, begin, LEN, libc::PROT_WRITE, 0, 0), 0);
+    // SAFETY: a local byte, which nothing changes during the call.
+    assert_eq!(unsafe { call!(rsend(socket.0, [7u8].as_ptr(), 1, 0)) }, 1);
+    while buffer[LEN - 1].load(Ordering::Relaxed) == 0 {
+        std::thread::yield_now();
+    }
+    drop(socket);
+    buffer.iter().for_each(|byte| byte.store(2, Ordering::Relaxed));
+    writer.join().unwrap();
+    let changed = buffer.iter().filter(|byte| byte.load(Ordering::Relaxed) != 2).count();
+    assert_eq!(changed, 0, "bytes were written after `rclose`");
 }

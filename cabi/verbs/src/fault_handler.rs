@@ -9,7 +9,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering, fence};
 use uiw_cabi_core::abi::zeroed;
 use uiw_cabi_core::arguments::{InPtr, OutPtr, argument};
 use uiw_cabi_core::c_library::{NextFunction, PassedValue};
@@ -103,7 +103,7 @@ impl RequestedAction {
         // A thread that copies what is written below sees the previous change as well.
         fence(Ordering::Release);
         // SAFETY: the index is 0 or 1. `replace` has the lock here. `install` calls this before it
-        // installs the signal's handler and sets `INSTALLED`, before which nothing calls `replace`,
+        // installs the signal's handler and sets `OWNER`, before which nothing calls `replace`,
         // and a test has one writer. So nothing else writes. The element is not the newest one, and
         // a thread that still copies it discards the copy.
         unsafe { (&raw mut (*self.actions.get())[changes % 2]).write_volatile(action) };
@@ -113,7 +113,21 @@ impl RequestedAction {
 
 static SEGV: RequestedAction = RequestedAction::new();
 static BUS: RequestedAction = RequestedAction::new();
-static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// Process that has installed the handler; 0 before that.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// Returns whether this process has installed the handler. A child of vfork(2) has the memory of
+/// its parent, but signal actions of its own, so it must not change those of the parent.
+fn is_installed() -> bool {
+    match OWNER.load(Ordering::Acquire) {
+        0 => false,
+        owner => owner == this_process(),
+    }
+}
+
+fn this_process() -> i32 {
+    rustix::process::getpid().as_raw_pid()
+}
 
 fn wanted(signal: c_int) -> Option<&'static RequestedAction> {
     match signal {
@@ -174,17 +188,21 @@ static INSTALLATION: ForkSafe<HandlerInstallation> = ForkSafe::new();
 impl ForkState for HandlerInstallation {
     const NEW: Self = Self;
 
-    /// A child inherits the handlers of its parent, so there is nothing to do.
-    fn in_child(&mut self) {}
+    /// A child inherits the handlers of its parent.
+    fn in_child(&mut self) {
+        if OWNER.load(Ordering::Acquire) != 0 {
+            OWNER.store(this_process(), Ordering::Release);
+        }
+    }
 }
 
 /// Installs the handler at the first call.
 pub(crate) fn install() {
-    if INSTALLED.load(Ordering::Acquire) {
+    if OWNER.load(Ordering::Acquire) != 0 {
         return;
     }
     let _installation = INSTALLATION.write();
-    if INSTALLED.load(Ordering::Acquire) {
+    if OWNER.load(Ordering::Acquire) != 0 {
         return;
     }
     recover::prepare();
@@ -195,7 +213,7 @@ pub(crate) fn install() {
         wanted.set(replace_action(signal, None));
         replace_action(signal, Some(&action));
     }
-    INSTALLED.store(true, Ordering::Release);
+    OWNER.store(this_process(), Ordering::Release);
 }
 
 /// Handler of the two signals.
@@ -287,7 +305,7 @@ pub extern "C" fn sigaction(
     new: InPtr<'_, Action>,
     old: OutPtr<'_, Action>,
 ) -> c_int {
-    match wanted(signal).filter(|_| INSTALLED.load(Ordering::Acquire)) {
+    match wanted(signal).filter(|_| is_installed()) {
         Some(wanted) => {
             let before = wanted.replace(new.as_ref().copied());
             if !old.is_null() {
@@ -314,7 +332,7 @@ pub fn mask<'a>(
     old: OutPtr<'a, libc::sigset_t>,
 ) -> c_int {
     match set.as_ref() {
-        Some(blocked) if how != libc::SIG_UNBLOCK && INSTALLED.load(Ordering::Acquire) => {
+        Some(blocked) if how != libc::SIG_UNBLOCK && is_installed() => {
             let blocked = without(*blocked, &[libc::SIGSEGV, libc::SIGBUS]);
             // SAFETY: `InPtr` permits the pointer, because it points to a local variable that
             // nothing changes before `system` returns, and a set contains no pointers.
