@@ -187,7 +187,8 @@ fn report(
     let PeerConfig { crc, markers, fpdu, .. } = &case.peer_options;
     let mut value = json!({
         "type": "line", "line": number, "name": case.name, "crc": crc, "markers": markers, "fpdu": fpdu.to_string(),
-        "verified": outcome.is_ok(),
+        "verified": outcome.is_ok(), "bytes": null, "bytes_per_second": null, "raw_bytes_per_second": null,
+        "ratio": null,
     });
     let line = match outcome {
         Ok(((bytes, ours), (_, raw))) => {

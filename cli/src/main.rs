@@ -257,7 +257,9 @@ fn report_usage_error(error: &clap::Error) -> ExitCode {
     }
     let commands: Vec<_> =
         Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
-    let named = std::env::args().skip(1).find(|word| commands.contains(word));
+    let named = std::env::args_os()
+        .skip(1)
+        .find_map(|word| word.into_string().ok().filter(|word| commands.contains(word)));
     let hint = match named.as_deref() {
         // The unknown argument probably belongs to the program of `uiw run`.
         Some("run") if error.kind() == clap::error::ErrorKind::UnknownArgument => {

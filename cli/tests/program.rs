@@ -67,6 +67,16 @@ fn quartiles(value: &Value) -> [f64; 3] {
 }
 
 #[test]
+fn argument_that_is_not_utf8_is_usage_error() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let word = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    let output = Command::new(env!("CARGO_BIN_EXE_uiw")).arg(word).output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(is_error_and_hint(&error), "{error}");
+}
+
+#[test]
 fn demo_verifies_every_line() {
     let file = TempFile::new("demo", 300_000);
     let output = uiw(&["demo", "--json", "--seconds", "0.02", file.name()]);

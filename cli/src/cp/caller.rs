@@ -1,7 +1,7 @@
 //! Single requests, before a transfer begins.
 
 use super::plan::CopyPlan;
-use super::stripe::{ConnectTarget, RETRY_PAUSES, Stripe, StripeError};
+use super::stripe::{ConnectTarget, RETRY_PAUSES, Stripe, StripeError, interrupted};
 use crate::shared::fail::Result;
 use uiw_copy::protocol::{Reply, Request};
 
@@ -47,11 +47,14 @@ impl<'a> Caller<'a> {
                 Err(StripeError::Fatal(failure)) => return Err(failure),
                 Err(StripeError::Lost(failure)) => failure,
             };
+            if self.plan.stop.is_set() {
+                return Err(interrupted(self.target.peer));
+            }
             if let Some(failure) = self.target.check_give_up(&failure) {
                 return Err(failure);
             }
             if self.plan.stop.sleep_for(pause) {
-                return Err(failure);
+                return Err(interrupted(self.target.peer));
             }
             self.plan.report.count_lost_connection();
             pause = (pause * 2).min(RETRY_PAUSES.1);

@@ -3,8 +3,8 @@
 use super::caller::Caller;
 use super::direction::Direction;
 use super::plan::CopyPlan;
-use super::stripe::{CONTINUE, ConnectTarget, RETRY_PAUSES, Stripe, StripeError};
-use crate::shared::fail::{Exit, Failure, Result};
+use super::stripe::{ConnectTarget, RETRY_PAUSES, Stripe, StripeError, interrupted};
+use crate::shared::fail::Result;
 use crate::shared::text::Progress;
 use std::time::{Duration, Instant};
 
@@ -59,9 +59,7 @@ pub(super) fn transfer(
     });
     match plan.take_failure() {
         Some(failure) => Err(failure),
-        None if plan.stop.is_set() && !plan.is_over() => {
-            Err(Failure::new(Exit::Failed, target.peer, "interrupted", CONTINUE))
-        }
+        None if plan.stop.is_set() && !plan.is_over() => Err(interrupted(target.peer)),
         None => Ok(()),
     }
 }

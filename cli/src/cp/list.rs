@@ -57,12 +57,11 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
 fn print_list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<()> {
     let other = || Failure::lost(path, "the server gave another answer than asked for");
     let failed = |text: String| Failure::new(Exit::Failed, path, text, "see the server's log");
+    let absent =
+        || Failure::new(Exit::Failed, path, "the share has no such entry", "check the path");
     let meta = match caller.call(&Request::Stat { path: path.clone() })? {
         Reply::Found(meta) => meta,
-        Reply::Absent => {
-            let why = "the share has no such entry";
-            return Err(Failure::new(Exit::Failed, path, why, "check the path"));
-        }
+        Reply::Absent => return Err(absent()),
         Reply::Failed { text, .. } => return Err(failed(text)),
         _ => return Err(other()),
     };
@@ -77,6 +76,8 @@ fn print_list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<
             Request::List { path: path.clone(), after: after.clone(), create: CreateMode::No };
         let (len, more) = match caller.call(&request)? {
             Reply::Listed { len, more } => (len, more),
+            // It was removed in the meantime.
+            Reply::Absent => return Err(absent()),
             Reply::Failed { text, .. } => return Err(failed(text)),
             _ => return Err(other()),
         };

@@ -40,7 +40,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use stripe::{ConnectTarget, Stripe};
+use stripe::{ConnectTarget, Stripe, interrupted};
 use uiw_cabi_core::settings::DeadAfter;
 use uiw_llp::TransportConfig;
 
@@ -268,8 +268,11 @@ fn connect(
             || security.opener.has_tls() && target.segment_size.for_next_connection() != before;
         connect().or_else(|failure| if is_other() { connect() } else { Err(failure) })
     };
-    let first = security.connect(access, host, connect)?;
-    Ok((target, first))
+    match security.connect(access, host, connect) {
+        Ok(first) => Ok((target, first)),
+        Err(_) if stop.is_set() => Err(interrupted(peer)),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Protection of connections.

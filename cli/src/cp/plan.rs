@@ -367,10 +367,10 @@ impl CopyPlan {
         state.pending > 0
     }
 
-    /// Called when the entries of a [`Task::Remove`] are removed. After the last one of a
-    /// directory that exists at the source, the directory is sealed again.
+    /// Called when the entries of a [`Task::Remove`] are removed. After the last one, the directory
+    /// is sealed again, because it was made writable.
     pub(super) fn on_removed(&self, directory: &Arc<CopyDirectory>) {
-        if directory.entry_done() && !directory.is_surplus {
+        if directory.entry_done() {
             self.push_urgent(Task::Remove(Arc::clone(directory), Vec::new()));
         } else {
             self.complete(None);

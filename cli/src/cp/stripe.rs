@@ -139,7 +139,12 @@ impl ConnectTarget {
 }
 
 /// Hint for a transfer that has ended early.
-pub(super) const CONTINUE: &str = "run the command again to continue";
+const CONTINUE: &str = "run the command again to continue";
+
+/// Returns the failure of a command that a signal has ended.
+pub(super) fn interrupted(peer: SocketAddr) -> Failure {
+    Failure::new(Exit::Failed, peer, "interrupted", CONTINUE)
+}
 
 impl Stripe {
     pub(super) fn connect(target: &ConnectTarget, slots: u16, stop: &StopFlag) -> Result<Self> {

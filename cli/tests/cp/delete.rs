@@ -146,6 +146,7 @@ fn excluded_entries_of_surplus_directories_stay() {
         for name in ["file", "a/file", "a/b/file", "a/b/x.log", "kept/y.log"] {
             fs::write(old.join(name), name).unwrap();
         }
+        fs::set_permissions(old.join("a/b"), fs::Permissions::from_mode(0o555)).unwrap();
         let (_server, from, to) = serve(&scratch, push);
         let options = ["--delete", "--exclude", "*.log", "--exclude", "/gone/empty", &from, &to];
         let dry = command(scratch.path()).args(["cp", "--dry-run"]).args(options).output().unwrap();
@@ -160,6 +161,8 @@ fn excluded_entries_of_surplus_directories_stay() {
             (names(&old.join("a/b")), names(&old.join("kept"))),
             (vec!["x.log".into()], vec!["y.log".into()])
         );
+        let mode = fs::metadata(old.join("a/b")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o555, "the directory that stays was made writable meanwhile");
         assert_eq!(copied(scratch.path(), &options)["deleted"], 0);
         // Without the patterns nothing is kept.
         copied(scratch.path(), &["--delete", &from, &to]);

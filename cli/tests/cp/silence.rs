@@ -75,6 +75,25 @@ fn stopped_server_ends_an_upload() {
     ends(client, Instant::now());
 }
 
+/// The exit code tells a signal from a server that is silent.
+#[test]
+fn signal_ends_connection_to_silent_server() {
+    let scratch = Scratch::new();
+    fs::write(scratch.join("file"), "content").unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = format!("{}:s/", listener.local_addr().unwrap());
+    for arguments in [&["cp", "file", &server][..], &["ls", &server]] {
+        let client = command(scratch.path()).args(arguments).spawn().unwrap();
+        let _accepted = listener.accept().unwrap();
+        let process = Pid::from_raw(client.id().cast_signed()).unwrap();
+        kill_process(process, Signal::INT).unwrap();
+        let output = client.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
+        assert!(error.contains("interrupted"), "{arguments:?}: {error}");
+    }
+}
+
 /// Server that accepts every connection, reads, and never answers.
 #[test]
 fn silent_server_ends_transfer() {
