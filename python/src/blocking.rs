@@ -257,6 +257,14 @@ impl Connection {
         timeout: Option<f64>,
     ) -> PyResult<Option<usize>> {
         buffer::writable(target)?;
+        let mut kept = self.kept();
+        if let Some(message) = kept.front() {
+            buffer::fill(target, message)?;
+            let len = message.len();
+            kept.pop_front();
+            return Ok(Some(len));
+        }
+        drop(kept);
         let Some(message) = self.next(py, timeout)? else { return Ok(None) };
         if let Err(error) = buffer::fill(target, &message) {
             self.kept().push_back(message);
