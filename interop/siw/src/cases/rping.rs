@@ -1,6 +1,7 @@
 //! Runs stock rping in the guest against `uiw ping --rping` and `uiw serve`. rping accepts sizes
 //! from 23 to 65,535 bytes.
 
+use super::sums::repeat_faults_of_siw;
 use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict};
@@ -36,7 +37,7 @@ fn rping(
     size: u32,
     rounds: u32,
 ) -> Result<Verdict> {
-    match direction {
+    repeat_faults_of_siw(bench, |bench| match direction {
         Direction::Ours => {
             let _server = serve(bench, setting, size)?;
             let to = bench.guest_at(setting.family, RPING)?;
@@ -47,7 +48,7 @@ fn rping(
             let (_server, port) = bench.serve_uiw(&args, setting.family)?;
             from_siw(bench, setting, port, size, rounds)
         }
-    }
+    })
 }
 
 /// Starts rping's server in the guest.

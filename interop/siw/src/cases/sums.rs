@@ -9,11 +9,7 @@ use crate::guest::Folder;
 use std::path::Path;
 use std::time::Duration;
 
-/// Runs `orders` at both ends and judges the result.
-///
-/// When TCP has no room, siw sometimes computes a wrong CRC or skips an FPDU (QUIRKS.md), which
-/// ends the stream. If the capture shows such a fault, the row is repeated, up to [`MAX_RUNS`]
-/// runs.
+/// Runs `orders` at both ends and judges the result, like [`repeat_faults_of_siw`].
 pub(super) fn converse_and_judge(
     bench: &mut Bench,
     setting: &Setting,
@@ -21,17 +17,32 @@ pub(super) fn converse_and_judge(
     orders: &[&str],
     timeout: Duration,
 ) -> Result<Verdict> {
+    repeat_faults_of_siw(bench, |bench| {
+        let mut verdict = converse(bench, setting, direction, orders, timeout)
+            .map(|output| judge(orders, &output));
+        if let (Ok(Verdict::Fail(why)), Direction::Theirs) = (&mut verdict, direction) {
+            *why += &format!("; our end: {}", bench.listener_last());
+        }
+        verdict
+    })
+}
+
+/// Runs a row in which siw sends large amounts of data.
+///
+/// When TCP has no room, siw sometimes computes a wrong CRC or skips an FPDU (QUIRKS.md), which
+/// ends the stream. If the capture shows such a fault, the row is repeated, up to [`MAX_RUNS`]
+/// runs.
+pub(super) fn repeat_faults_of_siw(
+    bench: &mut Bench,
+    mut run: impl FnMut(&mut Bench) -> Result<Verdict>,
+) -> Result<Verdict> {
     let before = bench.captured();
     let folder = Folder::create("sums")?;
     let file = before.clone().unwrap_or_else(|| folder.path("sums.pcapng"));
     let mut faults: Vec<SenderFault> = Vec::new();
     let verdict = loop {
         bench.capture(Some(file.clone()));
-        let mut verdict = converse(bench, setting, direction, orders, timeout)
-            .map(|output| judge(orders, &output));
-        if let (Ok(Verdict::Fail(why)), Direction::Theirs) = (&mut verdict, direction) {
-            *why += &format!("; our end: {}", bench.listener_last());
-        }
+        let verdict = run(bench);
         // This call ends the listener, which has the file open.
         bench.capture(before.clone());
         let fault = match &verdict {
