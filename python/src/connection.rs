@@ -1,13 +1,14 @@
 //! Common parts of the blocking and the asyncio classes: settings, addresses and listeners.
 
+use futures_util::Stream as _;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
-use std::future::{Future as _, poll_fn};
+use std::future::poll_fn;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use uiw::ConnectionConfig;
 
 /// Host and port, in the form that Python's sockets use.
@@ -47,27 +48,45 @@ const EBADF: i32 = 9;
 /// Listener that can be closed while calls wait for peers.
 pub(crate) struct Port {
     local: SocketAddr,
-    state: Mutex<PortState>,
+    /// Listener, or `None` after it was closed.
+    listener: Mutex<Option<uiw::Listener>>,
+    calls: Arc<AcceptCalls>,
 }
 
-struct PortState {
-    /// Listener, or `None` after it was closed.
-    listener: Option<uiw::Listener>,
-    /// Wakers of calls that wait for a peer, by the numbers of the calls.
-    accepting: BTreeMap<u64, Waker>,
-    /// Number of the next call.
-    next_call: u64,
+/// Calls that wait for a peer. They are woken together.
+#[derive(Default)]
+struct AcceptCalls(Mutex<WaitingCalls>);
+
+#[derive(Default)]
+struct WaitingCalls {
+    /// Wakers by the numbers of the calls.
+    wakers: BTreeMap<u64, Waker>,
+    /// Number of the last call.
+    last: u64,
+}
+
+impl AcceptCalls {
+    fn lock(&self) -> MutexGuard<'_, WaitingCalls> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for AcceptCalls {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut self.lock().wakers);
+        wakers.into_values().for_each(Waker::wake);
+    }
 }
 
 /// A call that waits for a peer.
 struct AcceptCall<'a> {
-    port: &'a Port,
+    calls: &'a AcceptCalls,
     number: u64,
 }
 
 impl Drop for AcceptCall<'_> {
     fn drop(&mut self) {
-        let waker = self.port.state().accepting.remove(&self.number);
+        let waker = self.calls.lock().wakers.remove(&self.number);
         drop(waker);
     }
 }
@@ -75,17 +94,15 @@ impl Drop for AcceptCall<'_> {
 impl Port {
     pub(crate) fn new(listener: uiw::Listener) -> Self {
         let local = listener.local_addr();
-        let state =
-            PortState { listener: Some(listener), accepting: BTreeMap::new(), next_call: 0 };
-        Self { local, state: Mutex::new(state) }
+        Self { local, listener: Mutex::new(Some(listener)), calls: Arc::default() }
     }
 
     pub(crate) fn address(&self) -> Address {
         address(self.local)
     }
 
-    fn state(&self) -> MutexGuard<'_, PortState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn listener(&self) -> MutexGuard<'_, Option<uiw::Listener>> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the next peer. Dropping the future loses no peer.
@@ -94,32 +111,34 @@ impl Port {
     /// `OSError` if the listener is closed before or during the call.
     pub(crate) async fn accept(&self) -> PyResult<uiw::Connection> {
         let number = {
-            let mut state = self.state();
-            state.next_call += 1;
-            state.next_call
+            let mut calls = self.calls.lock();
+            calls.last += 1;
+            calls.last
         };
-        let call = AcceptCall { port: self, number };
+        let call = AcceptCall { calls: &self.calls, number };
         poll_fn(|cx| self.poll_accept(call.number, cx)).await
     }
 
     fn poll_accept(&self, call: u64, cx: &mut Context<'_>) -> Poll<PyResult<uiw::Connection>> {
-        let mut state = self.state();
-        let Some(listener) = &state.listener else {
+        // Registered before the poll, so that a peer that connects after it wakes the call.
+        let before = self.calls.lock().wakers.insert(call, cx.waker().clone());
+        drop(before);
+        let mut listener = self.listener();
+        let Some(listener) = listener.as_mut() else {
             return Poll::Ready(Err(PyOSError::new_err((EBADF, "the listener is closed"))));
         };
-        let accepted = pin!(listener.accept()).poll(cx);
-        if accepted.is_pending() {
-            state.accepting.insert(call, cx.waker().clone());
-        }
-        accepted.map_err(crate::error::raise)
+        let waker = Waker::from(Arc::clone(&self.calls));
+        let accepted = Pin::new(listener).poll_next(&mut Context::from_waker(&waker));
+        accepted.map(|accepted| match accepted {
+            Some(accepted) => accepted.map_err(crate::error::raise),
+            None => unreachable!("a listener is a stream without an end"),
+        })
     }
 
     /// Stops listening. Calls that wait for a peer fail. Accepted connections continue.
     pub(crate) fn close(&self) {
-        let mut state = self.state();
-        let (listener, accepting) = (state.listener.take(), std::mem::take(&mut state.accepting));
-        drop(state);
+        let listener = self.listener().take();
         drop(listener);
-        accepting.into_values().for_each(Waker::wake);
+        Arc::clone(&self.calls).wake();
     }
 }
