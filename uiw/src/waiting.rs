@@ -40,21 +40,26 @@ impl WaitingTasks {
     where
         F: FnMut(&mut Context<'_>) -> Poll<T>,
     {
-        WaitFuture { tasks: self, key: None, poll }
+        WaitFuture { tasks: self, waker: Waker::from(Arc::clone(self)), key: None, poll }
     }
 }
 
 impl Wake for WaitingTasks {
     fn wake(self: Arc<Self>) {
-        let wakers: Vec<_> =
-            self.0.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
-        wakers.into_iter().for_each(Waker::wake);
+        let mut tasks = self.0.lock();
+        let mut wakers = tasks.iter_mut().filter_map(|(_, waker)| waker.take());
+        // Usually there is one, for which the list needs no allocation.
+        let (first, others) = (wakers.next(), wakers.collect::<Vec<_>>());
+        drop(tasks);
+        first.into_iter().chain(others).for_each(Waker::wake);
     }
 }
 
 /// Future of [`WaitingTasks::wait`].
 pub(crate) struct WaitFuture<'a, F> {
-    tasks: &'a Arc<WaitingTasks>,
+    tasks: &'a WaitingTasks,
+    /// Waker of all `tasks`.
+    waker: Waker,
     key: TaskKey,
     poll: F,
 }
@@ -66,10 +71,10 @@ impl<T, F: FnMut(&mut Context<'_>) -> Poll<T>> Future for WaitFuture<'_, F> {
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let Self { tasks, key, poll } = self.get_mut();
+        let Self { tasks, waker, key, poll } = self.get_mut();
         // Registered before the poll, so that progress after it wakes the task.
         tasks.register(key, cx.waker());
-        poll(&mut Context::from_waker(&Waker::from(Arc::clone(tasks))))
+        poll(&mut Context::from_waker(waker))
     }
 }
 
