@@ -218,9 +218,9 @@ pub trait StreamHost {
         Err(LocalError::GivenUp)
     }
 
-    /// Completes a request with an error because the peer lacks the extension that it needs;
-    /// `missing` names it. Nothing of the request was sent, and the stream continues with the next
-    /// one. By default, the stream ends.
+    /// Completes a request with an error because the peer lacks the extension that it needs, or ORD
+    /// was negotiated to 0; `missing` names what the peer does not support. Nothing of the request
+    /// was sent, and the stream continues with the next one. By default, the stream ends.
     ///
     /// # Errors
     /// The [`LocalError`] that ends the stream.

@@ -284,6 +284,7 @@ impl Connection {
     /// [`ErrorKind::Ended`] if the connection was lost (for instance reset) or aborted.
     /// [`ErrorKind::Completed`] if a message could not be received.
     pub async fn recv(&self) -> Result<Option<Message>> {
+        // A task that finds a message need not be registered.
         match self.dispatcher.take_message() {
             Some(received) => Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))),
             None => self.dispatcher.received(|cx| self.poll_recv(cx)).await,

@@ -385,7 +385,7 @@ fn group_left_after_join() {
             _ => Err(Errno::last()),
         };
         assert_eq!(leave(), Ok(()));
-        // Without the event of the membership that has ended.
+        // Leaving a group removes the event of the join, if the program has not taken it.
         assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
         assert_eq!(leave(), Ok(()));
         assert!(!is_readable(channel, 0));

@@ -432,7 +432,7 @@ impl Socket {
                 stream.process(PollMode::Driving);
                 stream.close();
                 drop(state);
-                // The program may free the buffers, while the peer may still write to them.
+                // The program may free the buffers now, but the peer may still write to them.
                 stream.unmap_all();
                 self.linger(stream);
                 None

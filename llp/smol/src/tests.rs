@@ -426,20 +426,21 @@ fn peeks_wrap_around_buffer() {
     assert!(ends >= 3, "the buffer has {} bytes", SmolConfig::BUFFER);
 }
 
-/// Returns two stacks on a virtual clock, with a connection between them.
-fn on_virtual_clock(
-    clock: &Clock,
-) -> (TestWorld, Box<dyn TransportStream>, Box<dyn TransportStream>) {
+/// Returns two stacks on a virtual clock.
+fn stacks_on_virtual_clock(clock: &Clock) -> TestWorld {
     let (a, b) = pipe(1500).unwrap();
     let stack = |link, host| {
         SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone())
             .unwrap()
     };
-    let mut world = TestWorld {
-        stacks: [stack(a, 1), stack(b, 2)],
-        events: [Vec::new(), Vec::new()],
-        v6: false,
-    };
+    TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false }
+}
+
+/// Returns two stacks on a virtual clock, with a connection between them.
+fn on_virtual_clock(
+    clock: &Clock,
+) -> (TestWorld, Box<dyn TransportStream>, Box<dyn TransportStream>) {
+    let mut world = stacks_on_virtual_clock(clock);
     let (client, server) = world.pair();
     (world, client, server)
 }

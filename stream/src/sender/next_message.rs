@@ -187,7 +187,7 @@ impl<M> Sender<M> {
                 host.count_wait(Wait::Credit);
             }
             let id = request.id;
-            // Such a request was posted before the negotiation, and would wait for ever.
+            // A request that was posted before the negotiation would wait for ever.
             if no_credit && shared.reads.ord == 0 && !shared.sending_blocked {
                 let what = "Reads or atomics: ORD was negotiated to 0";
                 host.refuse(id, what).map_err(|error| ConnError::of_request(id, error))?;

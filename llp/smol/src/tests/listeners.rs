@@ -1,6 +1,6 @@
 //! Backlogs of listeners, and the ports and addresses that they take.
 
-use super::{LISTENER, TestWorld, address, kind, pattern};
+use super::{LISTENER, TestWorld, address, kind, pattern, stacks_on_virtual_clock};
 use crate::pipe::pipe;
 use crate::{SmolConfig, SmolStack};
 use std::io::ErrorKind;
@@ -12,16 +12,7 @@ use uiw_llp::{Clock, ListenConfig, Token, TransportConfig, TransportStack as _};
 #[test]
 fn backlog_has_requested_length() {
     let clock = Clock::virtual_time();
-    let (a, b) = pipe(1500).unwrap();
-    let stack = |link, host| {
-        SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone())
-            .unwrap()
-    };
-    let mut world = TestWorld {
-        stacks: [stack(a, 1), stack(b, 2)],
-        events: [Vec::new(), Vec::new()],
-        v6: false,
-    };
+    let mut world = stacks_on_virtual_clock(&clock);
     let mut listener = world.listen(4791, 150);
     let mut clients: Vec<_> = (0..200).map(|token| world.connect(4791, token)).collect();
     for _ in 0..1000 {
