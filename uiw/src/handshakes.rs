@@ -75,8 +75,8 @@ impl Handshakes {
         failures.kept.push_back(failure);
     }
 
-    /// Polls the handshakes, and returns the next established connection. The context is that of
-    /// all tasks that wait.
+    /// Polls the handshakes, and returns the next established connection. `cx` wakes all waiting
+    /// tasks.
     pub(crate) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Connection> {
         let mut running = self.running.lock();
         loop {

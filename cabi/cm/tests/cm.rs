@@ -218,8 +218,8 @@ fn failed_bind_gives_id_no_device() {
 
 /// Returns whether the channel becomes readable within the given time.
 fn is_readable(channel: SharedChannel, milliseconds: i32) -> bool {
-    // SAFETY: the callers destroy the channel after their last call, on the same thread, and `fd` is
-    // never written after creation.
+    // SAFETY: the callers destroy the channel after their last call, on the same thread, and `fd`
+    // is never written after creation.
     let fd = unsafe { (*channel.0).fd };
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: `polled` is a local variable, one entry as the count says, and nothing else uses it

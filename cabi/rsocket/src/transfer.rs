@@ -529,7 +529,8 @@ pub extern "C" fn rwritev<'a>(
 /// `riomap`: with PROT_WRITE, the peer's program may write to the buffer with `riowrite`, at
 /// `offset`, or at the buffer's address if `offset` is -1.
 ///
-/// The buffer stays memory of the program. It is registered until `riounmap` or `rclose` removes it.
+/// The buffer stays memory of the program. It is registered until `riounmap` or `rclose` removes
+/// it.
 pub extern "C" fn riomap(
     fd: c_int,
     buffer: *mut c_void,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_llp::Token;
 
-/// Guard that counts one connection, from its acceptance until it is established or has ended, and
-/// its request is decided. The request keeps its memory when the peer resets the connection.
+/// Guard that counts one connection until it is established or has ended. The connection and its
+/// request share it: a request that waits for the program needs memory even if the peer is gone.
 pub(crate) struct HalfOpenGuard {
     count: Arc<AtomicU32>,
     /// Slot of the listener.

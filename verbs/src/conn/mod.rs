@@ -182,8 +182,8 @@ impl Conn {
         self.qp = Some(Arc::clone(qp));
     }
 
-    /// Returns the address of the peer for log lines. They are not in a span of their own, because
-    /// subscribers keep memory for each span and for each thread that has entered one.
+    /// Returns the address of the peer for log lines. A connection has no span, because subscribers
+    /// keep memory for each span and for each thread that has entered one.
     pub(crate) fn peer(&self) -> SocketAddr {
         uiw_llp::canonical(self.socket.peer_addr())
     }

@@ -9,8 +9,8 @@ use crate::guest::Folder;
 use std::path::Path;
 use std::time::Duration;
 
-/// Runs `orders` at both ends and judges the result. A run that a fault of siw has ended is repeated
-/// ([`repeat_faults_of_siw`]).
+/// Runs `orders` at both ends and judges the result. A run that a fault of siw has ended is
+/// repeated ([`repeat_faults_of_siw`]).
 pub(super) fn converse_and_judge(
     bench: &mut Bench,
     setting: &Setting,
