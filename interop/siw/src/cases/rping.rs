@@ -37,7 +37,7 @@ fn rping(
     size: u32,
     rounds: u32,
 ) -> Result<Verdict> {
-    repeat_faults_of_siw(bench, |bench| match direction {
+    repeat_faults_of_siw(bench, setting, |bench| match direction {
         Direction::Ours => {
             let _server = serve(bench, setting, size)?;
             let to = bench.guest_at(setting.family, RPING)?;

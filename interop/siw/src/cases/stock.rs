@@ -6,6 +6,7 @@
 //! therefore distinguished from one in which the host's program hangs; it is repeated, and the
 //! remark mentions it.
 
+use super::sums::repeat_faults_of_siw;
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
 use crate::guest::Job;
@@ -154,8 +155,9 @@ impl ProgramPair {
     }
 
     fn case(self, name: String, axes: Axes, short: bool) -> Case {
-        let case =
-            Case::new(name, move |bench, setting, direction| self.run(bench, setting, direction));
+        let case = Case::new(name, move |bench, setting, direction| {
+            repeat_faults_of_siw(bench, setting, |bench| self.run(bench, setting, direction))
+        });
         let case = case.axes(axes);
         if short { case.short() } else { case }
     }

@@ -18,7 +18,7 @@ pub(super) fn converse_and_judge(
     orders: &[&str],
     timeout: Duration,
 ) -> Result<Verdict> {
-    repeat_faults_of_siw(bench, |bench| {
+    repeat_faults_of_siw(bench, setting, |bench| {
         let mut verdict = converse(bench, setting, direction, orders, timeout)
             .map(|output| judge(orders, &output));
         if let (Ok(Verdict::Fail(why)), Direction::Theirs) = (&mut verdict, direction) {
@@ -35,6 +35,7 @@ pub(super) fn converse_and_judge(
 /// runs.
 pub(super) fn repeat_faults_of_siw(
     bench: &mut Bench,
+    setting: &Setting,
     mut run: impl FnMut(&mut Bench) -> Result<Verdict>,
 ) -> Result<Verdict> {
     let before = bench.captured();
@@ -60,6 +61,8 @@ pub(super) fn repeat_faults_of_siw(
                 format!("siw {}, {MAX_RUNS} times of {MAX_RUNS}", fault.text()),
             ));
         }
+        // The row may have to run in another guest.
+        bench.apply(setting)?;
     };
     verdict.map(|verdict| match (verdict, faults.last()) {
         (Verdict::Pass(_), Some(fault)) => {
