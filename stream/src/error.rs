@@ -75,6 +75,17 @@ impl AtomicError {
     }
 }
 
+/// Reason why a stream does not send a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestRefusal {
+    /// The peer lacks the extension that the request needs.
+    #[error("the peer does not support {0}")]
+    MissingExtension(&'static str),
+    /// A Read or an atomic that was posted before ORD was negotiated to 0.
+    #[error("ORD was negotiated to 0, so Reads and atomics are not possible")]
+    NoOrd,
+}
+
 /// Reason why the host cannot continue with a request or a receive. The peer is not at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocalError {
@@ -84,9 +95,9 @@ pub enum LocalError {
     /// A window could not be bound.
     #[error("the memory window cannot be bound")]
     WindowBind,
-    /// The peer lacks the extension that the request needs.
-    #[error("the peer does not support {0}")]
-    Unsupported(&'static str),
+    /// The stream has refused the request.
+    #[error(transparent)]
+    Refused(#[from] RequestRefusal),
     /// A completion queue has overflowed.
     #[error("completion queue overflow")]
     CqOverflow,

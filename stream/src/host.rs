@@ -1,6 +1,6 @@
 //! Interface between a stream and the program around it: memory, queues, completions.
 
-use crate::error::{AccessError, AtomicError, LocalError};
+use crate::error::{AccessError, AtomicError, LocalError, RequestRefusal};
 use crate::request::Request;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -218,15 +218,14 @@ pub trait StreamHost {
         Err(LocalError::GivenUp)
     }
 
-    /// Completes a request with an error because the peer lacks the extension that it needs, or ORD
-    /// was negotiated to 0; `missing` names what the peer does not support. Nothing of the request
-    /// was sent, and the stream continues with the next one. By default, the stream ends.
+    /// Completes a request with an error because of `refusal`. Nothing of the request was sent, and
+    /// the stream continues with the next one. By default, the stream ends.
     ///
     /// # Errors
     /// The [`LocalError`] that ends the stream.
-    fn refuse(&mut self, id: u32, missing: &'static str) -> Result<(), LocalError> {
+    fn refuse(&mut self, id: u32, refusal: RequestRefusal) -> Result<(), LocalError> {
         let _ = id;
-        Err(LocalError::Unsupported(missing))
+        Err(refusal.into())
     }
 
     /// Places a part of the response to a Read or an atomic at `offset` of the memory of request

@@ -59,7 +59,7 @@ mod common;
 
 pub use capabilities::{Capabilities, CapabilityExchange, PeerKind};
 pub use config::{FpduSize, FpduSizeError, RdmapConfig, StableTx};
-pub use error::{AccessError, AtomicError, ConnError, LocalError, StartupFailure};
+pub use error::{AccessError, AtomicError, ConnError, LocalError, RequestRefusal, StartupFailure};
 pub use event::{AffectedRequest, EstablishedStream, Event, StreamEnd};
 pub use host::{
     Payload, ReceiveError, ReceivedKind, ReceivedMessage, ResponsePart, SourceGone, StreamHost,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_stream::{
     BatchLength, CapabilityExchange, FpduSize, MAX_BUFFER, Op, PeerKind, RdmapConfig, ReceivedKind,
-    ReceivedMessage, StableTx, USUAL_BUFFER,
+    ReceivedMessage, RequestRefusal, StableTx, USUAL_BUFFER,
 };
 
 /// Offset of the bytes written by the peer, in the memory of each end.
@@ -389,7 +389,10 @@ fn extensions_used_if_peer_has_them() {
         let mut pair = Pair::open(off(), off());
         let id = pair.ends[0].post(op, &[1; 8]);
         pair.run();
-        let [(refused, missing)] = pair.ends[0].host.refused[..] else { panic!("not refused") };
+        let [(refused, RequestRefusal::MissingExtension(missing))] = pair.ends[0].host.refused[..]
+        else {
+            panic!("not refused")
+        };
         assert_eq!(refused, id);
         assert!(!missing.is_empty());
         // No part of the request was sent, and the stream continues.

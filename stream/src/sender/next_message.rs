@@ -3,7 +3,7 @@
 
 use super::Sender;
 use super::message::{Message, MessageEnd, MessageHeader, Source, missing_extension};
-use crate::error::ConnError;
+use crate::error::{ConnError, RequestRefusal};
 use crate::host::{StreamHost, Wait};
 use crate::reads::{InboundKind, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::request::{Op, Remote, Request};
@@ -189,8 +189,8 @@ impl<M> Sender<M> {
             let id = request.id;
             // A request that was posted before the negotiation would wait for ever.
             if no_credit && shared.reads.ord == 0 && !shared.sending_blocked {
-                let what = "Reads or atomics: ORD was negotiated to 0";
-                host.refuse(id, what).map_err(|error| ConnError::of_request(id, error))?;
+                host.refuse(id, RequestRefusal::NoOrd)
+                    .map_err(|error| ConnError::of_request(id, error))?;
                 continue;
             }
             if fenced || no_credit || shared.sending_blocked && !local {
@@ -206,7 +206,8 @@ impl<M> Sender<M> {
                 if shared.caps.is_undecided() {
                     return Ok(None);
                 }
-                host.refuse(id, what).map_err(|error| ConnError::of_request(id, error))?;
+                host.refuse(id, RequestRefusal::MissingExtension(what))
+                    .map_err(|error| ConnError::of_request(id, error))?;
                 continue;
             }
             if host.is_unreliable()

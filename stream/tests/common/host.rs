@@ -8,7 +8,7 @@ use uiw_mpa::{Crc32c, Verified};
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
     AccessError, AtomicError, LocalError, Op, Payload, ReceiveError, ReceivedMessage, Request,
-    ResponsePart, SourceGone, StreamHost,
+    RequestRefusal, ResponsePart, SourceGone, StreamHost,
 };
 
 /// STag of [`TestHost::memory`].
@@ -38,7 +38,7 @@ pub(crate) struct TestHost {
     /// Completed requests, in the order of their completions.
     pub(crate) completed: Vec<u32>,
     /// Refused requests with the feature that the peer lacks.
-    pub(crate) refused: Vec<(u32, &'static str)>,
+    pub(crate) refused: Vec<(u32, RequestRefusal)>,
     /// Lengths of posted receives.
     pub(crate) receives: VecDeque<u32>,
     receiving: Option<(u32, Vec<u8>)>,
@@ -379,9 +379,9 @@ impl StreamHost for TestHost {
         self.complete(id)
     }
 
-    fn refuse(&mut self, id: u32, missing: &'static str) -> Result<(), LocalError> {
+    fn refuse(&mut self, id: u32, refusal: RequestRefusal) -> Result<(), LocalError> {
         self.built(id, 0);
-        self.refused.push((id, missing));
+        self.refused.push((id, refusal));
         self.complete(id)
     }
 

@@ -529,7 +529,7 @@ fn status_of(ended: &StreamEnd) -> Option<WcStatus> {
         ConnError::Local { error, .. } => match error {
             LocalError::Protection => Some(WcStatus::LocalProtection),
             LocalError::WindowBind => Some(WcStatus::MwBind),
-            LocalError::Unsupported(_) => Some(WcStatus::LocalQpOperation),
+            LocalError::Refused(_) => Some(WcStatus::LocalQpOperation),
             LocalError::CqOverflow | LocalError::ReceiveMemory | LocalError::GivenUp => None,
         },
         ConnError::Terminated(terminate, _) => {

@@ -22,7 +22,7 @@ use uiw_mpa::{Crc32c, Verified};
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
     AccessError, AtomicError, LocalError, Op, Payload, ReceiveError, ReceivedKind, ReceivedMessage,
-    Request, ResponsePart, SourceGone,
+    Request, RequestRefusal, ResponsePart, SourceGone,
 };
 
 /// Maximum number of bytes that are copied while a queue is locked.
@@ -545,13 +545,11 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         self.done(std::iter::once(id), WcStatus::Success)
     }
 
-    fn refuse(&mut self, id: u32, missing: &'static str) -> Result<(), LocalError> {
+    fn refuse(&mut self, id: u32, refusal: RequestRefusal) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         let queue = self.queue().ok_or(LocalError::Protection)?;
-        let detail = queue.get(id).map(|wqe| {
-            let text = format_args!("the peer does not support {missing}");
-            LocalDetail::of_request(wqe, LocalCause::Unsupported, text)
-        });
+        let detail =
+            queue.get(id).map(|wqe| LocalDetail::of_request(wqe, LocalCause::Unsupported, refusal));
         queue.built(0);
         self.release();
         if let Some(detail) = detail {
