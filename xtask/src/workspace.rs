@@ -27,12 +27,16 @@ pub(crate) fn stock(args: &[&str]) -> Command {
     command
 }
 
-/// Returns Cargo's target folder.
-pub(crate) fn target() -> Result<PathBuf, String> {
+/// Returns what `cargo metadata` prints about the packages of the workspace.
+pub(crate) fn metadata() -> Result<serde_json::Value, String> {
     let metadata =
         output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--offline"]))?;
-    let metadata: serde_json::Value =
-        serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
+    serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))
+}
+
+/// Returns Cargo's target folder.
+pub(crate) fn target() -> Result<PathBuf, String> {
+    let metadata = metadata()?;
     let folder =
         metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
     Ok(folder.into())

@@ -2,7 +2,7 @@
 //! print figures of each round as an array of a JSON object: ours, theirs and, where there is noise
 //! to measure, theirs again.
 
-use super::programs::{Lab, output};
+use super::programs::{ExampleProgram, Lab, output};
 use super::{RatioBar, RatioLine, TableRow, Unit, median};
 use serde_json::Value;
 use std::process::Command;
@@ -13,17 +13,17 @@ type Figure = (&'static str, RatioBar, &'static str, Unit);
 
 pub(super) fn connects() -> Vec<TableRow> {
     let figures = [("of TCP", RatioBar::AtLeast(0.5), "connects", (1.0, "a second"))];
-    row("connections set up, 64 under way", "uiw-verbs", "connects", "", figures)
+    row("connections set up, 64 under way", ExampleProgram::Connects, figures)
 }
 
 pub(super) fn clients() -> Vec<TableRow> {
     let figures = [("of tokio's TCP", RatioBar::AtLeast(0.9), "requests", (1e3, "k/s"))];
-    row("100 clients that are tokio tasks", "uiw", "clients", "tokio", figures)
+    row("100 clients that are tokio tasks", ExampleProgram::Clients, figures)
 }
 
 pub(super) fn tls() -> Vec<TableRow> {
     let figures = [("of bare rustls", RatioBar::AtLeast(0.9), "bytes", (1e9, "GB/s"))];
-    row("write 1M over TLS", "uiw", "tls", "tls", figures)
+    row("write 1M over TLS", ExampleProgram::Tls, figures)
 }
 
 pub(super) fn datagrams() -> Vec<TableRow> {
@@ -31,18 +31,12 @@ pub(super) fn datagrams() -> Vec<TableRow> {
         ("delivered, of UDP", RatioBar::AtLeast(0.8), "delivered", (1e6, "million/s")),
         ("half round trip, of UDP", RatioBar::AtMost(1.2), "half_round_trip_us", (1.0, "us")),
     ];
-    row("64-byte datagrams", "uiw-verbs", "datagrams", "", figures)
+    row("64-byte datagrams", ExampleProgram::Datagrams, figures)
 }
 
-fn row<const N: usize>(
-    name: &str,
-    package: &'static str,
-    example: &'static str,
-    features: &'static str,
-    ratios: [Figure; N],
-) -> Vec<TableRow> {
+fn row<const N: usize>(name: &str, example: ExampleProgram, ratios: [Figure; N]) -> Vec<TableRow> {
     let run = move |lab: &Lab| {
-        let program = lab.example(package, example, features)?;
+        let program = lab.example(example)?;
         let printed = output(Command::new(program).arg(lab.rounds.to_string()))?;
         ratios.iter().map(|figure| line(&printed, figure)).collect()
     };

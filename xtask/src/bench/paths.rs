@@ -1,6 +1,6 @@
 //! Two network namespaces, connected by a veth or by `uiw wan`, and programs at both ends.
 
-use super::programs::{Lab, clean_command, figure, json_object, output, start};
+use super::programs::{ExampleProgram, Lab, clean_command, figure, json_object, output, start};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +29,7 @@ impl BenchNetwork {
         let network = if is_long { Network::path() } else { Network::veth() };
         let network = network
             .ok_or_else(|| Error::Missing("network namespaces: run it as root".to_owned()))?;
-        let bare = lab.example("uiw-llp", "bare", "")?;
+        let bare = lab.example(ExampleProgram::Bare)?;
         Ok(Self { uiw: lab.uiw()?, bare, network, home: lab.fresh_folder("home")? })
     }
 

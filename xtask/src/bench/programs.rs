@@ -18,6 +18,45 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum time that a server may take to listen.
 const LISTENING: Duration = Duration::from_secs(20);
 
+/// Example of a crate of the workspace.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ExampleProgram {
+    /// smoltcp and the kernel's TCP without iWARP.
+    Bare,
+    Clients,
+    Connects,
+    Datagrams,
+    Rounds,
+    Threads,
+    Tls,
+}
+
+impl ExampleProgram {
+    #[cfg(test)]
+    const ALL: [Self; 7] = [
+        Self::Bare,
+        Self::Clients,
+        Self::Connects,
+        Self::Datagrams,
+        Self::Rounds,
+        Self::Threads,
+        Self::Tls,
+    ];
+
+    /// Returns the package, the name of the example, and the features that it needs.
+    fn target(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Bare => ("uiw-smol", "bare", ""),
+            Self::Clients => ("uiw", "clients", "tokio"),
+            Self::Connects => ("uiw-verbs", "connects", ""),
+            Self::Datagrams => ("uiw-verbs", "datagrams", ""),
+            Self::Rounds => ("uiw-verbs", "rounds", ""),
+            Self::Threads => ("uiw-verbs", "threads", ""),
+            Self::Tls => ("uiw", "tls", "tls"),
+        }
+    }
+}
+
 /// Options, programs and files of one run.
 pub(super) struct Lab {
     pub(super) options: Options,
@@ -66,8 +105,9 @@ impl Lab {
         Ok(prefix.join("bin/uiw"))
     }
 
-    /// Builds an example of a crate with these features.
-    pub(super) fn example(&self, package: &str, name: &str, features: &str) -> Result<PathBuf> {
+    /// Builds an example of a crate.
+    pub(super) fn example(&self, example: ExampleProgram) -> Result<PathBuf> {
+        let (package, name, features) = example.target();
         self.build(&["-p", package, "--example", name, "--features", features])?;
         Ok(self.target.join("release/examples").join(name))
     }
@@ -268,6 +308,23 @@ fn share(before: &str, after: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn examples_exist() {
+        let metadata = workspace::metadata().unwrap();
+        let packages = metadata["packages"].as_array().unwrap();
+        for example in ExampleProgram::ALL {
+            let (package, name, features) = example.target();
+            let package = packages.iter().find(|found| found["name"] == package).unwrap();
+            let targets = package["targets"].as_array().unwrap();
+            let is_example = |target: &&Value| target["kind"][0] == "example";
+            assert!(
+                targets.iter().filter(is_example).any(|target| target["name"] == name),
+                "{example:?}"
+            );
+            assert!(features.is_empty() || package["features"][features].is_array(), "{example:?}");
+        }
+    }
 
     #[test]
     fn each_slice_first_in_turn() {

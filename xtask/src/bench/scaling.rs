@@ -5,8 +5,8 @@
 //! on this machine, with the same compiler.
 
 use super::programs::{
-    self, Lab, Slice, TIMEOUT, busy_share, figure, json_object, output, require_programs, rotate,
-    start,
+    self, ExampleProgram, Lab, Slice, TIMEOUT, busy_share, figure, json_object, output,
+    require_programs, rotate, start,
 };
 use super::{RatioBar, RatioLine, RatioSpread, TableRow, Unit, median};
 use serde_json::{Value, json};
@@ -307,7 +307,7 @@ impl ScalingVariant {
             base.as_ref().map_or_else(|| lab.libraries(), |base| Ok(base.libraries.clone()))?;
         let program = match (self.program, &base) {
             (LoadProgram::Rust, Some(base)) => base.threads.clone(),
-            (LoadProgram::Rust, None) => lab.example("uiw-verbs", "threads", "")?,
+            (LoadProgram::Rust, None) => lab.example(ExampleProgram::Threads)?,
             (LoadProgram::C(name), _) => lab.c_program(name)?,
             (LoadProgram::Idle, _) => lab.c_program("load")?,
         };

@@ -10,7 +10,7 @@
 
 mod figures;
 
-use super::programs::{self, Lab, clean_command, output, require_programs};
+use super::programs::{self, ExampleProgram, Lab, clean_command, output, require_programs};
 use super::{RatioLine, TableRow};
 pub(super) use figures::HEAD;
 use figures::{Cost, ThreadCost};
@@ -62,7 +62,7 @@ fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<RatioLine>> {
     require_programs(&[("valgrind", "valgrind")])?;
     let program = match is_c {
         true => programs::command_with_libraries(&lab.c_program("rounds")?, &lab.libraries()?),
-        false => clean_command(lab.example("uiw-verbs", "rounds", "")?),
+        false => clean_command(lab.example(ExampleProgram::Rounds)?),
     };
     let count = || count(lab, &program, case, rounds);
     if lab.options.tsv {
