@@ -257,17 +257,17 @@ impl Connection {
         timeout: Option<f64>,
     ) -> PyResult<Option<usize>> {
         buffer::writable(target)?;
-        let mut kept = self.kept();
-        if let Some(message) = kept.front() {
-            buffer::fill(target, message)?;
-            let len = message.len();
-            kept.pop_front();
-            return Ok(Some(len));
-        }
-        drop(kept);
-        let Some(message) = self.next(py, timeout)? else { return Ok(None) };
+        // `fill` may run Python code, and with it other threads, so the list is not locked then.
+        let kept = self.kept().pop_front();
+        let message = match kept {
+            Some(message) => message,
+            None => match self.next(py, timeout)? {
+                Some(message) => message,
+                None => return Ok(None),
+            },
+        };
         if let Err(error) = buffer::fill(target, &message) {
-            self.kept().push_back(message);
+            self.kept().push_front(message);
             return Err(error);
         }
         Ok(Some(message.len()))

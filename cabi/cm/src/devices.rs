@@ -143,12 +143,13 @@ fn report_change(netdev: &str, change: DeviceChange) {
 /// `rdma_get_devices`.
 pub extern "C" fn rdma_get_devices(count: OutPtr<'_, c_int>) -> *mut *mut ibv_context {
     boundary::pointer(|| {
-        let devices = device::list()?;
-        if devices.is_empty() {
-            return Err(Errno::NODEV.because("no network device has an address"));
-        }
-        let contexts = devices.into_iter().map(|device| Ok(shared_context(device)?.context));
-        c_library::list_to_heap(contexts.collect::<Result<_>>()?, count)
+        let contexts = device::list().and_then(|devices| {
+            if devices.is_empty() {
+                return Err(Errno::NODEV.because("no network device has an address"));
+            }
+            devices.into_iter().map(|device| Ok(shared_context(device)?.context)).collect()
+        });
+        c_library::list_to_heap(contexts, count)
     })
 }
 

@@ -95,18 +95,21 @@ pub fn copy_to_heap<T: Copy>(items: &[T]) -> *mut T {
 }
 
 /// Copies a list of pointers to the C library's heap, followed by NULL, and stores its length in
-/// `count` if that is not NULL.
+/// `count` if that is not NULL; 0 if there is an error.
 ///
 /// # Errors
-/// ENOMEM.
-pub fn list_to_heap<T>(mut list: Vec<*mut T>, count: OutPtr<'_, c_int>) -> Result<*mut *mut T> {
+/// The error of `list`, or ENOMEM.
+pub fn list_to_heap<T>(list: Result<Vec<*mut T>>, count: OutPtr<'_, c_int>) -> Result<*mut *mut T> {
+    let array = list.and_then(|mut list| {
+        let length = c_int::try_from(list.len()).unwrap_or(c_int::MAX);
+        list.push(ptr::null_mut());
+        match copy_to_heap(&list) {
+            array if array.is_null() => Err(Errno::NOMEM.because("out of memory for the list")),
+            array => Ok((array, length)),
+        }
+    });
     if !count.is_null() {
-        count.write(c_int::try_from(list.len()).unwrap_or(c_int::MAX))?;
+        count.write(array.as_ref().map_or(0, |(_, length)| *length))?;
     }
-    list.push(ptr::null_mut());
-    let array = copy_to_heap(&list);
-    if array.is_null() {
-        return Err(Errno::NOMEM.because("out of memory for the list"));
-    }
-    Ok(array)
+    array.map(|(array, _)| array)
 }

@@ -46,6 +46,7 @@ next! {
     pkey_mprotect = c"pkey_mprotect" (Address<'a>, Len<'a>, Flags<'a>, c_int) -> c_int;
     brk = c"brk" (Address<'a>) -> c_int;
     sbrk = c"sbrk" (PassedValue<'a, isize>) -> *mut c_void;
+    signal = c"signal" (c_int, PassedValue<'a, libc::sighandler_t>) -> libc::sighandler_t;
     pthread_sigmask = c"pthread_sigmask" (c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
     sigprocmask = c"sigprocmask" (c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
 }
@@ -225,7 +226,10 @@ extern "C" fn signal(
     number: c_int,
     handler: PassedValue<'_, libc::sighandler_t>,
 ) -> libc::sighandler_t {
-    fault_handler::signal(number, handler)
+    match next::signal::get() {
+        Some(next) if !fault_handler::is_handled(number) => next(number, handler),
+        _ => fault_handler::signal(number, handler),
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -299,6 +299,11 @@ unsafe fn forward_signal(
     }
 }
 
+/// Returns whether this library has a handler of its own for the signal.
+pub fn is_handled(signal: c_int) -> bool {
+    wanted(signal).is_some() && is_installed()
+}
+
 /// `sigaction`, as `libibverbs.so.1` exports it.
 pub extern "C" fn sigaction(
     signal: c_int,
@@ -342,8 +347,8 @@ pub fn mask<'a>(
     }
 }
 
-/// `signal`, as `libibverbs.so.1` exports it. The C library's `signal` would not call the exported
-/// `sigaction`.
+/// `signal` for a signal that this library handles ([`is_handled`]). The C library's `signal` would
+/// not call the exported `sigaction`.
 pub extern "C" fn signal(
     signal: c_int,
     handler: PassedValue<'_, libc::sighandler_t>,

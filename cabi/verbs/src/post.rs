@@ -308,6 +308,15 @@ unsafe impl<W> Argument for ChainPtr<W> {
 }
 
 impl<W: Chained> ChainPtr<W> {
+    /// Reports the first request as refused, because the queue cannot be used.
+    #[cold]
+    fn refuse(self, bad: OutPtr<'_, *mut W>, errno: Errno) -> Result<()> {
+        if !bad.is_null() {
+            bad.write(self.0)?;
+        }
+        Err(errno)
+    }
+
     /// Posts the chain with `post`, and reports the request that was refused.
     #[inline]
     fn post(
@@ -345,7 +354,10 @@ pub(crate) extern "C" fn post_send(
     bad: OutPtr<'_, *mut ibv_send_wr>,
 ) -> c_int {
     boundary::code_fast(|| {
-        let qp = qp.get()?;
+        let qp = match qp.get() {
+            Ok(qp) => qp,
+            Err(errno) => return wr.refuse(bad, errno),
+        };
         let ud = qp.ud_domain();
         let posted = wr.post(bad, ud, |chain| {
             // SAFETY: `ChainPtr` requires what `step` demands of the chain and its objects during
@@ -366,7 +378,10 @@ pub(crate) extern "C" fn post_recv(
     bad: OutPtr<'_, *mut ibv_recv_wr>,
 ) -> c_int {
     boundary::code_fast(|| {
-        let qp = qp.get()?;
+        let qp = match qp.get() {
+            Ok(qp) => qp,
+            Err(errno) => return wr.refuse(bad, errno),
+        };
         // SAFETY: `step` may follow the chain during the call, because `ChainPtr` requires that the
         // program neither changes it nor destroys its objects. `ud` is `None`. `post` owns `chain`
         // until the engine has returned, and only adds to its copies. The engine's rule about the
@@ -382,7 +397,10 @@ pub(crate) extern "C" fn post_srq_recv(
     bad: OutPtr<'_, *mut ibv_recv_wr>,
 ) -> c_int {
     boundary::code_fast(|| {
-        let srq = srq.get()?;
+        let srq = match srq.get() {
+            Ok(srq) => srq,
+            Err(errno) => return wr.refuse(bad, errno),
+        };
         // SAFETY: `step` may follow the chain during the call, because `ChainPtr` requires that the
         // program neither changes it nor destroys its objects. `ud` is `None`. `post` owns `chain`
         // until the engine has returned, and only adds to its copies. The engine's rule about the

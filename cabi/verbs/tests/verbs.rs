@@ -987,6 +987,7 @@ fn arguments_without_a_meaning_are_refused() {
         let mut attr: abi::ibv_qp_attr = abi::zeroed();
         // The highest attribute below IBV_QP_RATE_LIMIT is IBV_QP_DEST_QPN, 1 << 20.
         assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, 1 << 21)), libc::EINVAL);
+        assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, 1 << 25)), libc::EOPNOTSUPP);
         attr.qp_state = 9;
         assert_eq!(
             call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)),

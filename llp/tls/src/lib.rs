@@ -13,7 +13,8 @@
 //! * A FIN is transmitted as a close_notify and TCP's FIN. TCP's FIN alone is an error:
 //!   [`TlsError::Truncated`].
 //! * Between two streams of the same `Tls` and stack, that is within one process, nothing is
-//!   encrypted: the two ends find each other in memory.
+//!   encrypted: the two ends find each other in memory. All stacks over the kernel's TCP count as
+//!   one.
 //! * Datagrams are refused, unless [`TlsConfig::clear_datagrams`] permits them unencrypted.
 //! * A connection stores at most one read of plaintext that its user has not taken (128 KiB), the
 //!   beginning of one record (16 KiB; 64 KiB in the handshake), and one chunk that TCP has not
@@ -40,7 +41,7 @@
 //! * Listeners complete handshakes before the engine gets a connection. At most eight handshakes
 //!   continue in one poll. A dropped stream stays in the slab until its last records and its
 //!   close_notify were sent, for at most 60 s.
-//! * For a connection of a process to itself, the initiator records both addresses under a lock
+//! * For a connection of a process to itself, the initiator records stack and addresses under a lock
 //!   that it holds while it starts to connect. An acceptor that finds these addresses marks the
 //!   entry, skips the ClientHello and answers with one byte that is not a record; the initiator
 //!   accepts this byte only if the entry is marked. So memory, not the wire, proves that no other

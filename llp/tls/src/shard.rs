@@ -1,7 +1,7 @@
 //! The connections and listeners of one shard, and the set of those that have something to report.
 
 use super::conn::{Conn, Scratch};
-use super::shared::{Shared, write_wake};
+use super::shared::{Shared, StackId, write_wake};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use slab::Slab;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -26,6 +26,7 @@ const NO_STREAM: Token = Token(u64::MAX);
 
 pub(super) struct Shard {
     pub(super) shared: Arc<Shared>,
+    stack: StackId,
     slots: Slab<(u32, ShardSlot)>,
     generation: u32,
     pub(super) scratch: Scratch,
@@ -88,6 +89,7 @@ fn source_of(peer: IpAddr) -> IpAddr {
 impl Shard {
     pub(super) fn new(
         shared: Arc<Shared>,
+        stack: StackId,
         wait: Option<&OwnedFd>,
         now: Instant,
     ) -> io::Result<Self> {
@@ -107,6 +109,7 @@ impl Shard {
         let config_generation = shared.generation();
         Ok(Self {
             shared,
+            stack,
             slots: Slab::new(),
             generation: 0,
             scratch: Scratch::default(),
@@ -146,7 +149,7 @@ impl Shard {
         inner: Box<dyn TransportStream>,
         outer: Token,
     ) -> usize {
-        let mut conn = Box::new(Conn::new_accepted(inner, &self.shared));
+        let mut conn = Box::new(Conn::new_accepted(inner, &self.shared, self.stack));
         conn.listener = Some(NO_LISTENER);
         conn.deadline = Some(self.now + self.shared.snapshot().config.handshake_timeout);
         conn.assign_user(outer);
@@ -306,7 +309,7 @@ impl Shard {
                 None
             };
             let source = source_of(inner.peer_addr().ip());
-            let mut conn = Box::new(Conn::new_accepted(inner, &self.shared));
+            let mut conn = Box::new(Conn::new_accepted(inner, &self.shared, self.stack));
             conn.listener = Some(key);
             conn.deadline = Some(self.now + config.config.handshake_timeout);
             let conn = self.insert_conn(conn);

@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use uiw_llp::TransportStream;
 
 /// Configuration of TLS stacks, which can be replaced while they run. Clones share the same
 /// configuration.
@@ -159,25 +160,48 @@ impl Shared {
         self.own.lock()
     }
 
-    /// Returns whether this process has started the accepted connection between these addresses. In
-    /// that case, marks the initiator's entry as accepted.
-    pub(super) fn accept_in_process(&self, initiator: SocketAddr, acceptor: SocketAddr) -> bool {
-        let found = self.own.lock().0.get(&(initiator, acceptor)).and_then(Weak::upgrade);
+    /// Returns whether this process has started the connection that `stack` has accepted. In that
+    /// case, marks the initiator's entry as accepted.
+    pub(super) fn accept_in_process(&self, stack: StackId, accepted: &dyn TransportStream) -> bool {
+        let stack = stack.of_stream(accepted);
+        let key = (stack, accepted.peer_addr(), accepted.local_addr());
+        let found = self.own.lock().0.get(&key).and_then(Weak::upgrade);
         found.is_some_and(|own| !own.accepted.swap(true, Ordering::AcqRel))
     }
 }
 
-/// Connections of this process to itself, by the addresses of the initiator and the acceptor.
+/// Identifies a [`TlsStack`](super::TlsStack) and its shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct StackId(u64);
+
+impl StackId {
+    /// The stacks over the kernel's TCP, which carries connections of a host to itself in memory.
+    const KERNEL: Self = Self(0);
+
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns the id by which the two ends of a connection within this process find each other.
+    /// Packets between two stacks that are not the kernel's may be on a wire.
+    pub(super) fn of_stream(self, stream: &dyn TransportStream) -> Self {
+        if stream.info().of_kernel { Self::KERNEL } else { self }
+    }
+}
+
+/// Connections of this process to itself, by their stack and the addresses of the initiator and the
+/// acceptor.
 #[derive(Default)]
 pub(super) struct InProcessConnections(
-    HashMap<(SocketAddr, SocketAddr), Weak<InProcessConnection>>,
+    HashMap<(StackId, SocketAddr, SocketAddr), Weak<InProcessConnection>>,
 );
 
 impl InProcessConnections {
     pub(super) fn begin(
         &mut self,
-        initiator: SocketAddr,
-        acceptor: SocketAddr,
+        stack: StackId,
+        (initiator, acceptor): (SocketAddr, SocketAddr),
     ) -> Arc<InProcessConnection> {
         let own = Arc::new(InProcessConnection::default());
         // Entries of ended connections are removed only when the number of entries is a power of
@@ -185,7 +209,7 @@ impl InProcessConnections {
         if self.0.len() >= 64 && self.0.len().is_power_of_two() {
             self.0.retain(|_, own| own.strong_count() > 0);
         }
-        self.0.insert((initiator, acceptor), Arc::downgrade(&own));
+        self.0.insert((stack, initiator, acceptor), Arc::downgrade(&own));
         own
     }
 }

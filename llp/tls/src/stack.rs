@@ -2,7 +2,7 @@
 
 use super::conn::Conn;
 use super::shard::Shard;
-use super::shared::{Shared, Tls, invalid_name_error};
+use super::shared::{Shared, StackId, Tls, invalid_name_error};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -49,6 +49,7 @@ use uiw_mem::{IoVec, IoVecMut};
 pub struct TlsStack {
     inner: Box<dyn TransportStack>,
     shared: Arc<Shared>,
+    id: StackId,
     shard: Arc<Mutex<Shard>>,
     /// Events of the inner stack. The memory is kept to avoid allocations.
     events: Vec<Event>,
@@ -66,12 +67,12 @@ impl TlsStack {
     /// # Errors
     /// Returns OS errors, for example if the process is out of descriptors.
     pub fn new(inner: Box<dyn TransportStack>, tls: &Tls) -> io::Result<Self> {
-        Self::with(inner, Arc::clone(&tls.0))
+        Self::with(inner, Arc::clone(&tls.0), StackId::new())
     }
 
-    fn with(inner: Box<dyn TransportStack>, shared: Arc<Shared>) -> io::Result<Self> {
-        let shard = Shard::new(Arc::clone(&shared), inner.wait_fd().as_deref(), inner.now())?;
-        Ok(Self { inner, shared, shard: Arc::new(Mutex::new(shard)), events: Vec::new() })
+    fn with(inner: Box<dyn TransportStack>, shared: Arc<Shared>, id: StackId) -> io::Result<Self> {
+        let shard = Shard::new(Arc::clone(&shared), id, inner.wait_fd().as_deref(), inner.now())?;
+        Ok(Self { inner, shared, id, shard: Arc::new(Mutex::new(shard)), events: Vec::new() })
     }
 
     fn stream(&self, key: usize, addresses: (SocketAddr, SocketAddr)) -> Box<dyn TransportStream> {
@@ -97,7 +98,7 @@ impl TlsStack {
         let mut own = self.shared.lock_in_process();
         let inner = connect(&mut *self.inner, inner_token)?;
         let addresses = (inner.local_addr(), inner.peer_addr());
-        let own = own.begin(addresses.0, addresses.1);
+        let own = own.begin(self.id.of_stream(&*inner), addresses);
         let conn = Conn::new_connecting(inner, &self.shared, token, name, Some(own));
         let key = shard.insert_conn(Box::new(conn));
         drop(shard);
@@ -233,7 +234,7 @@ impl StackExtensions for TlsStack {
     /// Shards share the configuration, and a lock that is held while a connection is started.
     fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         let Some(inner) = self.inner.shard()? else { return Ok(None) };
-        Ok(Some(Box::new(Self::with(inner, Arc::clone(&self.shared))?)))
+        Ok(Some(Box::new(Self::with(inner, Arc::clone(&self.shared), self.id)?)))
     }
 
     fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {

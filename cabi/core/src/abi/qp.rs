@@ -185,9 +185,8 @@ pub struct ibv_qp_attr {
     pub rnr_retry: u8,
     pub alt_port_num: u8,
     pub alt_timeout: u8,
-    pub rate_limit: u32,
 }
-layout!(ibv_qp_attr: 144 { cur_qp_state: 4, path_mtu: 8, qkey: 16, rq_psn: 20, sq_psn: 24, dest_qp_num: 28, qp_access_flags: 32, cap: 36, ah_attr: 56, alt_ah_attr: 88, pkey_index: 120, en_sqd_async_notify: 124, max_rd_atomic: 126, min_rnr_timer: 128, port_num: 129, timeout: 130, retry_cnt: 131, rnr_retry: 132, rate_limit: 136 });
+layout!(ibv_qp_attr: 136 { cur_qp_state: 4, path_mtu: 8, qkey: 16, rq_psn: 20, sq_psn: 24, dest_qp_num: 28, qp_access_flags: 32, cap: 36, ah_attr: 56, alt_ah_attr: 88, pkey_index: 120, en_sqd_async_notify: 124, max_rd_atomic: 126, min_rnr_timer: 128, port_num: 129, timeout: 130, retry_cnt: 131, rnr_retry: 132 });
 
 pub const IBV_QP_STATE: c_int = 1 << 0;
 pub const IBV_QP_CUR_STATE: c_int = 1 << 1;

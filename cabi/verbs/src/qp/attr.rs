@@ -16,8 +16,10 @@ use uiw_cabi_core::object::Object;
 use uiw_cabi_core::persona::Persona;
 use uiw_verbs::{Access, Call, QpState};
 
-/// Bits of `attr_mask` that are accepted: bits 0 to 20, and `IBV_QP_RATE_LIMIT`.
-const KNOWN: c_int = 0x1F_FFFF | 1 << 25;
+/// Bits of `attr_mask` that are accepted: those up to `IBV_QP_DEST_QPN`.
+const KNOWN: c_int = 0x1F_FFFF;
+/// `IBV_QP_RATE_LIMIT`.
+const RATE_LIMIT: c_int = 1 << 25;
 
 /// `ibv_modify_qp`.
 pub extern "C" fn ibv_modify_qp(
@@ -27,8 +29,11 @@ pub extern "C" fn ibv_modify_qp(
 ) -> c_int {
     boundary::code(|| {
         let (object, attr) = (qp.get()?, attr.get()?);
-        if mask & !KNOWN != 0 {
+        if mask & !(KNOWN | RATE_LIMIT) != 0 {
             return Err(Errno::INVAL.because("unknown attributes (attr_mask)"));
+        }
+        if mask & RATE_LIMIT != 0 {
+            return Err(Errno::UNSUPPORTED.because("the device does not limit rates"));
         }
         object.context.engine.inject(Call::ModifyQp)?;
         modify(object, attr, mask)?;

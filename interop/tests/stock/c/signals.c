@@ -106,6 +106,23 @@ static void interrupted_by_the_first(void)
 	CHECK(by_the_first > 0);
 }
 
+/* siginterrupt(3) also applies to handlers that signal(3) sets later. It is deprecated, but
+ * programs use it. */
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+static void siginterrupt_before_signal(void)
+{
+	struct sigaction set;
+
+	CHECK(!siginterrupt(SIGUSR2, 1));
+	CHECK(signal(SIGUSR2, on_signal) != SIG_ERR);
+	CHECK(!sigaction(SIGUSR2, NULL, &set));
+	CHECK(set.sa_handler == on_signal && !(set.sa_flags & SA_RESTART));
+	CHECK(!siginterrupt(SIGUSR2, 0));
+	CHECK(signal(SIGUSR2, SIG_DFL) == on_signal);
+	CHECK(!sigaction(SIGUSR2, NULL, &set));
+	CHECK(set.sa_handler == SIG_DFL && (set.sa_flags & SA_RESTART));
+}
+
 int main(void)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(9), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -114,6 +131,7 @@ int main(void)
 	struct ibv_recv_wr wr = { .wr_id = 1 }, *bad;
 	pthread_t thread;
 
+	siginterrupt_before_signal();
 	CHECK((channel = rdma_create_event_channel()) && !rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 	interrupted(wait_for_event);
 	thread = signalled(wait_for_event, SA_RESTART, 5);

@@ -11,7 +11,7 @@ use uiw_impair::wan::{Direction, Profile};
 use uiw_interop::stock::Network as Namespaces;
 use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{Clock, TransportStack};
+use uiw_llp::{Clock, ListenConfig, Token, TransportConfig, TransportStack};
 use uiw_smol::packet::PacketLink;
 use uiw_smol::pipe::{PipeLink, pipe};
 use uiw_smol::{SmolConfig, SmolStack};
@@ -338,6 +338,30 @@ fn tls_over_simulated_stack_with_latency() {
         ..Link::default()
     };
     conforms(|| simulated_tls(&link), &[DESCRIPTOR, NO_SOCKET, READABLE, PEEKS, SHARDS, DATAGRAMS]);
+}
+
+/// The packets of two stacks that are not the kernel's may be on a wire, so they are encrypted
+/// although both ends are in one process and use the same key, which is not pinned here.
+#[test]
+fn stacks_of_one_process_do_not_trust_addresses() {
+    let [tls, _] = tls_pair().unwrap();
+    let network = Network::new(1);
+    let [a, b] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
+    let mut server = TlsStack::new(Box::new(network.stack(b)), &tls).unwrap();
+    let mut client = TlsStack::new(Box::new(network.stack(a)), &tls).unwrap();
+    let mut listener = server.listen((b, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
+    let to = listener.local_addr();
+    let mut stream = client.connect(None, to, &TransportConfig::default(), Token(2)).unwrap();
+    let error = (0..1000).find_map(|_| {
+        network.step();
+        for stack in [&mut server, &mut client] {
+            stack.poll(&mut Vec::new()).unwrap();
+        }
+        assert!(listener.accept(Token(3)).is_err());
+        stream.connect_result().err()
+    });
+    assert!(error.is_some(), "the peer's key is not pinned");
+    assert_eq!(stream.peer_identity(), None);
 }
 
 /// Properties on which a test harness may rely.

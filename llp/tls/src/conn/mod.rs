@@ -9,7 +9,7 @@ mod incoming;
 
 use super::error::TlsError;
 use super::session::Session;
-use super::shared::{InProcessConnection, Shared, Snapshot};
+use super::shared::{InProcessConnection, Shared, Snapshot, StackId};
 use super::verify::PeerRole;
 use incoming::{MIN_READ, Sink};
 use rustls::pki_types::ServerName;
@@ -210,8 +210,12 @@ impl Conn {
     }
 
     /// Creates the responder's connection, over an inner stream that has just been accepted.
-    pub(super) fn new_accepted(inner: Box<dyn TransportStream>, shared: &Arc<Shared>) -> Self {
-        let own = shared.accept_in_process(inner.peer_addr(), inner.local_addr());
+    pub(super) fn new_accepted(
+        inner: Box<dyn TransportStream>,
+        shared: &Arc<Shared>,
+        stack: StackId,
+    ) -> Self {
+        let own = shared.accept_in_process(stack, &*inner);
         let state = if own { ConnState::AcceptedSameProcess } else { ConnState::Accepted };
         let mut conn = Self::new(inner, shared, state, Interest::READ, PeerRole::Client);
         // The user gets no events before it accepts the connection.
