@@ -130,6 +130,7 @@ impl<L: Link> SmolInterface<L> {
             added.map_err(|_| wrong(format!("no room for the route by {gateway}")))?;
         }
         let wake = Wake::new(link.fd())?;
+        let datagrams = Datagrams::new(longest_packet(link.capabilities().mtu));
         Ok(Self {
             link,
             iface,
@@ -137,7 +138,7 @@ impl<L: Link> SmolInterface<L> {
             conns: Slab::new(),
             flows: HashMap::new(),
             ports: Ports::default(),
-            datagrams: Datagrams::new(),
+            datagrams,
             hot: Vec::new(),
             touched: Vec::new(),
             timers: BTreeSet::new(),
@@ -180,6 +181,10 @@ impl<L: Link> SmolInterface<L> {
         let set_up = oldest.map(|id| self.conns[*id].began + SET_UP).min();
         let for_good = self.gone.as_ref().is_some_and(LostLink::is_for_good);
         let watch = if watched && !for_good { self.link.watch() } else { None };
+        if self.gone.is_some() {
+            // Nothing can be sent, and all other times may be in the past.
+            return watch;
+        }
         timer.into_iter().chain(set_up).chain(self.link.next()).chain(watch).min()
     }
 
@@ -234,6 +239,11 @@ impl<L: Link> SmolInterface<L> {
         let time = self.time.now();
         if let Some(error) = self.link.failure(time) {
             self.mark_gone(error);
+            // Frames that arrived before would keep the descriptor readable.
+            for _ in 0..FRAMES {
+                let Some(frame) = self.link.receive() else { break };
+                self.link.recycle(frame);
+            }
             return;
         }
         // If the link was gone before, it is back now. Its old connections are lost, but listeners

@@ -47,6 +47,8 @@ pub(super) struct Datagrams {
     pub(super) sockets: slab::Slab<UdpSocket>,
     /// Time at which smoltcp has to be polled for datagrams, in microseconds of its clock.
     pub(super) timer: Option<i64>,
+    /// Number of free bytes with which a sender has room for any datagram.
+    room: usize,
 }
 
 pub(super) struct UdpSocket {
@@ -72,8 +74,15 @@ pub(super) struct UdpSocket {
 }
 
 impl Datagrams {
-    pub(super) fn new() -> Self {
-        Self { senders: SocketSet::new(Vec::new()), sockets: slab::Slab::new(), timer: None }
+    /// `longest` is the size of the largest packet.
+    pub(super) fn new(longest: usize) -> Self {
+        Self {
+            senders: SocketSet::new(Vec::new()),
+            sockets: slab::Slab::new(),
+            timer: None,
+            // The free bytes may be in two parts, and a datagram needs all its bytes in one.
+            room: (2 * longest).min(SEND_BYTES),
+        }
     }
 
     /// Returns the events that a poll reports.
@@ -82,7 +91,8 @@ impl Datagrams {
             let readable = socket.interest.read && !socket.received.is_empty();
             let has_room = |sender| {
                 let sender = self.senders.get::<Socket<'_>>(sender);
-                if socket.changes_hop_limit { sender.send_queue() == 0 } else { sender.can_send() }
+                let is_roomy = SEND_BYTES - sender.send_queue() >= self.room && sender.can_send();
+                if socket.changes_hop_limit { sender.send_queue() == 0 } else { is_roomy }
             };
             let room =
                 || [Some(socket.sender), socket.group_sender].into_iter().flatten().all(has_room);

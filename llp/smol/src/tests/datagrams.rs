@@ -20,8 +20,11 @@ fn send(socket: &mut dyn DatagramSocket, peer: SocketAddr, bytes: &[u8]) -> Resu
 
 /// Creates two stacks on a virtual clock.
 fn virtual_world(v6: bool) -> (TestWorld, Clock) {
+    virtual_world_with(pipe(1500).unwrap(), v6)
+}
+
+fn virtual_world_with((a, b): (PipeLink, PipeLink), v6: bool) -> (TestWorld, Clock) {
     let clock = Clock::virtual_time();
-    let (a, b) = pipe(1500).unwrap();
     let stack = |link, host| {
         let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
         SmolStack::with_clock(link, &config, clock.clone()).unwrap()
@@ -150,6 +153,43 @@ fn received(world: &mut TestWorld, clock: &Clock, socket: &mut dyn DatagramSocke
         clock.advance(Duration::from_millis(50));
     }
     all
+}
+
+/// The engine sleeps until the deadline, or until the descriptor is readable.
+#[test]
+fn gone_link_leaves_nothing_due() {
+    let (a, b) = pipe(1500).unwrap();
+    let scissors = a.scissors();
+    let (mut world, clock) = virtual_world_with((a, b), false);
+    let options = DatagramConfig { member: Some(address(1, false)), ..DatagramConfig::default() };
+    let group = "239.77.0.1:5041".parse().unwrap();
+    let _member = world.stacks[0].bind_datagrams(group, &options, Token(1)).unwrap();
+    let mut other = bind(&mut world, 1);
+    send(&mut *other, group, b"unread").unwrap();
+    assert!(world.stacks[0].deadline().is_some(), "membership queries");
+    scissors.cut();
+    for _ in 0..3 {
+        world.step();
+        clock.advance(Duration::from_secs(1));
+    }
+    assert_eq!(world.stacks[0].deadline(), None);
+}
+
+/// Long datagrams use up the bytes of a socket before its number of datagrams.
+#[test]
+fn socket_without_bytes_is_not_writable() {
+    let (mut world, clock) = virtual_world_with(pipe(9000).unwrap(), false);
+    let mut socket = bind(&mut world, 0);
+    let nobody = SocketAddr::new(address(99, false), 4791);
+    let full = (0..64).find_map(|_| send(&mut *socket, nobody, &[0; 8900]).err());
+    assert_eq!(full, Some(ErrorKind::WouldBlock));
+    socket.set_interest(Interest::BOTH).unwrap();
+    world.step();
+    assert_eq!(world.reported(0, 0), None);
+    clock.advance(Duration::from_secs(4));
+    world.step();
+    assert!(world.reported(0, 0).is_some_and(|event| event.writable), "they were given up");
+    send(&mut *socket, nobody, &[0; 8900]).unwrap();
 }
 
 #[test]
