@@ -273,6 +273,9 @@ impl Device {
                 Some(false) if !left().is_zero() => {}
                 _ => return false,
             }
+            if self.driver.is_manual() {
+                self.pump();
+            }
             std::thread::sleep(Duration::from_micros(50));
         }
     }

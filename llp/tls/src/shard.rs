@@ -534,6 +534,7 @@ impl Shard {
                 if conn.failure().is_none() {
                     // If the connection is not established, there is nothing to send.
                     let _ = conn.shutdown();
+                    conn.flush();
                 }
                 done &= conn.is_finished();
             }

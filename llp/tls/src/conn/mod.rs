@@ -332,7 +332,7 @@ impl Conn {
 
     /// Sends queued records until TCP accepts no more. After the last one, sends the FIN if it is
     /// pending.
-    fn flush(&mut self) {
+    pub(super) fn flush(&mut self) {
         if self.send_failure.is_some() {
             (self.out, self.out_at) = (Vec::new(), 0);
         }

@@ -1,6 +1,7 @@
 //! Events on an established connection: key updates, ends, faults of the inner stream, memory.
 
 use super::*;
+use uiw_llp::StackExtensions;
 
 #[test]
 fn key_updates_of_both_ends() {
@@ -187,4 +188,32 @@ fn received_bytes_readable_after_failed_send() {
     assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
     assert_eq!(recv(&mut *client.stream, 100).unwrap(), b"terminate");
     assert_eq!(send(&mut *client.stream, b"x").unwrap_err().kind(), error.kind());
+}
+
+/// A program that exits calls only `drain`, and TCP has no room for the last records.
+#[test]
+fn drain_sends_waiting_records() {
+    let (ours, theirs) = pair_of_configs();
+    let mut server = ServerStack::new(ours);
+    let mut client = ClientStack::new(server.at(), theirs);
+    let mut accepted = connect(&mut server, &mut client);
+    let (block, mut sent) = ([7; 100_000], 0);
+    loop {
+        match send(&mut *client.stream, &block) {
+            Ok(count) => sent += count,
+            Err(error) => break assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+    drop(client.stream);
+    let (mut received, mut ended, mut drained) = (0, false, false);
+    server.until("the last bytes", |_| {
+        drained = drained || client.stack.drain();
+        match recv(&mut *accepted, 200_000) {
+            Ok(bytes) if bytes.is_empty() => ended = true,
+            Ok(bytes) => received += bytes.len(),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        (drained && ended).then_some(())
+    });
+    assert_eq!(received, sent);
 }
