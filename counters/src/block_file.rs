@@ -2,6 +2,7 @@
 
 use crate::layout::{FIRST, FIRST_CONN, block_count, block_index};
 use rustix::fs::{FallocateFlags, FlockOperation, Stat, fallocate, fcntl_lock, fstat, ftruncate};
+use rustix::io::retry_on_intr;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -62,7 +63,7 @@ impl BlockFile {
     /// Allocates space in the file system for blocks.
     pub(crate) fn allocate(&self, first: usize, count: usize) -> io::Result<()> {
         let (at, len) = ((first * BLOCK_BYTES) as u64, (count * BLOCK_BYTES) as u64);
-        Ok(fallocate(&self.file, FallocateFlags::empty(), at, len)?)
+        Ok(retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), at, len))?)
     }
 }
 

@@ -7,9 +7,8 @@ mod monitor;
 pub use addresses::InterfaceAddresses;
 pub use monitor::{InterfaceChange, InterfaceMonitor};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,11 +60,20 @@ impl Interface {
     /// `NotFound` if there is none, `InvalidInput` if the name contains a zero byte; errors of the
     /// system.
     pub fn find(name: &str) -> io::Result<Self> {
-        let index = index_of(name)?;
-        let socket = socket()?;
+        Self::find_by(socket()?, name)
+    }
+
+    /// Returns the interface with this name in the network namespace of `socket`, which may differ
+    /// from that of the calling thread.
+    ///
+    /// # Errors
+    /// The same as for [`Interface::find`].
+    pub fn find_by(socket: impl AsFd, name: &str) -> io::Result<Self> {
+        let index = index_by(&socket, name)?;
+        let fd = socket.as_fd().as_raw_fd();
         let mut request = request(name);
         // SAFETY: the request is readable and writable, and its name ends with a zero.
-        check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) })?;
+        check(unsafe { libc::ioctl(fd, libc::SIOCGIFFLAGS, &raw mut request) })?;
         // SAFETY: SIOCGIFFLAGS fills this member.
         let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
         Ok(Self {
@@ -83,16 +91,29 @@ impl Interface {
 /// # Errors
 /// `NotFound` if there is none, `InvalidInput` if the name contains a zero byte.
 pub fn index_of(name: &str) -> io::Result<u32> {
-    let text = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the name ends with a zero.
-    match unsafe { libc::if_nametoindex(text.as_ptr()) } {
-        0 => match io::Error::last_os_error() {
-            error if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => Err(
-                io::Error::new(io::ErrorKind::NotFound, format!("there is no interface `{name}`")),
-            ),
-            error => Err(error),
-        },
-        index => Ok(index),
+    index_by(socket()?, name)
+}
+
+fn index_by(socket: impl AsFd, name: &str) -> io::Result<u32> {
+    if name.bytes().any(|byte| byte == 0) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let none =
+        || io::Error::new(io::ErrorKind::NotFound, format!("there is no interface `{name}`"));
+    // `request` would cut the name.
+    if name.len() >= libc::IFNAMSIZ {
+        return Err(none());
+    }
+    let mut request = request(name);
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the request is readable and writable, and its name ends with a zero.
+    match check(unsafe { libc::ioctl(fd, libc::SIOCGIFINDEX, &raw mut request) }) {
+        // SAFETY: SIOCGIFINDEX fills this member.
+        Ok(_) => Ok(unsafe { request.ifr_ifru.ifru_ifindex }.cast_unsigned()),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => {
+            Err(none())
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -101,10 +122,11 @@ pub fn index_of(name: &str) -> io::Result<u32> {
 ///
 /// # Errors
 /// Returns OS errors.
-pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
+pub fn mtu_by(socket: impl AsFd, name: &str) -> io::Result<usize> {
+    let fd = socket.as_fd().as_raw_fd();
     let mut request = request(name);
     // SAFETY: the request is readable and writable, and its name ends with a zero.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) })?;
+    check(unsafe { libc::ioctl(fd, libc::SIOCGIFMTU, &raw mut request) })?;
     // SAFETY: SIOCGIFMTU fills this member.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
@@ -147,6 +169,11 @@ mod tests {
             Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
         assert_eq!(Interface::find(&lo.name).unwrap(), lo);
         assert!(lo.index > 0 && lo.mtu >= 1280);
-        assert_eq!(Interface::find("uiw-none").unwrap_err().kind(), io::ErrorKind::NotFound);
+        // Such names are at most 15 bytes long.
+        for none in ["uiw-none", &format!("{:\0<15}", lo.name).replace('\0', "x"), &"x".repeat(16)]
+        {
+            assert_eq!(Interface::find(none).unwrap_err().kind(), io::ErrorKind::NotFound);
+        }
+        assert_eq!(Interface::find("a\0").unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -195,7 +195,8 @@ impl CopyPlan {
                 self.update(|state| state.directories.push(Task::Directory(directory, Vec::new())));
             }
             EntryKind::Special => {
-                let why = "a device, FIFO or socket, or a file above 64 TiB, which is not copied";
+                let why =
+                    "a device, FIFO or socket, a file above 64 TiB, or unreadable: not copied";
                 self.fail(&item, why);
             }
             EntryKind::Symlink => {

@@ -35,7 +35,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
-use uiw_llp::Interface;
 use uiw_llp::interface::index_of;
 
 /// Interval at which the interface and its program are checked while frames arrive.
@@ -286,7 +285,7 @@ impl XdpLink {
     }
 
     fn look(&mut self) {
-        match Interface::find(&self.interface) {
+        match self.groups.find_interface() {
             Ok(now) if now.index != self.index => self.failure = Some(LinkLoss::Deleted),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.failure = Some(LinkLoss::Deleted);

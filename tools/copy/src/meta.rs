@@ -55,6 +55,19 @@ pub struct Entry {
 }
 
 impl Meta {
+    /// Returns the metadata of an entry that cannot be examined.
+    pub(crate) fn unreadable() -> Self {
+        Self {
+            kind: EntryKind::Special,
+            mode: 0,
+            size: 0,
+            mtime: FileTime::default(),
+            version: Version::default(),
+            sparse: false,
+            target: Vec::new(),
+        }
+    }
+
     /// Converts the result of stat(2).
     pub fn from_stat(stat: &Stat) -> Self {
         let kind = match FileType::from_raw_mode(stat.st_mode) {

@@ -71,21 +71,36 @@ pub enum PartOutcome {
     Missing(Vec<Range<u64>>),
 }
 
-/// Opens or creates a regular file of this user, and refuses anything else with this name.
-fn open_own(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<File> {
-    let flags = flags
-        | OFlags::RDWR
-        | OFlags::NOFOLLOW
-        | OFlags::NONBLOCK
-        | OFlags::NOCTTY
-        | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?;
+/// Flags with which the incomplete file and its journal are opened.
+const OPEN_FLAGS: OFlags = OFlags::RDWR
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::CLOEXEC);
+
+/// Creates a file, or returns `None` if there is an entry with this name.
+fn create(directory: &OwnedFd, name: &OsStr) -> Result<Option<File>> {
+    let flags = OPEN_FLAGS | OFlags::CREATE | OFlags::EXCL;
+    match rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => Ok(Some(file.into())),
+        Err(Errno::EXIST) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens a regular file of this user, and refuses anything else with this name.
+///
+/// On file systems that choose the owner of new files (FAT, CIFS), this is the owner of the
+/// directory.
+fn open_own(directory: &OwnedFd, name: &OsStr) -> Result<File> {
+    let file = rustix::fs::openat(directory, name, OPEN_FLAGS, Mode::empty())?;
     let stat = fstat(&file)?;
+    let owners = [rustix::process::geteuid().as_raw(), fstat(directory)?.st_uid];
     // A file with several hard links must be refused, because writing would change a file
     // elsewhere.
     let is_own = Meta::from_stat(&stat).kind == EntryKind::File
         && stat.st_nlink == 1
-        && stat.st_uid == rustix::process::geteuid().as_raw();
+        && owners.contains(&stat.st_uid);
     if is_own {
         Ok(file.into())
     } else {
@@ -107,7 +122,13 @@ fn is_at(directory: &OwnedFd, name: &OsStr, file: impl AsFd) -> Result<bool> {
 /// Opens the journal and locks it, so that two processes never write to the same incomplete file.
 fn open_journal(directory: &OwnedFd, name: &Name) -> Result<File> {
     loop {
-        let file = open_own(directory, &name.journal_name(), OFlags::CREATE)?;
+        let file = match create(directory, &name.journal_name())? {
+            Some(file) => file,
+            None => match open_own(directory, &name.journal_name()) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                opened => opened?,
+            },
+        };
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             // The previous holder of the lock may have removed the journal between the two calls.
             Ok(()) if is_at(directory, &name.journal_name(), &file)? => return Ok(file),
@@ -121,7 +142,7 @@ fn open_journal(directory: &OwnedFd, name: &Name) -> Result<File> {
 /// Removes the incomplete file that belongs to a name, unless a transfer writes it.
 pub(crate) fn remove_incomplete(directory: &OwnedFd, name: &Name) {
     let journal = name.journal_name();
-    let Ok(file) = open_own(directory, &journal, OFlags::empty()) else { return };
+    let Ok(file) = open_own(directory, &journal) else { return };
     let is_free = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
     if is_free && is_at(directory, &journal, &file).unwrap_or(false) {
         for name in [name.part_name(), journal] {
@@ -161,7 +182,7 @@ impl PartialFile {
         }
         let mut journal = Journal::new(open_journal(&directory, &name)?);
         let resumed = if journal.matches(&head.meta)? {
-            match open_own(&directory, &name.part_name(), OFlags::empty()) {
+            match open_own(&directory, &name.part_name()) {
                 Ok(bytes) if bytes.metadata()?.len() == head.meta.size => Some(bytes),
                 Ok(_) => None,
                 // The final mode of a read-only file was already set when the transfer ended.
@@ -204,7 +225,7 @@ impl PartialFile {
                     Ok(()) | Err(Errno::NOENT) => {}
                     Err(error) => return Err(error.into()),
                 }
-                let bytes = open_own(&directory, &part, OFlags::CREATE | OFlags::EXCL)?;
+                let bytes = create(&directory, &part)?.ok_or(Errno::EXIST)?;
                 bytes.set_len(head.meta.size)?;
                 journal.restart(&head.meta)?;
                 bytes
@@ -676,5 +697,25 @@ mod tests {
         let head = FileHead { path: RelPath::new(b"sub").unwrap(), ..head(1, false) };
         let error = PartialFile::open(&root, &head, true, &|| true).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
+    }
+
+    /// FAT and CIFS give all entries the owner that was set when they were mounted.
+    #[test]
+    fn files_of_directory_owner_resumed() {
+        use std::os::unix::fs::chown;
+        const OTHER: u32 = 1000;
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let scratch = ScratchDirectory::new();
+        let root = Root::open(scratch.path()).unwrap();
+        let files = ["file.uiw-journal", "file.uiw-part"].map(|name| scratch.path().join(name));
+        put(&open(&root, &head(2, false)), 0, &source());
+        files.iter().for_each(|file| chown(file, Some(OTHER), None).unwrap());
+        let error = PartialFile::open(&root, &head(2, false), true, &|| true).unwrap_err();
+        assert!(error.to_string().contains("no incomplete file of this user"), "{error}");
+        chown(scratch.path(), Some(OTHER), None).unwrap();
+        let part = open(&root, &head(2, false));
+        assert_eq!(part.verified_bytes(), BLOCK, "resumed");
     }
 }

@@ -31,6 +31,11 @@ const ENTRY_OVERHEAD: usize = 64;
 /// session. A batch takes only seconds.
 pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
+/// Maximum number of attempts to open a file that the kernel refuses with EAGAIN. The second half of
+/// them is made after pauses.
+const MAX_ATTEMPTS: u32 = 200;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(1);
+
 /// Longest tick of the kernel's clock for times of files, which is that of a kernel with 100 Hz.
 const MAX_TICK: Duration = Duration::from_millis(10);
 
@@ -118,11 +123,19 @@ impl Root {
             | ResolveFlags::NO_SYMLINKS
             | ResolveFlags::NO_MAGICLINKS;
         let flags = flags | OFlags::CLOEXEC;
+        let mut attempts = 0;
         loop {
             match rustix::fs::openat2(&self.0, path.as_path(), flags, Mode::empty(), limits) {
                 // Because of a concurrent rename, the kernel could not determine whether the path
-                // stays below.
-                Err(Errno::AGAIN | Errno::INTR) => {}
+                // stays below. Or another process has a lease of the file, and gets some time to
+                // give it up.
+                Err(Errno::AGAIN) if attempts < MAX_ATTEMPTS => {
+                    attempts += 1;
+                    if attempts > MAX_ATTEMPTS / 2 {
+                        std::thread::sleep(ATTEMPT_PAUSE);
+                    }
+                }
+                Err(Errno::INTR) => {}
                 other => return other,
             }
         }
@@ -188,7 +201,7 @@ impl Root {
         let directory = self.open_directory(path)?;
         let mut entries = Vec::new();
         for name in read_names(&directory)? {
-            entries.extend(read_entry(&directory, name?)?);
+            entries.extend(read_entry(&directory, name?));
         }
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
@@ -443,7 +456,7 @@ impl Listing {
         while entries.len() < MAX_PAGE_ENTRIES
             && let Some(name) = self.names.pop()
         {
-            if let Some(entry) = read_entry(directory, name.clone())? {
+            if let Some(entry) = read_entry(directory, name.clone()) {
                 bytes += ENTRY_OVERHEAD + entry.name.as_bytes().len() + entry.meta.target.len();
                 if bytes > SLOT as usize {
                     self.names.push(name);
@@ -478,13 +491,16 @@ fn read_names(directory: &OwnedFd) -> Result<impl Iterator<Item = Result<Name>>>
     }))
 }
 
-/// Returns the entry with a name, or `None` if it was removed in the meantime.
-fn read_entry(directory: &OwnedFd, name: Name) -> Result<Option<Entry>> {
-    match meta_at(directory, name.as_os_str()) {
-        Ok(meta) => Ok(Some(Entry { name, meta })),
-        Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(None),
-        Err(error) => Err(error),
-    }
+/// Returns the entry with a name, or `None` if it was removed in the meantime. An entry that cannot
+/// be examined, such as the mount point of a server that is gone, counts as special, so that the
+/// others are copied.
+fn read_entry(directory: &OwnedFd, name: Name) -> Option<Entry> {
+    let meta = match meta_at(directory, name.as_os_str()) {
+        Ok(meta) => meta,
+        Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => return None,
+        Err(_) => Meta::unreadable(),
+    };
+    Some(Entry { name, meta })
 }
 
 fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {

@@ -86,6 +86,12 @@ impl<C, P> Handoff<C, P> {
         self.pending.store(true, Ordering::SeqCst);
     }
 
+    /// Returns whether a command waits.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn has_commands(&self) -> bool {
+        self.commanded.load(Ordering::Relaxed)
+    }
+
     /// Returns whether a post or a command waits.
     #[inline]
     pub(super) fn is_pending(&self) -> bool {

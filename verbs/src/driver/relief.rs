@@ -26,7 +26,10 @@ impl Core {
         self.relieve_budget();
         let Some(driver) = self.services.driver.upgrade() else { return };
         for shard in driver.shards().iter().filter(|shard| shard.index() != self.index) {
-            shard.enqueue(Self::relieve_budget);
+            // No thread drives a shard without connections, so commands would accumulate there.
+            if !shard.has_commands() {
+                shard.enqueue(Self::relieve_budget);
+            }
         }
     }
 

@@ -160,6 +160,11 @@ impl Shard {
         Err(results)
     }
 
+    /// Returns whether commands wait for a thread that drives the shard.
+    pub(super) fn has_commands(&self) -> bool {
+        self.handoff.has_commands()
+    }
+
     /// Queues `command` for the next thread that drives the shard. May be called while the lock of
     /// another shard is held.
     pub(super) fn enqueue(&self, command: impl FnOnce(&mut Core) + Send + 'static) {
@@ -384,7 +389,7 @@ impl Drop for LockedCore<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
+    use crate::{Device, DeviceConfig};
 
     /// The completion queue's `resize` counts the completions of requests that were posted before
     /// it.
@@ -399,6 +404,20 @@ mod tests {
         shard.enqueue(move |core| served.send(core.serve_ready(&same)).unwrap());
         drop(locked);
         assert_eq!(results.recv().unwrap(), 1);
+    }
+
+    /// No thread drives a shard without connections.
+    #[test]
+    fn relief_of_idle_shards_does_not_accumulate() {
+        let device = Device::open_with(DeviceConfig::default().shards(2)).unwrap();
+        let mut locked = device.driver().shard_at(0).lock();
+        for _ in 0..10 {
+            let core = locked.core();
+            core.services.now = core.services.now.after(Duration::from_secs(1));
+            core.relieve_all_shards();
+        }
+        let waiting = device.driver().shard_at(1).handoff.take_commands().unwrap();
+        assert_eq!(waiting.len(), 1);
     }
 
     /// Another thread holds the core, or this thread does, and a signal handler calls `exit` during
