@@ -134,6 +134,8 @@ fn serve_answers_ping_rping_and_perf() {
         &["ping", address, "--count", "3", "--interval", "0", "--rping", "--size", "60000"],
         &["perf", address, "--seconds", "1", "--size", "64K", "--validate"],
         &["perf", address, "--seconds", "1", "--op", "send", "--size", "1K", "--validate"],
+        &["perf", address, "--seconds", "1", "--op", "send", "--latency", "--validate"],
+        &["perf", address, "--seconds", "1", "--op", "read", "--latency", "--validate"],
         &["perf", address, "--seconds", "1", "--op", "read", "--size", "1K"],
         &["perf", address, "--seconds", "1", "--op", "fetch-add"],
         &["perf", address, "--seconds", "1", "--op", "write-imm", "--size", "4K"],

@@ -108,6 +108,9 @@ impl FlowState {
         let seq = source.posted;
         let size = self.plan.size as usize;
         let one_way = matches!(self.plan.op, PerfOp::Write | PerfOp::WriteImm | PerfOp::Send);
+        if self.plan.validate {
+            source.fill(1)?;
+        }
         if self.plan.op == PerfOp::Write {
             // The server polls the last byte.
             source.local.write(size - 1, &[(seq + 1) as u8])?;

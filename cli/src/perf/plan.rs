@@ -113,6 +113,10 @@ impl MeasurementPlan {
             let why = "both directions at once are there for Writes and Reads".into();
             return wrong(format!("--bidirectional --op {}", self.op), why);
         }
+        if self.latency && self.validate && matches!(self.op, PerfOp::Write | PerfOp::WriteImm) {
+            let why = "a ping-pong of Writes is not validated".into();
+            return wrong(format!("--latency --validate --op {}", self.op), why);
+        }
         if self.latency && self.op == PerfOp::Write && self.wait != WaitMode::Spin {
             let why = "nothing wakes a sleeper for a plain Write".into();
             return wrong("--latency --wait --op write".into(), why);

@@ -136,7 +136,7 @@ impl MessageSource {
     }
 
     /// Fills the slots of the next messages with their bytes, or clears them for answers.
-    fn fill(&mut self, count: u64) -> Result<()> {
+    pub(super) fn fill(&mut self, count: u64) -> Result<()> {
         let size = self.stream.size as usize;
         for seq in self.posted..self.posted + count {
             let start = (seq % self.sges.len() as u64) as usize * size;

@@ -81,18 +81,17 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let peer = resolve(&args.host, DEFAULT_PORT)?;
     let stop = StopFlag::on_signal()?;
     let until = WaitLimits::stop(&stop);
-    let mut rounds: Box<dyn RoundTrips + '_> = if args.rping {
-        Box::new(rping::RpingClient::connect(
-            opener,
-            peer,
-            args.size,
-            wait(args),
-            &args.conn.peer_options().options(),
-            until,
-        )?)
+    let options = args.conn.peer_options().options();
+    let connected: Result<Box<dyn RoundTrips + '_>> = if args.rping {
+        rping::RpingClient::connect(opener, peer, args.size, wait(args), &options, until)
+            .map(|client| Box::new(client) as _)
     } else {
-        Box::new(Pinger::connect(opener, peer, args, until)?)
+        Pinger::connect(opener, peer, args, until).map(|pinger| Box::new(pinger) as _)
     };
+    let mut rounds = connected.map_err(|failure| match stop.is_set() {
+        true => Failure::new(Exit::Failed, peer, "interrupted", "run it again"),
+        false => failure,
+    })?;
     let mut times = RoundTripTimes::new()?;
     let mut round = 0;
     let begun = Instant::now();

@@ -18,14 +18,15 @@ use rustix::process::{
 use rustix::termios::tcgetpgrp;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithRawSiginfo;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use uiw_cli_sys::signals::is_ignored;
+use uiw_cli_sys::signals::{SignalInfo, is_ignored, is_of_kernel};
 use uiw_cli_sys::split::{ProcessSide, split};
 
 /// Signal that the kernel sends to the second process when the thread that created it has ended,
@@ -89,7 +90,7 @@ fn exit_code(status: WaitStatus) -> u8 {
 /// It is created before the process, so that no signal is lost.
 pub(super) struct Guard {
     first: FirstProcess,
-    signals: Signals,
+    signals: SignalsInfo<WithRawSiginfo>,
 }
 
 /// The first process, as seen by the second one. When it ends, the program is ended.
@@ -115,7 +116,8 @@ impl Guard {
         set_child_subreaper(Some(getpid()))?;
         // The program ignores those that this process ignores, for example under nohup(1).
         let passed_on = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-        let signals = Signals::new(passed_on.into_iter().filter(|signal| !is_ignored(*signal)))?;
+        let signals =
+            SignalsInfo::new(passed_on.into_iter().filter(|signal| !is_ignored(*signal)))?;
         let first = FirstProcess { number: first, ended: Arc::default() };
         if first.number.is_some() {
             // The flag is registered first, because the thread that handles the signal reads it.
@@ -152,11 +154,11 @@ impl Guard {
         };
         let pass_on =
             std::thread::Builder::new().name("uiw-signals".to_owned()).spawn(move || {
-                for number in &mut signals {
+                for info in &mut signals {
                     if first.has_ended() {
                         let _ = send(Signal::KILL);
-                    } else if (!matches!(number, SIGINT | SIGQUIT) || !is_foreground())
-                        && let Some(signal) = Signal::from_named_raw(number)
+                    } else if !is_of_terminal(&info)
+                        && let Some(signal) = Signal::from_named_raw(info.si_signo)
                     {
                         let _ = send(signal);
                     }
@@ -176,7 +178,12 @@ impl Guard {
     }
 }
 
-/// Returns whether the terminal sends its signals to this process, and thereby also to the program.
+/// Returns whether the terminal has sent the signal, and thereby also to the program.
+fn is_of_terminal(info: &SignalInfo) -> bool {
+    matches!(info.si_signo, SIGINT | SIGQUIT) && is_of_kernel(info) && is_foreground()
+}
+
+/// Returns whether the terminal sends its signals to this process.
 fn is_foreground() -> bool {
     let Ok(terminal) = File::open("/dev/tty") else { return false };
     tcgetpgrp(&terminal).is_ok_and(|group| group == getpgrp())

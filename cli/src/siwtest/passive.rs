@@ -44,6 +44,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
                 let how = (args.json, args.refused);
                 let peer = request.peer_addr();
                 let session = move || {
+                    let _guard = SessionGuard(&stop);
                     if let Err(failure) = run_session(&device, request, &options, &stop, how) {
                         text::line(format!("{peer}: {failure}"));
                     }
@@ -134,4 +135,14 @@ fn follow_orders(end: &mut ConnectionEnd, until: WaitLimits<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Forgets the thread of a session when it ends, for whatever reason, because the flag keeps a
+/// descriptor for each thread that waits.
+struct SessionGuard<'a>(&'a StopFlag);
+
+impl Drop for SessionGuard<'_> {
+    fn drop(&mut self) {
+        self.0.forget_this_thread();
+    }
 }

@@ -56,12 +56,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let stop = if args.watch || !interval.is_zero() { Some(StopFlag::on_signal()?) } else { None };
     let mut before: Option<(Instant, CollectedDevices)> = None;
     let mut shown = 0_usize;
+    let mut has_looked = false;
     loop {
         let now = Instant::now();
         let collected = collect::collect_devices(args.process.as_deref())?;
         if interval.is_zero() || before.is_some() {
             let earlier = before.as_ref().map(|(at, all)| (now.duration_since(*at), all));
             shown += show(args, &collected, earlier);
+            has_looked = true;
             if !args.watch {
                 break;
             }
@@ -75,6 +77,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     match &args.process {
+        // Interrupted during the first interval.
+        _ if !has_looked => Ok(()),
         Some(process) if shown == 0 => Err(Failure::new(
             Exit::Failed,
             format!("no counters of {process}"),

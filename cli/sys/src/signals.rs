@@ -1,4 +1,14 @@
-//! Dispositions of signals that this process has inherited.
+//! Dispositions of signals that this process has inherited, and origins of signals.
+
+/// Signal number and origin of a signal.
+pub use libc::siginfo_t as SignalInfo;
+
+/// Returns whether the kernel has sent the signal, for example because of a key of the terminal,
+/// and not a process.
+#[must_use]
+pub fn is_of_kernel(info: &SignalInfo) -> bool {
+    info.si_code == libc::SI_KERNEL
+}
 
 /// Returns whether the signal is ignored, as nohup(1) and shells arrange it for the programs that
 /// they start.

@@ -225,7 +225,9 @@ impl Shard {
             self.remove_conn(key);
         } else {
             let at = now + CLOSE_TIMEOUT;
-            conn.deadline = Some(at);
+            if let Some(before) = conn.deadline.replace(at) {
+                self.deadlines.remove(&(before, key));
+            }
             self.deadlines.insert((at, key));
             self.update_ready(key);
         }

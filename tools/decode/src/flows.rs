@@ -314,8 +314,10 @@ impl TcpFlow {
             && let Some(stream) = &mut self.streams[opposite(side)]
             && (stream.missing_before(acknowledged) > 1 || stream.has_hole())
         {
+            let before_fin = acknowledged.wrapping_sub(1);
+            let is_of_fin = self.fins[opposite(side)] == Some(before_fin);
             let mut chunks = Vec::new();
-            stream.give_up_to(acknowledged, &mut chunks);
+            stream.give_up_to(if is_of_fin { before_fin } else { acknowledged }, &mut chunks);
             for chunk in chunks {
                 let mut findings = Findings::new();
                 self.feed_chunk(opposite(side), chunk, shared, &mut findings);
@@ -438,6 +440,8 @@ impl TcpFlow {
     ) {
         self.streams[side] = Some(ByteStream::new(header.sequence));
         self.streams[opposite(side)] = header.acknowledgment.map(ByteStream::new);
+        // The CRC of the FPDU is correct, so it is no record of TLS.
+        self.cover = EncryptionLayer::Nothing;
         shared.connections += 1;
         let connection = Box::new(Connection::without_startup(findings));
         self.state = FlowState::Iwarp { id: shared.connections, connection };

@@ -118,7 +118,7 @@ fn rust_threads(pattern: &str, queues: u32) -> Case {
     let variants = vec![
         rust_variant(&format!("{pattern} SECONDS 2 1 {queues}")),
         rust_variant(&format!("{pattern} SECONDS 1 1 {queues}")),
-        on_baseline(rust_variant(&format!("{pattern} SECONDS 2 2 {queues}"))),
+        rust_variant(&format!("{pattern} SECONDS 2 2 {queues}")),
     ];
     let checks = vec![
         check("of two devices", "rate", 2, RatioBar::AtLeast(0.95)),
@@ -140,10 +140,10 @@ fn c_threads(pattern: &str, how: &str) -> Case {
     let variants = vec![
         c_variant("load", &format!("{pattern} SECONDS 2 {how}")),
         // A process with one thread needs no second shard.
-        on_baseline(ScalingVariant {
+        ScalingVariant {
             processes: 2,
             ..c_variant("load", &format!("{pattern} SECONDS 1 {waiting}"))
-        }),
+        },
     ];
     let checks = vec![check("of two processes", "rate", 1, RatioBar::AtLeast(0.95))];
     (format!("C, two threads, {pattern}, {name}"), variants, checks)

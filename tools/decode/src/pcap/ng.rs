@@ -71,7 +71,7 @@ impl SectionState {
             let offset = source.offset;
             let parse = if self.big_endian { parse_block_be } else { parse_block_le };
             let content = source.next("block", |bytes| -> Parsed<'_, BlockContent> {
-                parse(bytes).map(|(rest, block)| (rest, parse_block(&block)))
+                parse(bytes).map(|(rest, block)| (rest, parse_block(&block, self.big_endian)))
             })?;
             match content {
                 None => return Ok(None),
@@ -113,11 +113,12 @@ impl SectionState {
     }
 }
 
-fn parse_block(block: &Block<'_>) -> BlockContent {
+/// Returns the contents of a block of a section with this byte order.
+fn parse_block(block: &Block<'_>, big_endian: bool) -> BlockContent {
     match block {
         Block::SectionHeader(section) => BlockContent::Section { big_endian: section.big_endian() },
         Block::InterfaceDescription(interface) => {
-            BlockContent::Interface(CaptureInterface::from_block(interface))
+            BlockContent::Interface(CaptureInterface::from_block(interface, big_endian))
         }
         Block::EnhancedPacket(packet) => enhanced(packet),
         Block::SimplePacket(packet) => simple(packet),
@@ -152,12 +153,14 @@ fn simple(packet: &SimplePacketBlock<'_>) -> BlockContent {
 }
 
 impl CaptureInterface {
-    fn from_block(block: &InterfaceDescriptionBlock<'_>) -> Self {
+    fn from_block(block: &InterfaceDescriptionBlock<'_>, big_endian: bool) -> Self {
+        // The parser always reads this option as little-endian.
+        let offset = block.if_tsoffset;
         Self {
             link: LinkType(block.linktype.0.cast_unsigned()),
             snapshot_length: block.snaplen,
             resolution: units_per_second(block.if_tsresol),
-            offset: block.if_tsoffset,
+            offset: if big_endian { offset.swap_bytes() } else { offset },
         }
     }
 

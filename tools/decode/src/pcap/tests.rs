@@ -98,10 +98,10 @@ fn pcapng_with_two_interfaces_and_two_sections() {
     for order in [ByteOrder::Big, ByteOrder::Little] {
         let mut file = section(order);
         file.extend(interface(order, 1, &[]));
-        // if_tsresol 10^-9
+        // if_tsresol 10^-9, and if_tsoffset of one second.
         let option = match order {
-            ByteOrder::Big => [0, 9, 0, 1, 9, 0, 0, 0],
-            ByteOrder::Little => [9, 0, 1, 0, 9, 0, 0, 0],
+            ByteOrder::Big => [0, 9, 0, 1, 9, 0, 0, 0, 0, 14, 0, 8, 0, 0, 0, 0, 0, 0, 0, 1],
+            ByteOrder::Little => [9, 0, 1, 0, 9, 0, 0, 0, 14, 0, 8, 0, 1, 0, 0, 0, 0, 0, 0, 0],
         };
         file.extend(interface(order, 101, &option));
         let packet =
@@ -118,7 +118,7 @@ fn pcapng_with_two_interfaces_and_two_sections() {
             packets(&file).unwrap().into_iter().map(|p| (p.time, p.link.0, p.bytes)).collect();
         let expected = [
             (Some(3000), 1, b"xy".to_vec()),
-            (Some(3), 101, b"xy".to_vec()),
+            (Some(1_000_000_003), 101, b"xy".to_vec()),
             (None, 1, b"zzz".to_vec()),
             (None, 113, b"q".to_vec()),
         ];
