@@ -26,7 +26,7 @@ use alloc::boxed::Box;
 use core::time::Duration;
 use uiw_ddp::Header;
 use uiw_mpa::startup::StartupRefusal;
-use uiw_rdmap::{Fault, MpaFault, Terminate, TerminateEncoding};
+use uiw_rdmap::{Control, Fault, MpaFault, Opcode, Terminate, TerminateEncoding};
 
 /// Maximum time for the last Reads of a peer after the host was detached.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -211,7 +211,7 @@ impl<M> RdmapStream<M> {
         if let Some(terminate) = &terminate {
             // This is the last FPDU of the stream, after those that were begun.
             let header = uiw_rdmap::untagged_header(
-                uiw_rdmap::Opcode::Terminate,
+                Opcode::Terminate,
                 uiw_rdmap::QN_TERMINATE,
                 1,
                 0,
@@ -316,6 +316,10 @@ impl<M> RdmapStream<M> {
 
     /// Returns the request to which a segment of this end belongs.
     fn request_of(&self, header: &Header) -> AffectedRequest {
+        let opcode = Opcode::from_raw(Control::parse(header.rsvd_ulp()).opcode);
+        if matches!(opcode, Some(Opcode::ReadResponse | Opcode::AtomicResponse)) {
+            return AffectedRequest::Nothing;
+        }
         match header {
             Header::Tagged(tagged) => AffectedRequest::Write { stag: tagged.stag, to: tagged.to },
             Header::Untagged(untagged) if untagged.qn == uiw_rdmap::QN_SEND => {

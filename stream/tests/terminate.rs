@@ -9,6 +9,7 @@ use uiw_ddp::{Header, STag};
 use uiw_rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
 use uiw_stream::{
     AffectedRequest, ConnError, FpduSize, LocalError, Op, RdmapConfig, RdmapStream, ReceiveError,
+    Remote,
 };
 
 fn pair() -> Pair {
@@ -149,6 +150,24 @@ fn reads_and_atomics_of_wrong_memory() {
     let mut unknown = atomic(MEMORY, 0);
     unknown[3] = 1;
     refused(pair(), &header, &unknown, Reason::UnexpectedOpcode);
+}
+
+/// The peer executes requests in order, so those before the one that it refuses are answered.
+#[test]
+fn requests_before_refused_one_answered() {
+    let wrong = Remote { stag: STag(5), to: 0 };
+    let add = |remote| Op::FetchAdd { remote, add: 1, mask: 0 };
+    for refused in [Op::Read { remote: wrong, invalidate: None }, add(wrong)] {
+        for valid in [Op::Read { remote: at(0), invalidate: None }, add(at(0))] {
+            let mut pair = pair();
+            let first = pair.ends[0].post(valid, &[0; 8]);
+            let second = pair.ends[0].post(refused, &[0; 8]);
+            pair.run();
+            assert_eq!(pair.ends[0].terminated_by_peer(), Reason::ProtectionInvalidStag);
+            let completions = [first, second].map(|id| pair.ends[0].host.get(id).completions);
+            assert_eq!(completions, [1, 0], "{valid:?}, then {refused:?}");
+        }
+    }
 }
 
 /// The whole range of a Read is checked before any of it is sent (RFC 5040 section 7.2).

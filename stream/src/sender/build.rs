@@ -102,6 +102,7 @@ impl<M> Sender<M> {
         host: &mut H,
     ) -> Result<bool, ConnError> {
         let (mut messages, mut responses) = (0usize, 0);
+        self.answer_waits = false;
         let max_responses = shared.reads.max_responses();
         while self.has_room() && responses < max_responses {
             let next = match self.message.take() {
@@ -122,7 +123,7 @@ impl<M> Sender<M> {
                     }
                 },
             };
-            let Some(mut message) = next else { return Ok(true) };
+            let Some(mut message) = next else { return Ok(!self.answer_waits) };
             let last = match self.build_run(&mut message, shared, host)? {
                 true => message.left() == 0,
                 false if self.must_send_first(&message, host) => {
@@ -158,16 +159,17 @@ impl<M> Sender<M> {
         Ok(false)
     }
 
-    /// Returns whether the next segment of a response cannot be built while earlier ones are in the
-    /// queue. They are sent first, because the Terminate names the location that the response has
-    /// reached (RFC 5040 section 4.8).
+    /// Returns whether a response cannot be built, or not further, while earlier bytes are in the
+    /// queue. They are sent first: the Terminate names the location that the response has reached
+    /// (RFC 5040 section 4.8), and the requests before it have been executed.
     fn must_send_first<H: StreamHost>(&self, message: &Message, host: &mut H) -> bool {
         let Source::Inbound(source) = &message.source else { return false };
         let to = source.to.wrapping_add(u64::from(message.offset));
-        let len = self.room(message).min(message.left());
-        message.offset > 0
-            && !self.queue.is_empty()
-            && host.read_source(source.stag, to, len).is_err()
+        let len = match message.offset {
+            0 => message.left(),
+            _ => self.room(message).min(message.left()),
+        };
+        len > 0 && !self.queue.is_empty() && host.read_source(source.stag, to, len).is_err()
     }
 
     /// Returns whether the batch has room for more.
@@ -329,8 +331,9 @@ impl<M> Sender<M> {
                 let to = source.to.wrapping_add(u64::from(message.offset));
                 match host.read_source(source.stag, to, left) {
                     Ok(payload) => payload,
-                    // RFC 5040 section 7.2: the whole range is checked before the first byte.
-                    Err(error) if message.offset == 0 => {
+                    // RFC 5040 section 7.2: the whole range is checked before the first byte. Earlier
+                    // responses are sent before the Terminate.
+                    Err(error) if message.offset == 0 && self.queue.is_empty() => {
                         let fault = error.of_read(source.stag, to, left);
                         return Err(ConnError::fault(fault, shared.reads.oldest_segment(0)));
                     }

@@ -63,6 +63,8 @@ pub(crate) struct Sender<M> {
     responses_were_first: bool,
     /// True if the host had no more requests when it was last asked. A doorbell announces new ones.
     pub(crate) drained: bool,
+    /// True if the next atomic cannot be executed, which is reported when the queue is empty.
+    answer_waits: bool,
     /// True if the drain Read is to be sent as the next message, because the host is detached or
     /// the stream closes in order.
     drain_read: bool,
@@ -90,6 +92,7 @@ impl<M> Sender<M> {
             rtr: None,
             responses_were_first: false,
             drained: false,
+            answer_waits: false,
             drain_read: false,
             placed: 0,
             announced: None,

@@ -155,12 +155,18 @@ impl<M> Sender<M> {
             InboundKind::Atomic(request) => {
                 // Responses are sent in the order of the requests, after earlier Reads (RFC 7306
                 // section 5.4).
-                let original = host.atomic(&request).map_err(|error| {
-                    ConnError::fault(
-                        error.fault(request.stag, request.to),
-                        shared.reads.oldest_segment(0),
-                    )
-                })?;
+                let original = match host.atomic(&request) {
+                    Ok(original) => original,
+                    // Earlier responses are sent before the Terminate.
+                    Err(_) if !self.queue.is_empty() => {
+                        self.answer_waits = true;
+                        return Ok(None);
+                    }
+                    Err(error) => {
+                        let fault = error.fault(request.stag, request.to);
+                        return Err(ConnError::fault(fault, shared.reads.oldest_segment(0)));
+                    }
+                };
                 shared.reads.end_inbound();
                 let response = AtomicResponse { request_id: request.request_id, original };
                 let header =

@@ -223,6 +223,7 @@ impl Conn {
     /// Detaches the connection from its queue pair, which is being destroyed. No request or receive
     /// completes after this.
     pub(crate) fn detach(&mut self, services: &mut Services) {
+        self.discards_requests = true;
         self.with_stream(services, |stream, host, now| stream.detach(host, now));
         self.state.held.clear();
         self.qp = None;
@@ -231,6 +232,7 @@ impl Conn {
 
     /// Aborts the connection and detaches it from its queue pair, which is being reset.
     pub(crate) fn forget_qp(&mut self, services: &mut Services) {
+        self.discards_requests = true;
         self.abort(services);
         self.qp = None;
     }

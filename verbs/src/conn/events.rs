@@ -176,7 +176,9 @@ impl Conn {
     }
 
     fn on_ended(&mut self, ended: &StreamEnd, services: &mut Services) {
-        self.report_all_receives(services);
+        if !self.discards_requests {
+            self.report_all_receives(services);
+        }
         match self.silent_for {
             Some(time) if matches!(ended.error, ConnError::Lost) => {
                 let (peer, qp) = (self.peer(), self.logged_qp());
@@ -332,6 +334,8 @@ impl Conn {
     /// Returns whether the queue pair continues without this connection and waits for another one.
     /// Requests that were posted before stay in its queues.
     ///
+    /// In SQD it does not, because its requests wait for the program.
+    ///
     /// This is the case if the peer has closed the connection while nothing was in progress, if the
     /// peer's queue pair has entered the error state, or if the peer has gone after the Reply of
     /// this end and before its own first FPDU.
@@ -346,7 +350,9 @@ impl Conn {
             && (closed || gone && undecided)
             && self.qp.as_ref().is_some_and(|qp| {
                 let sq = qp.sq.lock();
-                sq.mode == SqMode::Running && (undecided || !sq.has_next())
+                qp.state() == QpState::Rts
+                    && sq.mode == SqMode::Running
+                    && (undecided || !sq.has_next())
             })
     }
 
@@ -405,6 +411,13 @@ impl Conn {
         let Some(qp) = &self.qp else { return };
         let wakes = &mut services.wakes;
         qp.set_state(QpState::Err);
+        if self.discards_requests {
+            if let RecvSource::Shared(srq) = &qp.rq {
+                srq.stop_waiting(self.token);
+            }
+            services.table.unbind_stream(qp.stream());
+            return;
+        }
         {
             let mut sq = qp.sq.lock();
             let oldest = sq.oldest_open();

@@ -107,6 +107,9 @@ pub(crate) struct Conn {
     address_entry: Option<AddressEntry>,
     /// True once Full Operation has begun.
     was_open: bool,
+    /// True if the queue pair is being destroyed or reset, so that its requests end without
+    /// completions.
+    discards_requests: bool,
     /// True if the program has dropped the connection, or closes it, and requests are in progress
     /// ([`Conn::limit_lifetime`]).
     is_limited: bool,
@@ -167,6 +170,7 @@ impl Conn {
             half_open: None,
             address_entry: None,
             was_open: false,
+            discards_requests: false,
             is_limited: false,
             stack_request: StackRequest::Nothing,
             asked_local: None,

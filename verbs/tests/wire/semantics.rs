@@ -674,6 +674,23 @@ fn drained_queue_resumes() {
     b.received_ok(2);
 }
 
+/// The completion queues have less room than there are requests, because a program need not signal
+/// each of them.
+#[test]
+fn reset_or_destroyed_queue_pair_completes_nothing() {
+    for destroys in [false, true] {
+        let end = End::made(Make { cqe: 2, ..Make::default() });
+        let (a, _b) = pair_of(end, End::new(), &ConnConfig::default());
+        (0..8).for_each(|id| a.recv(id, 0, 8));
+        let End { qp, device, rcq, .. } = a;
+        match destroys {
+            true => drop(qp),
+            false => qp.modify(QpState::Reset).unwrap(),
+        }
+        assert!(device.async_events().is_empty() && rcq.is_empty());
+    }
+}
+
 #[test]
 fn queue_pair_is_new_after_reset() {
     let end = End::new();
