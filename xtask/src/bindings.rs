@@ -80,7 +80,7 @@ impl Binding {
         }
         let tests = format!("{}::", self.name.replace('-', "_"));
         let mut cargo = crate::workspace::stock(&[&tests]);
-        Ok(cargo.env(self.programs, programs).status()?.success())
+        crate::workspace::run_tests(cargo.env(self.programs, programs))
     }
 
     /// Copies the source of the crate to a folder in which its own targets can be built, because

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::workspace::stock;
+use crate::workspace::{run_tests, stock};
 
 /// Options of `cargo xtask interop fabtests`.
 #[derive(clap::Args)]
@@ -128,7 +128,7 @@ fn test(module: &str, only: &str, variables: &[(&str, &Path)]) -> io::Result<boo
         )));
     }
     let mut tests = stock(&["--nocapture", "--exact"]);
-    Ok(tests.args(chosen).envs(variables.iter().copied()).status()?.success())
+    run_tests(tests.args(chosen).envs(variables.iter().copied()))
 }
 
 /// Parses the names in a list of tests.

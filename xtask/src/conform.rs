@@ -6,5 +6,5 @@ use std::io;
 pub(crate) fn run() -> io::Result<bool> {
     let mut cargo = crate::workspace::cargo();
     cargo.args(["test", "-p", "uiw-interop", "--test", "stacks", "--", "conform::"]);
-    Ok(cargo.env("INTEROP_CONFORM_WHOLE", "1").status()?.success())
+    crate::workspace::run_tests(cargo.env("INTEROP_CONFORM_WHOLE", "1"))
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use uiw_siw::Result as Outcome;
 use uiw_siw::shell::Process;
+use uiw_siw::{Error, Result as Outcome};
 
 use crate::bench::programs::{
     build_libraries, cargo_build, command_with_libraries, output, pair, start,
@@ -70,7 +70,7 @@ pub(crate) fn check() -> Result<bool, String> {
         }
         for (name, serving, words) in STOCK {
             if !crate::packages::on_path(name) {
-                println!("  SKIPPED: {name}");
+                note(name, Err(Error::Missing("the program".to_owned())));
                 continue;
             }
             let end = |version: &Version, words: &str, port: u16| {

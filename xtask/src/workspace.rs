@@ -1,10 +1,10 @@
 //! Folders of the workspace, and the Cargo that builds it.
 
-use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs, io};
 
-use crate::process::output;
+use crate::process::{TempPath, output};
 
 /// Returns the folder of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -25,6 +25,18 @@ pub(crate) fn stock(args: &[&str]) -> Command {
     let mut command = cargo();
     command.args(["test", "-p", "uiw-interop", "--test", "stock", "--"]).args(args);
     command
+}
+
+/// Runs tests, and returns whether all of them ran and passed. Prints why tests were skipped.
+///
+/// # Errors
+/// If the command cannot be started.
+pub(crate) fn run_tests(tests: &mut Command) -> io::Result<bool> {
+    let log = TempPath::new(env::temp_dir().join(format!("uiw-skipped-{}", std::process::id())));
+    let passed = tests.env(uiw_interop::SKIP_LOG, &*log).status()?.success();
+    let skipped = fs::read_to_string(&*log).unwrap_or_default();
+    skipped.lines().for_each(|line| eprintln!("SKIPPED: {line}"));
+    Ok(passed && skipped.is_empty())
 }
 
 /// Returns what `cargo metadata` prints about the packages of the workspace.

@@ -10,6 +10,8 @@ use uiw_siw::{Error, Result};
 enum ComparedFigure {
     Throughput,
     RoundTrip,
+    /// Time of a round trip, and its 99th percentile, which has a bar of its own.
+    RoundTripAndTail,
     /// Messages per second, compared with raw writes of the same size.
     Messages,
     /// Processor time per byte, for both ends together.
@@ -28,7 +30,7 @@ fn bar(with_avx512: f64, without: f64) -> f64 {
 }
 
 pub(super) fn rows() -> Vec<TableRow> {
-    use ComparedFigure::{Messages, Processor, RoundTrip, Throughput};
+    use ComparedFigure::{Messages, Processor, RoundTrip, RoundTripAndTail, Throughput};
     use RatioBar::{AtLeast, AtMost};
     [
         ("write 64000, CRC off", "--op write --size 64000 --crc off", Throughput, AtLeast(0.97)),
@@ -53,13 +55,13 @@ pub(super) fn rows() -> Vec<TableRow> {
         (
             "write ping-pong, polling",
             "--op write --size 64 --latency",
-            RoundTrip,
+            RoundTripAndTail,
             AtMost(bar(1.10, 1.12)),
         ),
         (
             "send ping-pong, polling",
             "--op send --size 64 --latency",
-            RoundTrip,
+            RoundTripAndTail,
             AtMost(bar(1.10, 1.12)),
         ),
         (
@@ -123,7 +125,20 @@ fn measure(lab: &Lab, args: &str, figure: ComparedFigure) -> Result<Vec<RatioLin
     command.args(["perf", "--compare", "--json", "--slices", &lab.rounds.to_string()]);
     command.args(args.split_whitespace());
     command.args(lab.options.congestion.iter().flat_map(|name| ["--congestion", name]));
-    read(figure, &json_object(&output(&command)?)?).map(|line| vec![line])
+    let value = json_object(&output(&command)?)?;
+    let mut lines = vec![read(figure, &value)?];
+    if matches!(figure, ComparedFigure::RoundTripAndTail) {
+        lines.push(tail(&value)?);
+    }
+    Ok(lines)
+}
+
+fn tail(value: &Value) -> Result<RatioLine> {
+    let us = |who: &str| figure(value, &format!("/round_trip_us_p99/{who}/median"));
+    let (ours, raw) = (us("uiw")?, us("raw")?);
+    let note = format!("{ours:.1} beside {raw:.1} us");
+    Ok(RatioLine::new("99th percentile, of raw TCP's", RatioSpread::new([ours / raw]), note)
+        .bar(RatioBar::AtMost(1.3)))
 }
 
 fn read(kind: ComparedFigure, value: &Value) -> Result<RatioLine> {
@@ -134,7 +149,7 @@ fn read(kind: ComparedFigure, value: &Value) -> Result<RatioLine> {
                 |who: &str| of(&format!("/bytes_per_second/{who}/median")).map(|rate| rate / 1e9);
             ("of raw TCP", "/ratio", format!("{:.2} beside {:.2} GB/s", rate("uiw")?, rate("raw")?))
         }
-        ComparedFigure::RoundTrip => {
+        ComparedFigure::RoundTrip | ComparedFigure::RoundTripAndTail => {
             let us = |part: &str, who: &str| of(&format!("/round_trip_us_{part}/{who}/median"));
             let ends =
                 |part: &str| Ok(format!("{:.1} beside {:.1}", us(part, "uiw")?, us(part, "raw")?));

@@ -82,7 +82,8 @@ pub(super) fn rows() -> Vec<TableRow> {
     rows
 }
 
-const MBIT: (f64, &str) = (1e6, "Mbit/s");
+/// Unit of rates, which are in bytes per second.
+const MBIT: (f64, &str) = (125e3, "Mbit/s");
 
 /// Network with both ends, and the files to copy.
 struct WanBench<'a> {
@@ -383,7 +384,7 @@ fn end_emulator(emulator: Process) -> Result<f64> {
     figure(&way, "/delivered_bytes")
 }
 
-/// Measures Writes and a bare connection on a path, in bits per second.
+/// Measures Writes and a bare connection on a path, in bytes per second.
 fn streams(lab: &Lab, cell: PathCell, congestion: &str, rounds: u32) -> Result<[Vec<f64>; 2]> {
     let wan = WanBench::new(lab)?;
     let ours = |round| wan.carrying(cell, 11 + round, || wan.writes(congestion, ""));

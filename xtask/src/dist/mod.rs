@@ -25,6 +25,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::arch::Arch;
 use crate::install::{self, Built, Layout};
+use crate::process::TempPath;
 use crates::Crates;
 use emulator::Emulator;
 use glibc::GlibcNeeds;
@@ -35,7 +36,7 @@ pub(crate) use sums::hex as sha256;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Makes a tarball, a Debian package, a Python wheel, a list of the crates in them (CycloneDX), an OCI image in an archive, and
-SHA256SUMS. With cargo-zigbuild (`pip install cargo-zigbuild ziglang`) the programs run with glibc 2.28 or newer, otherwise with that of this
+SHA256SUMS. With cargo-zigbuild (`pip install cargo-zigbuild ziglang` in a virtual environment) the programs run with glibc 2.28 or newer, otherwise with that of this
 system; names and dependencies of the packages say which. Times in the packages are SOURCE_DATE_EPOCH, or that of the last commit. The image
 needs mmdebstrap, umoci, and Debian's packages.
 --target makes packages for another processor. It needs cargo-zigbuild, that processor's binutils (Debian: binutils-aarch64-linux-gnu), and Rust's standard
@@ -109,8 +110,8 @@ pub(crate) fn make(out: &Path, only: &[Kind], debug: bool) -> Result<Vec<PathBuf
 struct PackageBuild {
     /// Folder for the packages.
     out: PathBuf,
-    /// Folder for temporary files, which is removed at the end.
-    work: PathBuf,
+    /// Folder for temporary files.
+    work: TempPath,
     version: String,
     /// Processor for which the packages are built.
     arch: Arch,
@@ -127,12 +128,6 @@ struct PackageBuild {
     root: OnceLock<Result<Root, String>>,
 }
 
-impl Drop for PackageBuild {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.work);
-    }
-}
-
 impl PackageBuild {
     fn make(options: &Options) -> Result<Self, String> {
         let arch = options.target.unwrap_or_else(Arch::here);
@@ -145,7 +140,7 @@ impl PackageBuild {
             .map(|name| built.file(name));
         let crates = Crates::of_packages(arch)?;
         let mut dist = Self {
-            work: target.join(format!("dist-work-{}", std::process::id())),
+            work: TempPath::new(target.join(format!("dist-work-{}", std::process::id()))),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             arch,
             time: time()?,
@@ -159,7 +154,7 @@ impl PackageBuild {
         };
         fs::create_dir_all(&dist.out)
             .map_err(|error| format!("{}: {error}", dist.out.display()))?;
-        fs::create_dir_all(&dist.work)
+        fs::create_dir_all(&*dist.work)
             .map_err(|error| format!("{}: {error}", dist.work.display()))?;
         eprintln!(
             "xtask: the programs need glibc 2.{} and {}",

@@ -55,7 +55,7 @@ impl Built {
         if debug {
             return Self::native(debug, &PYTHON, &[]);
         }
-        let hint = "`pip install cargo-zigbuild ziglang`";
+        let hint = "`pip install cargo-zigbuild ziglang` in a virtual environment";
         match (crate::packages::on_path("cargo-zigbuild"), arch.is_here()) {
             (true, _) => {}
             (false, true) => {
