@@ -89,7 +89,8 @@ impl Interface {
 /// Returns the index of the interface with this name.
 ///
 /// # Errors
-/// `NotFound` if there is none, `InvalidInput` if the name contains a zero byte.
+/// `NotFound` if there is none, `InvalidInput` if the name contains a zero byte; errors of the
+/// system.
 pub fn index_of(name: &str) -> io::Result<u32> {
     index_by(socket()?, name)
 }

@@ -293,7 +293,7 @@ impl<M> RdmapStream<M> {
     }
 
     /// Returns the request that has failed: the one that a Terminate names, or else the oldest that
-    /// has not completed.
+    /// has not completed. None has failed if the Terminate quotes a response of this end.
     fn named_request(&self, error: &ConnError) -> AffectedRequest {
         match error {
             ConnError::Local { request, .. } => {

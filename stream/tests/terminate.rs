@@ -170,6 +170,20 @@ fn requests_before_refused_one_answered() {
     }
 }
 
+/// An end that always has requests to send refuses an atomic soon.
+#[test]
+fn atomic_refused_before_all_requests_are_sent() {
+    const WRITES: usize = 20_000;
+    let mut pair = pair();
+    let write = Op::Write { remote: at(0) };
+    let ids: Vec<_> = (0..WRITES).map(|_| pair.ends[1].post(write, &[0; 64])).collect();
+    let wrong = Remote { stag: STag(5), to: 0 };
+    pair.ends[0].post(Op::FetchAdd { remote: wrong, add: 1, mask: 0 }, &[0; 8]);
+    pair.run();
+    assert_eq!(pair.ends[0].terminated_by_peer(), Reason::ProtectionInvalidStag);
+    assert_eq!(pair.ends[1].host.get(ids[WRITES - 1]).completions, 0);
+}
+
 /// The whole range of a Read is checked before any of it is sent (RFC 5040 section 7.2).
 #[test]
 fn read_beyond_rights_refused() {

@@ -195,8 +195,7 @@ impl CopyPlan {
                 self.update(|state| state.directories.push(Task::Directory(directory, Vec::new())));
             }
             EntryKind::Special => {
-                let why =
-                    "a device, FIFO or socket, a file above 64 TiB, or unreadable: not copied";
+                let why = "a device, FIFO or socket, a file above 64 TiB, or cannot be examined";
                 self.fail(&item, why);
             }
             EntryKind::Symlink => {

@@ -114,7 +114,7 @@ impl MeasurementPlan {
             return wrong(format!("--bidirectional --op {}", self.op), why);
         }
         if self.latency && self.validate && matches!(self.op, PerfOp::Write | PerfOp::WriteImm) {
-            let why = "a ping-pong of Writes is not validated".into();
+            let why = "a ping-pong of Writes cannot be validated".into();
             return wrong(format!("--latency --validate --op {}", self.op), why);
         }
         if self.latency && self.op == PerfOp::Write && self.wait != WaitMode::Spin {

@@ -139,14 +139,14 @@ impl PacketLink {
         }
     }
 
-    /// Checks whether an interface that was down is up again, in which case the kernel delivers
-    /// frames to the socket again. A deleted interface stays lost even if a new one has the same
-    /// name.
     /// Queries the interface, in the network namespace in which the link was opened.
     pub(super) fn find_interface(&self) -> io::Result<Interface> {
         Interface::find_by(self.socket.fd(), &self.interface.name)
     }
 
+    /// Checks whether an interface that was down is up again, in which case the kernel delivers
+    /// frames to the socket again. A deleted interface stays lost even if a new one has the same
+    /// name.
     fn look(&mut self) {
         match self.find_interface() {
             Ok(now) if now.index != self.interface.index => self.failure = Some(LinkLoss::Deleted),

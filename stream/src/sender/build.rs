@@ -159,8 +159,7 @@ impl<M> Sender<M> {
         Ok(false)
     }
 
-    /// Returns whether a response cannot be built, or not further, while earlier bytes are in the
-    /// queue. They are sent first: the Terminate names the location that the response has reached
+    /// Returns whether a response cannot be begun or continued while earlier bytes are in the queue. They are sent first: the Terminate names the location that the response has reached
     /// (RFC 5040 section 4.8), and the requests before it have been executed.
     fn must_send_first<H: StreamHost>(&self, message: &Message, host: &mut H) -> bool {
         let Source::Inbound(source) = &message.source else { return false };
@@ -331,8 +330,8 @@ impl<M> Sender<M> {
                 let to = source.to.wrapping_add(u64::from(message.offset));
                 match host.read_source(source.stag, to, left) {
                     Ok(payload) => payload,
-                    // RFC 5040 section 7.2: the whole range is checked before the first byte. Earlier
-                    // responses are sent before the Terminate.
+                    // RFC 5040 section 7.2: the whole range is checked before the first byte.
+                    // Earlier responses are sent before the Terminate.
                     Err(error) if message.offset == 0 && self.queue.is_empty() => {
                         let fault = error.of_read(source.stag, to, left);
                         return Err(ConnError::fault(fault, shared.reads.oldest_segment(0)));

@@ -200,7 +200,7 @@ impl<M> Sender<M> {
         self.queue.is_empty() && self.is_idle(shared) && shared.reads.inbound.is_empty()
     }
 
-    /// Returns whether a Read Response is partly built.
+    /// Returns whether a Read Response is partly built, or waits until the queue is empty.
     pub(crate) fn is_inside_response(&self) -> bool {
         self.message.as_ref().is_some_and(|message| matches!(message.source, Source::Inbound(_)))
     }

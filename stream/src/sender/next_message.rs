@@ -64,7 +64,7 @@ impl<M> Sender<M> {
                 true => self.next_answer(shared, host)?,
                 false => self.take_request(shared, host)?,
             };
-            if next.is_some() {
+            if next.is_some() || self.answer_waits {
                 return Ok(next);
             }
         }
@@ -157,9 +157,10 @@ impl<M> Sender<M> {
                 // section 5.4).
                 let original = match host.atomic(&request) {
                     Ok(original) => original,
-                    // Earlier responses are sent before the Terminate.
+                    // Earlier responses are sent before the Terminate, and no further request.
                     Err(_) if !self.queue.is_empty() => {
                         self.answer_waits = true;
+                        self.responses_were_first = false;
                         return Ok(None);
                     }
                     Err(error) => {

@@ -37,7 +37,7 @@ pub(crate) struct TestHost {
     pub(crate) built: usize,
     /// Completed requests, in the order of their completions.
     pub(crate) completed: Vec<u32>,
-    /// Refused requests with the feature that the peer lacks.
+    /// Refused requests with the reason.
     pub(crate) refused: Vec<(u32, RequestRefusal)>,
     /// Lengths of posted receives.
     pub(crate) receives: VecDeque<u32>,

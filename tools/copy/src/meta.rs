@@ -17,7 +17,8 @@ pub enum EntryKind {
     File,
     Directory,
     Symlink,
-    /// A device, FIFO or socket, or a file of more than [`MAX_SIZE`], which is never copied.
+    /// A device, FIFO or socket, a file of more than [`MAX_SIZE`], or an entry that cannot be
+    /// examined. It is never copied.
     Special,
 }
 

@@ -31,8 +31,8 @@ const ENTRY_OVERHEAD: usize = 64;
 /// session. A batch takes only seconds.
 pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
-/// Maximum number of attempts to open a file that the kernel refuses with EAGAIN. The second half of
-/// them is made after pauses.
+/// Maximum number of attempts to open a file that the kernel refuses with EAGAIN. The second half
+/// of them is made after pauses.
 const MAX_ATTEMPTS: u32 = 200;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(1);
 

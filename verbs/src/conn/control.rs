@@ -233,6 +233,7 @@ impl Conn {
     /// Aborts the connection and detaches it from its queue pair, which is being reset.
     pub(crate) fn forget_qp(&mut self, services: &mut Services) {
         self.discards_requests = true;
+        self.state.held.clear();
         self.abort(services);
         self.qp = None;
     }

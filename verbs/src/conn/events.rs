@@ -334,11 +334,10 @@ impl Conn {
     /// Returns whether the queue pair continues without this connection and waits for another one.
     /// Requests that were posted before stay in its queues.
     ///
-    /// In SQD it does not, because its requests wait for the program.
-    ///
     /// This is the case if the peer has closed the connection while nothing was in progress, if the
     /// peer's queue pair has entered the error state, or if the peer has gone after the Reply of
-    /// this end and before its own first FPDU.
+    /// this end and before its own first FPDU. A queue pair in SQD does not continue, because its
+    /// requests wait for the program.
     fn may_leave(&self, error: &ConnError) -> bool {
         let closed = matches!(error, ConnError::Closed) || is_local_error_of_peer(error);
         let gone = matches!(
@@ -412,6 +411,8 @@ impl Conn {
         let wakes = &mut services.wakes;
         qp.set_state(QpState::Err);
         if self.discards_requests {
+            // Also releases the memory of a long message.
+            let _ = self.state.take_receive();
             if let RecvSource::Shared(srq) = &qp.rq {
                 srq.stop_waiting(self.token);
             }

@@ -158,14 +158,16 @@ pub fn with_address(address: IpAddr) -> Result<&'static Device> {
 /// `ibv_get_device_list`: the devices of the system's library, if it is loaded, come first.
 pub extern "C" fn ibv_get_device_list(count: OutPtr<'_, c_int>) -> *mut *mut ibv_device {
     boundary::pointer(|| {
-        let (ours, theirs) = (list(), system::devices());
-        let devices = ours.and_then(|ours| {
-            let theirs = theirs.as_ref().map_err(|errno| *errno)?;
-            let theirs = theirs.iter().flat_map(system::SystemDevices::iter);
-            Ok(theirs.chain(ours.into_iter().map(Device::abi)).collect())
-        });
+        let found = list().and_then(|ours| Ok((ours, system::devices()?)));
+        let (devices, theirs) = match found {
+            Ok((ours, theirs)) => {
+                let devices = theirs.iter().flat_map(system::SystemDevices::iter);
+                (Ok(devices.chain(ours.into_iter().map(Device::abi)).collect()), theirs)
+            }
+            Err(errno) => (Err(errno), None),
+        };
         let array = c_library::list_to_heap(devices, count)?;
-        if let Some(theirs) = theirs? {
+        if let Some(theirs) = theirs {
             theirs.attach_to_list(array);
         }
         Ok(array)
