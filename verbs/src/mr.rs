@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use uiw_ddp::STag;
 use uiw_mem::{
-    Access, BindError, FastRegisterError, LocalError, Memory, PdId, Region, Rereg, Span, StreamId,
-    Table, Window, WindowType,
+    Access, BindError, FastRegisterError, LocalError, Memory, PdId, Region, Rereg, StreamId, Table,
+    Window, WindowType,
 };
 
 /// A peer's memory, as the peer describes it in a message of the application.
@@ -263,12 +263,16 @@ impl Pd {
         Ok(RawMr { pd: self.clone(), region, is_deregistered: false })
     }
 
-    /// Returns the bytes of a local element, which is to be written if `write` is true.
+    /// Returns the addresses of the bytes of a local element, which is to be written if `write` is
+    /// true.
     ///
     /// # Errors
     /// The [`LocalError`] for which the element is invalid.
-    pub fn resolve(&self, sge: Sge, write: bool) -> std::result::Result<Span, LocalError> {
-        self.driver().shared.table.local(sge.lkey, self.id(), sge.addr, sge.length, write)
+    pub fn resolve(&self, sge: Sge, write: bool) -> std::result::Result<Range<usize>, LocalError> {
+        let table = &self.driver().shared.table;
+        let span = table.local(sge.lkey, self.id(), sge.addr, sge.length, write)?;
+        let start = span.as_ptr().addr();
+        Ok(start..start + span.len())
     }
 
     /// Allocates a memory window that is not bound.

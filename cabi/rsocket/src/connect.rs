@@ -34,6 +34,10 @@ impl PendingConnection {
     }
 }
 
+/// Time for which a closed socket may send its last bytes. The exit of a program also waits for at
+/// most as long.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Returns the configuration of a connection or listener.
 ///
 /// # Errors
@@ -47,6 +51,8 @@ pub(crate) fn conn_config(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
     options.refused_retry_time = Duration::ZERO;
     // Written data comes from the library's own buffers.
     options.stable_tx = settings.stable_tx.unwrap_or(StableTx::Off);
+    // `rclose` returns before the peer has received everything.
+    options.close_timeout = CLOSE_TIMEOUT;
     // The protocol permits a message to wait for a receive.
     options.no_receive_timeout = Duration::MAX;
     Ok(Arc::new(options))
@@ -84,8 +90,14 @@ pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
 pub(crate) fn start(socket: &Socket, state: &mut State, to: SocketAddr) -> Result<()> {
     match &state.phase {
         Phase::New(_) => {}
-        // After a failure the socket may be connected again, as with TCP.
-        Phase::Failed => state.phase = Phase::New(None),
+        // After a failure the socket may be connected again, as with TCP. The error of a
+        // non-blocking attempt is returned first.
+        Phase::Failed => {
+            state.phase = Phase::New(None);
+            if let Some(error) = state.error.take() {
+                return Err(error);
+            }
+        }
         Phase::Connecting(..) if state.has_peer() => return Err(Errno(libc::EISCONN)),
         Phase::Connecting(..) | Phase::Refused => return Err(Errno(libc::EALREADY)),
         Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => {

@@ -559,7 +559,7 @@ impl State {
 
     /// Calls `change` for the stream, if there is one, and stores the error with which it failed
     /// meanwhile.
-    fn change_stream<R>(&mut self, change: impl FnOnce(&mut Stream) -> R) -> Option<R> {
+    pub(super) fn change_stream<R>(&mut self, change: impl FnOnce(&mut Stream) -> R) -> Option<R> {
         let stream = self.stream_mut()?;
         let before = stream.failure();
         let result = change(stream);

@@ -370,11 +370,11 @@ impl Stream {
 
     /// Closes the connection: transmits all data, then DISCONNECT, and then ends the stream.
     pub(crate) fn close(&mut self) {
+        // These fail if the connection has ended.
         if self.ended.is_none() {
-            // These fail if the connection has ended.
             let _ = self.shutdown(true, true);
-            let _ = self.link.qp().disconnect();
         }
+        let _ = self.link.qp().disconnect();
     }
 
     /// Removes all mapped buffers.

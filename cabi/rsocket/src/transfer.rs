@@ -212,7 +212,7 @@ fn receive_some(
             }
         }
         if flags & libc::MSG_PEEK == 0 {
-            changed |= stream.consume(done);
+            changed |= state.change_stream(|stream| stream.consume(done)).unwrap_or_default();
         }
         Ok(done)
     });

@@ -362,10 +362,10 @@ pub(crate) extern "C" fn advise_mr<'a>(
         }
         for sge in list.copies(count)? {
             let element = Sge { addr: sge.addr, length: sge.length, lkey: STag(sge.lkey) };
-            let span = domain.engine.resolve(element, write).map_err(advice_error)?;
+            let range = domain.engine.resolve(element, write).map_err(advice_error)?;
             // The last advice concerns only pages that are already present.
             if advice != PREFETCH_NO_FAULT {
-                let checked = mapping::check(span.as_ptr().addr(), span.len(), write);
+                let checked = mapping::check(range.start, range.len(), write);
                 if flags & FLUSH != 0 {
                     checked?;
                 }

@@ -359,10 +359,11 @@ impl ByteStream {
     }
 
     /// Sends a message that takes a credit. The caller has waited for [`Self::poll_credit`].
-    fn send_with_credit(&mut self, fin: bool, payload: &[u8]) -> Result<(), Error> {
+    fn send_with_credit(&mut self, fin: bool, payload: &[u8]) -> io::Result<()> {
         self.writing.credits -= 1;
         let credits = self.reading.take_freed();
-        self.send(Header { credits, fin }, payload)
+        // The credits of a message that was not sent are lost, so the stream cannot continue.
+        self.send(Header { credits, fin }, payload).map_err(|error| self.writing.fail(error))
     }
 
     fn send(&mut self, header: Header, payload: &[u8]) -> Result<(), Error> {

@@ -37,6 +37,15 @@ impl Wake for WakeHandle {
     }
 }
 
+/// Lets the background thread drive a shard again when its task ends, for whatever reason.
+struct ReleaseGuard(Arc<ShardTask>);
+
+impl Drop for ReleaseGuard {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
 /// Handle of the tasks that drive a device, one for each of its shards.
 ///
 /// Dropping it stops the tasks; then the device's background threads drive again.
@@ -97,9 +106,10 @@ pub fn drive(device: &Device) -> io::Result<Driver> {
         // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and
         // the same until it is deregistered.
         let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
+        let shard = ReleaseGuard(shard);
         let task = async move {
-            if let Err(error) = drive_shard(&shard, set, handle).await {
-                shard.release();
+            if let Err(error) = drive_shard(&shard.0, set, handle).await {
+                drop(shard);
                 tracing::error!(shard = index, %error, "tokio can no longer drive the device");
             }
         };
