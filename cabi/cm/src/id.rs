@@ -400,8 +400,18 @@ impl Id {
         self.events.acknowledge(1);
     }
 
+    /// Returns the number of events that were passed to C so far.
+    pub(crate) fn delivered_events(&self) -> u64 {
+        self.events.delivered()
+    }
+
+    /// Waits until C has acknowledged this number of events.
+    pub(crate) fn wait_acknowledged(&self, events: u64) {
+        self.events.wait_for(events);
+    }
+
     /// Waits until C has acknowledged every event.
-    pub(crate) fn wait_acknowledged(&self) {
+    pub(crate) fn wait_all_acknowledged(&self) {
         self.events.wait();
     }
 }

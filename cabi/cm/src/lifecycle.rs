@@ -35,7 +35,7 @@ pub(crate) fn own_channel() -> Result<Arc<Channel>> {
 pub(crate) fn destroy(id: &Id) {
     acknowledge_shown(id);
     discard(id);
-    id.wait_acknowledged();
+    id.wait_all_acknowledged();
 }
 
 /// Like [`destroy`], for an id of which C has no event.
@@ -119,12 +119,15 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
         }
     }
     id.abi.set(|id| &id.channel, to.abi());
+    // Events that are delivered from now on come from the new channel, and may be acknowledged by a
+    // thread that waits for this call.
+    let delivered = id.delivered_events();
     drop(state);
     drop(control);
     if was_sync {
         drop(registry::remove_channel(from.abi()));
     }
-    id.wait_acknowledged();
+    id.wait_acknowledged(delivered);
     Ok(())
 }
 

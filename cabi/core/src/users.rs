@@ -40,38 +40,62 @@ impl Drop for UserToken {
     }
 }
 
-/// Number of events about an object that were delivered and not acknowledged yet. The destruction
-/// of the object waits for these events, because the program may still use the object to which an
+/// Numbers of the events about an object that were delivered and acknowledged. The destruction of
+/// the object waits until they are equal, because the program may still use the object to which an
 /// event refers.
 #[derive(Default)]
 pub struct UnacknowledgedEvents {
-    count: Mutex<u32>,
-    none: Condvar,
+    counts: Mutex<EventCounts>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct EventCounts {
+    delivered: u64,
+    acknowledged: u64,
+    /// Number of threads that wait for acknowledgements.
+    waiting: u32,
 }
 
 impl UnacknowledgedEvents {
     /// Counts a delivered event.
     #[inline]
     pub fn deliver(&self) {
-        *self.count.lock() += 1;
+        self.counts.lock().delivered += 1;
     }
 
     /// Counts acknowledged events. An excess over the delivered events is ignored.
     #[inline]
     pub fn acknowledge(&self, events: u32) {
-        let mut count = self.count.lock();
-        *count = count.saturating_sub(events);
-        if *count == 0 {
-            self.none.notify_all();
+        let mut counts = self.counts.lock();
+        counts.acknowledged = (counts.acknowledged + u64::from(events)).min(counts.delivered);
+        if counts.waiting > 0 {
+            self.changed.notify_all();
         }
+    }
+
+    /// Returns the number of events that were delivered so far.
+    pub fn delivered(&self) -> u64 {
+        self.counts.lock().delivered
     }
 
     /// Waits until every delivered event is acknowledged.
     pub fn wait(&self) {
-        let mut count = self.count.lock();
-        while *count > 0 {
-            count = self.none.wait(count);
+        self.wait_while(|counts| counts.acknowledged < counts.delivered);
+    }
+
+    /// Waits until `events` events are acknowledged.
+    pub fn wait_for(&self, events: u64) {
+        self.wait_while(|counts| counts.acknowledged < events);
+    }
+
+    fn wait_while(&self, waits: impl Fn(&EventCounts) -> bool) {
+        let mut counts = self.counts.lock();
+        counts.waiting += 1;
+        while waits(&counts) {
+            counts = self.changed.wait(counts);
         }
+        counts.waiting -= 1;
     }
 }
 
@@ -91,6 +115,16 @@ mod tests {
         assert!(!thread.is_finished());
         events.acknowledge(1);
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn later_events_not_waited_for() {
+        let events = UnacknowledgedEvents::default();
+        events.deliver();
+        let before = events.delivered();
+        events.deliver();
+        events.acknowledge(1);
+        events.wait_for(before);
     }
 
     #[test]

@@ -34,10 +34,6 @@ impl PendingConnection {
     }
 }
 
-/// Time for which a closed socket may send its last bytes. The exit of a program also waits for at
-/// most as long.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Returns the configuration of a connection or listener.
 ///
 /// # Errors
@@ -51,8 +47,6 @@ pub(crate) fn conn_config(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
     options.refused_retry_time = Duration::ZERO;
     // Written data comes from the library's own buffers.
     options.stable_tx = settings.stable_tx.unwrap_or(StableTx::Off);
-    // `rclose` returns before the peer has received everything.
-    options.close_timeout = CLOSE_TIMEOUT;
     // The protocol permits a message to wait for a receive.
     options.no_receive_timeout = Duration::MAX;
     Ok(Arc::new(options))

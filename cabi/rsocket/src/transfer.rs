@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::slice;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutPtr, InPtr, RoomPtr, argument};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
@@ -152,9 +153,9 @@ fn receive_bytes(socket: &Socket, list: &mut OutBuffers<'_>, flags: c_int) -> Re
     }
     let total = length(list.0)?;
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
-    let mut done = 0;
+    let (mut done, mut begun) = (0, None);
     loop {
-        match receive_some(socket, list, done, flags) {
+        match receive_some(socket, list, done, flags, &mut begun) {
             Ok(0) => break,
             Ok(taken) => done += taken,
             Err(_) if done > 0 => break,
@@ -177,16 +178,24 @@ fn receive_datagram(
     socket.receive(flags, &mut list.each().collect::<Vec<_>>())
 }
 
+/// Returns the rest of the time-out of a call that waits several times. `begun` is the time of its
+/// first wait.
+fn time_left(timeout: Option<Duration>, begun: &mut Option<Instant>) -> Option<Duration> {
+    timeout.map(|time| time.saturating_sub(begun.get_or_insert_with(Instant::now).elapsed()))
+}
+
 /// Receives available data, after the first `skip` bytes of the buffers. Waits for the first byte.
 fn receive_some(
     socket: &Socket,
     list: &mut OutBuffers<'_>,
     skip: usize,
     flags: c_int,
+    begun: &mut Option<Instant>,
 ) -> Result<usize> {
     let total = sum(list.0)?;
     let mut changed = false;
-    let how = |state: &State| (state.is_nonblocking(flags), state.set.receive_timeout);
+    let how =
+        |state: &State| (state.is_nonblocking(flags), time_left(state.set.receive_timeout, begun));
     let answer = socket.complete_as(how, |state| {
         if matches!(state.phase, Phase::Gone) {
             return Ok(0);
@@ -237,13 +246,14 @@ fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Res
     }
     let total = length(list)?;
     let (mut nonblocking, mut early) = (false, None);
-    let (mut done, mut begun) = (0usize, false);
+    let (mut done, mut begun, mut waits_since) = (0usize, false, None);
     let sent = loop {
         let parts = list.iter().map(InVec::bytes);
         let how = |state: &State| {
             nonblocking = state.is_nonblocking(flags);
             let early = *early.get_or_insert_with(|| state.is_beginning());
-            (nonblocking, if early { Some(ANSWER_TIMEOUT) } else { state.set.send_timeout })
+            let timeout = if early { Some(ANSWER_TIMEOUT) } else { state.set.send_timeout };
+            (nonblocking, time_left(timeout, &mut waits_since))
         };
         let mut sent = socket.complete_as(how, |state| {
             if total == 0 && state.is_beginning() {
@@ -591,10 +601,10 @@ pub extern "C" fn riowrite<'a>(
         let socket = table::stream(fd)?;
         let nonblocking = socket.is_nonblocking(flags);
         let bytes = buffer.get(len)?.unwrap_or_default();
-        let (mut done, mut begun) = (0, false);
+        let (mut done, mut begun, mut waits_since) = (0, false, None);
         while done < bytes.len() {
             let written = socket.complete_as(
-                |_| (nonblocking, None),
+                |state| (nonblocking, time_left(state.set.send_timeout, &mut waits_since)),
                 |state| {
                     let stream = state.connected()?;
                     stream.publish_mappings()?;

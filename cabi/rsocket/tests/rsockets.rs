@@ -365,6 +365,35 @@ fn accept_ends_after_receive_timeout() {
     assert_eq!((accepted, Errno::last()), (-1, Errno::AGAIN));
 }
 
+/// The time-out applies to the whole call, not to each piece of the data.
+#[test]
+fn slow_peer_does_not_prolong_receive() {
+    const BYTES: usize = 200;
+    let listening = ListeningSocket::new();
+    let to = listening.1;
+    let sender = std::thread::spawn(move || {
+        let (fd, connected) = connect(to);
+        assert_eq!(connected, 0);
+        for _ in 0..BYTES {
+            // SAFETY: `ArrayPtr` permits a pointer to one byte of a static array.
+            if unsafe { call!(rsend(fd, b"x".as_ptr(), 1, 0)) } != 1 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        rclose(fd);
+    });
+    // SAFETY: `ArrayMutPtr` and `RoomPtr` permit NULL, with which no address is requested.
+    let fd = unsafe { call!(raccept(listening.0, std::ptr::null_mut(), std::ptr::null_mut())) };
+    set_timeout(fd, libc::SO_RCVTIMEO);
+    let mut bytes = [0u8; BYTES];
+    // SAFETY: `bytes` is a local array of the length that is passed, and nothing else uses it.
+    let got = unsafe { call!(rrecv(fd, bytes.as_mut_ptr(), BYTES, libc::MSG_WAITALL)) };
+    assert!(got < BYTES as isize, "{got}");
+    assert_eq!(rclose(fd), 0);
+    sender.join().unwrap();
+}
+
 /// TCP connects, but nothing answers the request of the rsocket.
 #[test]
 fn connect_continues_after_send_timeout() {
