@@ -42,10 +42,10 @@
 //!   continue in one poll. A dropped stream stays in the slab until its last records and its
 //!   close_notify were sent, for at most 60 s.
 //! * For a connection of a process to itself, the initiator records stack and addresses under a
-//!   lock that it holds while it starts to connect. An acceptor that finds these addresses marks the
-//!   entry, skips the ClientHello and answers with one byte that is not a record; the initiator
-//!   accepts this byte only if the entry is marked. So memory, not the wire, proves that no other
-//!   process is involved.
+//!   lock that it holds while it starts to connect. An acceptor that finds them marks the entry,
+//!   skips the ClientHello and answers with one byte that is not a record; the initiator accepts
+//!   this byte only if the entry is marked. So memory, not the wire, proves that no other process
+//!   is involved.
 //! * Identities are verified within rustls's handshake, so that a refused peer gets the appropriate
 //!   alert. After `Tls::replace` every shard verifies again what its peers have presented.
 

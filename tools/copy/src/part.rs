@@ -88,8 +88,8 @@ fn create(directory: &OwnedFd, name: &OsStr) -> Result<Option<File>> {
     }
 }
 
-/// Types of the file systems that give all files the owner that was set when they were mounted: FAT,
-/// exFAT, NTFS, CIFS and SMB (the magic numbers of statfs(2)).
+/// Types of the file systems that give all files the owner that was set when they were mounted:
+/// FAT, exFAT, NTFS, CIFS and SMB (the magic numbers of statfs(2)).
 const OWNER_OF_MOUNT: [u32; 5] = [0x4d44, 0x2011_bab0, 0x7366_746e, 0xff53_4d42, 0xfe53_4d42];
 
 /// Opens a regular file of this user, and refuses anything else with this name.

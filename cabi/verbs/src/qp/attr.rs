@@ -18,7 +18,7 @@ use uiw_verbs::{Access, Call, QpState};
 
 /// Bits of `attr_mask` that are accepted: those up to `IBV_QP_DEST_QPN`.
 const KNOWN: c_int = 0x1F_FFFF;
-/// `IBV_QP_RATE_LIMIT`.
+/// Bit of `attr_mask` for a rate limit (`IBV_QP_RATE_LIMIT`).
 const RATE_LIMIT: c_int = 1 << 25;
 
 /// `ibv_modify_qp`.

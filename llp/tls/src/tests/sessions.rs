@@ -3,6 +3,15 @@
 use super::*;
 use uiw_llp::StackExtensions;
 
+/// Returns a server and a client with an established connection, and the server's end of it.
+fn connected() -> (ServerStack, ClientStack, Box<dyn TransportStream>) {
+    let (own, theirs) = pair_of_configs();
+    let mut server = ServerStack::new(own);
+    let mut client = ClientStack::new(server.at(), theirs);
+    let accepted = connect(&mut server, &mut client);
+    (server, client, accepted)
+}
+
 #[test]
 fn key_updates_of_both_ends() {
     let (own, theirs) = pair_of_configs();
@@ -64,10 +73,7 @@ fn flood_of_key_updates_ends_connection() {
 
 #[test]
 fn our_own_key_updates() {
-    let (own, theirs) = pair_of_configs();
-    let mut server = ServerStack::new(own);
-    let mut client = ClientStack::new(server.at(), theirs);
-    let mut accepted = connect(&mut server, &mut client);
+    let (mut server, mut client, mut accepted) = connected();
     for round in 0..20u8 {
         stack::update_keys(&mut *client.stream);
         assert_eq!(send(&mut *client.stream, &[round; 50]).unwrap(), 50);
@@ -157,10 +163,7 @@ fn faults_below_tls() {
 
 #[test]
 fn idle_connection_keeps_no_buffer() {
-    let (own, theirs) = pair_of_configs();
-    let mut server = ServerStack::new(own);
-    let mut client = ClientStack::new(server.at(), theirs);
-    let mut accepted = connect(&mut server, &mut client);
+    let (mut server, mut client, mut accepted) = connected();
     let bytes = vec![7; 1 << 20];
     let (mut sent, mut got) = (0, 0);
     server.until("a megabyte", |_| {
@@ -177,10 +180,7 @@ fn idle_connection_keeps_no_buffer() {
 /// The end that sends was reset by its peer, which had not read everything.
 #[test]
 fn received_bytes_readable_after_failed_send() {
-    let (own, theirs) = pair_of_configs();
-    let mut server = ServerStack::new(own);
-    let mut client = ClientStack::new(server.at(), theirs);
-    let mut accepted = connect(&mut server, &mut client);
+    let (mut server, mut client, mut accepted) = connected();
     send(&mut *client.stream, b"never read").unwrap();
     send(&mut *accepted, b"terminate").unwrap();
     drop(accepted);
@@ -193,10 +193,7 @@ fn received_bytes_readable_after_failed_send() {
 /// A program that exits calls only `drain`, and TCP has no room for the last records.
 #[test]
 fn drain_sends_waiting_records() {
-    let (ours, theirs) = pair_of_configs();
-    let mut server = ServerStack::new(ours);
-    let mut client = ClientStack::new(server.at(), theirs);
-    let mut accepted = connect(&mut server, &mut client);
+    let (mut server, mut client, mut accepted) = connected();
     let (block, mut sent) = ([7; 100_000], 0);
     loop {
         match send(&mut *client.stream, &block) {
