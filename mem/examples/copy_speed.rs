@@ -17,6 +17,8 @@ const ROUNDS: usize = 5;
 type Copy = fn(&mut [u8], &[u8]);
 
 fn main() {
+    // Selects the instructions.
+    let _table = Table::new(Limits::default());
     let copies: &[(&str, Copy)] = &[
         ("memcpy", |dst, src| dst.copy_from_slice(src)),
         ("exclusive", bench::plain),
@@ -24,7 +26,7 @@ fn main() {
         ("load", bench::shared_load),
         ("words", bench::words),
         #[cfg(target_arch = "x86_64")]
-        ("rep movsb", bench::string),
+        ("rep movsb", string),
     ];
     // Where source and destination begin in a page.
     let places = [
@@ -38,7 +40,7 @@ fn main() {
         print!("{:>10}", "bytes");
         copies.iter().for_each(|(name, _)| print!("{name:>12}"));
         println!();
-        for len in [16, 64, 128, 256, 512, 1024, 2048, 4096, 16_384, 65_536, 1 << 20, 16 << 20] {
+        for len in [16, 64, 96, 128, 256, 512, 1024, 1400, 2048, 4096, 16_384, 65_536, 1 << 20] {
             let (mut dst, src) = (vec![0u8; len + 2 * PAGE], vec![1u8; len + 2 * PAGE]);
             let (to, from) =
                 (dst.as_ptr().align_offset(PAGE) + to, src.as_ptr().align_offset(PAGE) + from);
@@ -57,6 +59,23 @@ fn main() {
             "{:>7} entries: {:.0} ns to look up, pin and place 64 bytes",
             entries,
             placing(entries)
+        );
+    }
+}
+
+/// Copies with `rep movsb` only.
+#[cfg(target_arch = "x86_64")]
+fn string(dst: &mut [u8], src: &[u8]) {
+    assert_eq!(dst.len(), src.len());
+    // SAFETY: the instruction reads and writes exactly the bytes of the slices. The direction flag is
+    // clear by the calling convention.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") src.len() => _,
+            inout("rdi") dst.as_mut_ptr() => _,
+            inout("rsi") src.as_ptr() => _,
+            options(nostack, preserves_flags)
         );
     }
 }

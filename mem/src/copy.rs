@@ -1,5 +1,6 @@
 //! Copies between private bytes and shared memory, by relaxed atomic accesses to naturally aligned
-//! words.
+//! words. On x86-64 Linux, all but short copies use the routines of [`recover`], which are faster
+//! (`examples/copy_speed.rs`).
 //!
 //! In RDMA, a program (or another stream) may legally access the memory while it is copied. Such a
 //! race must not be undefined behaviour here. Words are aligned on the shared side, so that a
@@ -19,35 +20,25 @@ use core::sync::atomic::{
 #[cfg(not(miri))]
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-/// Minimum length of copies that use `rep movsb` on x86-64. `examples/copy_speed.rs` measures the
-/// alternatives.
-///
-/// The instruction is used only on processors that report it as fast ("ermsb"). Other processors,
-/// and emulators, move one byte at a time.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-const STRING_FROM: usize = 1024;
+use crate::recover;
 
-/// Returns whether [`string_move`] is the fastest way to copy these `len` bytes.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline(always)]
-fn is_for_string(dst: *const u8, src: *const u8, len: usize) -> bool {
-    len >= STRING_FROM && !is_aliased(dst, src) && std::arch::is_x86_feature_detected!("ermsb")
-}
+const WORD: usize = 8;
+/// Copies of whole aligned words that are shorter than this number of bytes are inlined.
+const SMALL: usize = 128;
 
 /// Modulus, in bytes, with which [`is_aliased`] compares addresses.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) const PAGE: usize = 4096;
 /// Distances below this number of bytes are aliased. Zen 3 is slow below 32; a whole cache line is
 /// assumed, to be safe on other processors.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) const ALIASED: usize = 64;
+/// Minimum length in bytes of copies for which `rep movsb` may be used.
+pub(crate) const STRING_MIN: usize = 1024;
 
 /// Returns whether `dst` follows `src` by less than [`ALIASED`] bytes, modulo [`PAGE`].
 ///
 /// In this case `rep movsb` waits for its own stores on AMD Zen 3 and Zen 4, and is many times
 /// slower (glibc bug 30994). It is a common case: an FPDU that is built at the start of a page, with
 /// a payload that was at the start of another page, has its payload 16 or 20 bytes further.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn is_aliased(dst: *const u8, src: *const u8) -> bool {
     let distance = dst.addr().wrapping_sub(src.addr()) % PAGE;
@@ -61,11 +52,10 @@ fn is_aliased(dst: *const u8, src: *const u8) -> bool {
 /// The requirements of [`core::ptr::copy_nonoverlapping`] apply.
 #[inline]
 pub(crate) unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if len > STRING_FROM && is_aliased(dst, src) {
+    if cfg!(target_arch = "x86_64") && len > STRING_MIN && is_aliased(dst, src) {
         let mut at = 0;
         while at < len {
-            let part = STRING_FROM.min(len - at);
+            let part = STRING_MIN.min(len - at);
             // SAFETY: the caller guarantees `len` bytes on both sides, and `at + part` is at most
             // `len`.
             unsafe { dst.add(at).copy_from_nonoverlapping(src.add(at), part) };
@@ -76,10 +66,6 @@ pub(crate) unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the caller guarantees what `copy_nonoverlapping` requires.
     unsafe { dst.copy_from_nonoverlapping(src, len) }
 }
-
-const WORD: usize = 8;
-/// Copies of whole aligned words that are shorter than this number of bytes are inlined.
-const SMALL: usize = 256;
 
 /// Stores one aligned piece of 1, 2, 4 or 8 bytes.
 ///
@@ -159,6 +145,9 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
             let bulk = len - WORD;
             store_loop(dst, src, bulk);
             store_piece(dst.add(bulk), src.add(bulk), WORD, Release);
+        } else if recover::IS_ASSEMBLY {
+            let is_whole = recover::store(dst, src, len);
+            debug_assert!(is_whole);
         } else {
             store_any(dst, src, len);
         }
@@ -169,7 +158,6 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
 ///
 /// # Safety
 /// The requirements of [`store`] apply.
-#[inline]
 unsafe fn store_any(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: every access lies in `at..len` of the ranges that the caller guarantees, and `piece`
@@ -187,7 +175,7 @@ unsafe fn store_any(dst: *mut u8, src: *const u8, len: usize) {
         // At least one byte remains after the bulk, so that its last piece is stored with release
         // ordering.
         let bulk = (len - at - 1) / WORD * WORD;
-        store_words(dst.add(at), src.add(at), bulk);
+        store_loop(dst.add(at), src.add(at), bulk);
         at += bulk;
         while at < len {
             let size = piece(dst.addr() + at, len - at);
@@ -212,6 +200,9 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
         // Short messages of whole words are frequent, so they are copied without a call.
         if len < SMALL && (src.addr() | len).is_multiple_of(WORD) {
             load_loop(dst, src, len);
+        } else if recover::IS_ASSEMBLY {
+            let is_whole = recover::load(dst, src, len);
+            debug_assert!(is_whole);
         } else {
             load_any(dst, src, len);
         }
@@ -222,7 +213,6 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
 ///
 /// # Safety
 /// The requirements of [`load`] apply.
-#[inline]
 unsafe fn load_any(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: every access lies in `at..len` of the ranges that the caller guarantees, and `piece`
@@ -234,7 +224,7 @@ unsafe fn load_any(dst: *mut u8, src: *const u8, len: usize) {
             at += size;
         }
         let bulk = (len - at) / WORD * WORD;
-        load_words(dst.add(at), src.add(at), bulk);
+        load_loop(dst.add(at), src.add(at), bulk);
         at += bulk;
         while at < len {
             let size = piece(src.addr() + at, len - at);
@@ -244,40 +234,11 @@ unsafe fn load_any(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies whole words into shared memory, in any order.
+/// Copies whole words into shared memory.
 ///
 /// # Safety
 /// The requirements of [`store`] apply. `len` is a multiple of eight, and `dst` is aligned to eight
 /// bytes.
-#[inline(always)]
-unsafe fn store_words(dst: *mut u8, src: *const u8, len: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if is_for_string(dst, src, len) {
-        // SAFETY: the caller guarantees both ranges.
-        return unsafe { string_move(dst, src, len) };
-    }
-    // SAFETY: the caller guarantees what `store_loop` requires, which is the same.
-    unsafe { store_loop(dst, src, len) }
-}
-
-/// Copies whole words out of shared memory.
-///
-/// # Safety
-/// The requirements of [`load`] apply. `len` is a multiple of eight, and `src` is aligned to eight
-/// bytes.
-#[inline(always)]
-unsafe fn load_words(dst: *mut u8, src: *const u8, len: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if is_for_string(dst, src, len) {
-        // SAFETY: the caller guarantees both ranges.
-        return unsafe { string_move(dst, src, len) };
-    }
-    // SAFETY: the caller guarantees what `load_loop` requires, which is the same.
-    unsafe { load_loop(dst, src, len) }
-}
-
-/// # Safety
-/// The requirements of [`store_words`] apply.
 #[inline(always)]
 unsafe fn store_loop(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
@@ -298,8 +259,11 @@ unsafe fn store_loop(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
+/// Copies whole words out of shared memory.
+///
 /// # Safety
-/// The requirements of [`load_words`] apply.
+/// The requirements of [`load`] apply. `len` is a multiple of eight, and `src` is aligned to eight
+/// bytes.
 #[inline(always)]
 unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
@@ -317,30 +281,6 @@ unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
             load_piece(dst.add(at), src.add(at), WORD);
             at += WORD;
         }
-    }
-}
-
-/// Copies with `rep movsb`.
-///
-/// The compiler does not see the accesses, so races with them have the same effect as with the DMA
-/// of a device. Its stores may become visible in any order, but before all later stores (Intel SDM
-/// volume 1, 7.3.9.3).
-///
-/// # Safety
-/// The requirements of [`store`] or [`load`] apply, depending on which side is shared.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline(always)]
-unsafe fn string_move(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: the instruction reads `len` bytes at `src` and writes `len` bytes at `dst`, which the
-    // caller guarantees. The direction flag is clear by the calling convention.
-    unsafe {
-        core::arch::asm!(
-            "rep movsb",
-            inout("rcx") len => _,
-            inout("rdi") dst => _,
-            inout("rsi") src => _,
-            options(nostack, preserves_flags)
-        );
     }
 }
 
@@ -379,14 +319,6 @@ pub mod bench {
         // overlap.
         unsafe { super::store_loop(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
     }
-
-    /// Copies with `rep movsb` only.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    pub fn string(dst: &mut [u8], src: &[u8]) {
-        assert_eq!(dst.len(), src.len());
-        // SAFETY: both are slices of the same length, and they do not overlap.
-        unsafe { super::string_move(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
-    }
 }
 
 #[cfg(test)]
@@ -409,14 +341,10 @@ mod tests {
         for len in lens.step_by(step) {
             for from in (0..9).step_by(turns) {
                 for to in (0..9).step_by(turns) {
-                    let mut stored = vec![0xAAu8; len + 24];
-                    let mut loaded = vec![0xAAu8; len + 24];
-                    // SAFETY: both ranges lie in their vectors.
-                    unsafe {
-                        store(stored.as_mut_ptr().add(to), source.as_ptr().add(from), len);
-                        load(loaded.as_mut_ptr().add(to), source.as_ptr().add(from), len);
-                    }
-                    for got in [&stored, &loaded] {
+                    for copy in [store as Copy, store_any, load, load_any] {
+                        let mut got = vec![0xAAu8; len + 24];
+                        // SAFETY: both ranges lie in their vectors.
+                        unsafe { copy(got.as_mut_ptr().add(to), source.as_ptr().add(from), len) };
                         assert_eq!(
                             &got[to..to + len],
                             &source[from..from + len],
@@ -426,25 +354,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    /// Processors without a fast `rep movsb` copy long ranges by words as well.
-    #[test]
-    fn words_copy_exactly() {
-        let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
-        for len in [0, 8, 24, 32, 40, 1024, 4096] {
-            let mut aligned = vec![0u64; 600];
-            let at = aligned.as_mut_ptr().cast::<u8>();
-            let mut loaded = vec![0xAAu8; len + 1];
-            // SAFETY: `len` is a multiple of eight within all three; `at` is aligned.
-            let stored = unsafe {
-                store_loop(at, source.as_ptr().add(1), len);
-                load_loop(loaded.as_mut_ptr().add(1), at, len);
-                std::slice::from_raw_parts(at, len)
-            };
-            assert_eq!(stored, &source[1..=len]);
-            assert_eq!(&loaded[1..], stored);
         }
     }
 
@@ -473,7 +382,6 @@ mod tests {
                     let src = source[from..].as_ptr();
                     let to = 64
                         + (src.addr() + distance).wrapping_sub(target.as_ptr().addr() + 64) % 4096;
-                    #[cfg(all(target_arch = "x86_64", not(miri)))]
                     assert_eq!(
                         is_aliased(target[to..].as_ptr(), src),
                         (1..ALIASED).contains(&distance)

@@ -156,9 +156,12 @@ pub fn is_accessible(address: usize, write: bool) -> bool {
     }
 }
 
-/// Selects `rep movsb` for long copies on processors where it is fast. Call it once, before the
-/// first copy.
-pub fn prepare() {
+/// True if the routines are in assembly.
+pub(crate) const IS_ASSEMBLY: bool =
+    cfg!(all(target_arch = "x86_64", target_os = "linux", not(miri)));
+
+/// Selects the fastest instructions of this processor for long copies.
+pub(crate) fn prepare() {
     arch::prepare();
 }
 
@@ -202,13 +205,22 @@ mod arch {
         fn uiw_recover_gone();
     }
 
-    /// Length in bytes from which copies use `rep movsb` (see [`crate::copy`]). [`prepare`] sets it
-    /// on processors where this is fast.
-    static STRING_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
+    /// Longest copy that does not use `rep movsb`. [`prepare`] sets it on processors that report the
+    /// instruction as fast ("ermsb"). Other processors, and emulators, move one byte at a time.
+    ///
+    /// The compiler does not see the accesses of this instruction and of vectors, so races with them
+    /// have the same effect as with the DMA of a device. The stores of `rep movsb` may become visible
+    /// in any order, but before all later stores (Intel SDM volume 1, 7.3.9.3).
+    static STRING_ABOVE: AtomicUsize = AtomicUsize::new(usize::MAX);
+    /// Longest copy that uses no vectors of 32 bytes. [`prepare`] sets it on processors with AVX.
+    static AVX_ABOVE: AtomicUsize = AtomicUsize::new(usize::MAX);
 
     pub(super) fn prepare() {
         if std::arch::is_x86_feature_detected!("ermsb") {
-            STRING_FROM.store(1024, Relaxed);
+            STRING_ABOVE.store(crate::copy::STRING_MIN - 1, Relaxed);
+        }
+        if std::arch::is_x86_feature_detected!("avx") {
+            AVX_ABOVE.store(128, Relaxed);
         }
     }
 
@@ -237,8 +249,9 @@ mod arch {
         is_ours
     }
 
-    /// Defines a routine that copies by words, in ascending order, and then the remaining bytes.
-    /// The words are aligned on the side whose low address byte is in the register `$side`.
+    /// Defines a routine that copies by vectors of 32 or 16 bytes, then by words, in ascending order, and
+    /// then the remaining bytes. The words are aligned on the side whose low address byte is in the
+    /// register `$side`, and no vector is torn within one of them.
     #[rustfmt::skip] // A routine reads line by line.
     macro_rules! words {
         ($name:literal, $side:literal) => {
@@ -248,13 +261,23 @@ mod arch {
                 "mov rcx, rdx\n",
                 "test ", $side, ", 7\n",
                 "jnz 10f\n",
-                "2: cmp rcx, 32\n",
-                "jb 4f\n",
-                "cmp rcx, [rip + {string_from}]\n",
+                "2: cmp rcx, 64\n",
+                "jbe 40f\n",
+                "cmp rcx, [rip + {string_above}]\n",
                 "ja 14f\n",
-                "3: mov rax, [rsi]\nmov r8, [rsi + 8]\nmov r9, [rsi + 16]\nmov r10, [rsi + 24]\n",
+                // Vectors copy all but the last 1 to 64 bytes, so that the last word is stored last.
+                "30: cmp rcx, [rip + {avx_above}]\njbe 3f\n",
+                "31: vmovdqu ymm0, [rsi]\nvmovdqu ymm1, [rsi + 32]\nvmovdqu ymm2, [rsi + 64]\nvmovdqu ymm3, [rsi + 96]\n",
+                "vmovdqu [rdi], ymm0\nvmovdqu [rdi + 32], ymm1\nvmovdqu [rdi + 64], ymm2\nvmovdqu [rdi + 96], ymm3\n",
+                "sub rsi, -128\nsub rdi, -128\nadd rcx, -128\ncmp rcx, 128\nja 31b\n",
+                "vzeroupper\ncmp rcx, 64\njbe 40f\n",
+                "3: movups xmm0, [rsi]\nmovups xmm1, [rsi + 16]\nmovups xmm2, [rsi + 32]\nmovups xmm3, [rsi + 48]\n",
+                "movups [rdi], xmm0\nmovups [rdi + 16], xmm1\nmovups [rdi + 32], xmm2\nmovups [rdi + 48], xmm3\n",
+                "add rsi, 64\nadd rdi, 64\nsub rcx, 64\ncmp rcx, 64\nja 3b\n",
+                "40: cmp rcx, 32\njb 4f\n",
+                "41: mov rax, [rsi]\nmov r8, [rsi + 8]\nmov r9, [rsi + 16]\nmov r10, [rsi + 24]\n",
                 "mov [rdi], rax\nmov [rdi + 8], r8\nmov [rdi + 16], r9\nmov [rdi + 24], r10\n",
-                "add rsi, 32\nadd rdi, 32\nsub rcx, 32\ncmp rcx, 32\njae 3b\n",
+                "add rsi, 32\nadd rdi, 32\nsub rcx, 32\ncmp rcx, 32\njae 41b\n",
                 "4: cmp rcx, 8\n",
                 "jb 6f\n",
                 "5: mov rax, [rsi]\nmov [rdi], rax\nadd rsi, 8\nadd rdi, 8\nsub rcx, 8\ncmp rcx, 8\njae 5b\n",
@@ -270,9 +293,8 @@ mod arch {
                 "movzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\nsub rcx, 2\n",
                 "12: test ", $side, ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
                 "mov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\nsub rcx, 4\njmp 2b\n",
-                // Aliased copies, for which `rep movsb` is slow (`copy::is_aliased`), are made by
-                // words.
-                "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, {page} - 1\ncmp r8, {aliased} - 1\njb 3b\n",
+                // Aliased copies, for which `rep movsb` is slow (`copy::is_aliased`), are made by vectors.
+                "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, {page} - 1\ncmp r8, {aliased} - 1\njb 30b\n",
                 // The string instruction copies all but the last one to eight bytes, which are
                 // stored after all others.
                 "mov r8, rcx\nlea rcx, [rcx - 1]\nand rcx, -8\nsub r8, rcx\nrep movsb\nmov rcx, r8\njmp 4b\n",
@@ -319,8 +341,8 @@ mod arch {
         "movups [rdi + rdx - 16], xmm3",
         "xor eax, eax",
         "ret",
-        "22: cmp rdx, [rip + {string_from}]",
-        "jae 24f",
+        "22: cmp rdx, [rip + {string_above}]",
+        "ja 24f",
         "29: movups xmm4, [rsi + rdx - 64]",
         "movups xmm5, [rsi + rdx - 48]",
         "movups xmm6, [rsi + rdx - 32]",
@@ -408,7 +430,8 @@ mod arch {
         "mov eax, 1",
         "ret",
         ".popsection",
-        string_from = sym STRING_FROM,
+        string_above = sym STRING_ABOVE,
+        avx_above = sym AVX_ABOVE,
         factors_64 = sym super::load_crc::FACTORS_64,
         factors_32 = sym super::load_crc::FACTORS_32,
         page = const crate::copy::PAGE,
@@ -602,7 +625,7 @@ pub(crate) mod tests {
             let at = pages(libc::PROT_NONE);
             let mut private = vec![7u8; 5000];
             let mut register = 0;
-            for len in [1, 3, 8, 15, 17, 40, 64, 100, 1500, 4000] {
+            for len in [1, 3, 8, 15, 17, 40, 64, 100, 600, 1500, 4000] {
                 for beyond in [1, len / 2 + 1, len] {
                     let start = at.wrapping_add(4096 + beyond - len);
                     // SAFETY: the private side is there; the other one need not be.

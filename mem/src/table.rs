@@ -28,6 +28,7 @@ use crate::{
     Access, DeregisterError, LocalError, Memory, PdId, Region, RegisterError, RemoteError,
     ReregError, Right, Span, StreamId,
     pin_count::CloseError,
+    recover,
     region::{Plan, RangeError},
 };
 pub use entry::{Entry, EntryKind, Window};
@@ -220,6 +221,7 @@ impl Hasher for IndexHasher {
 impl Table {
     /// Creates an empty table.
     pub fn new(limits: Limits) -> Arc<Self> {
+        recover::prepare();
         Arc::new(Self {
             shards: Default::default(),
             indexes: Mutex::new(Indexes::new(limits.max_entries.min(Limits::MAX_ENTRIES))),

@@ -205,7 +205,6 @@ pub(crate) fn install() {
     if OWNER.load(Ordering::Acquire) != 0 {
         return;
     }
-    recover::prepare();
     let mut action: Action = zeroed();
     action.sa_sigaction = on_fault as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
