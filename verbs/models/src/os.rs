@@ -167,6 +167,12 @@ impl ChannelSet {
         self.tokens.wake_all();
     }
 
+    /// Models poll(2) of the application with a time-out of 0.
+    pub(super) fn is_readable(&self) -> bool {
+        let watched = self.watched.lock().clone();
+        self.tokens.is_readable() || watched.is_some_and(|stack| stack.is_readable())
+    }
+
     /// Models poll(2) of the application.
     pub(super) fn sleep(&self) {
         loop {

@@ -248,10 +248,17 @@ impl Shard {
         self.state.arm(Some(&self.watch));
     }
 
-    /// Sleeps in poll(2) until the queue's channel is readable, and takes the event. Panics if
-    /// there is no event.
+    /// Sleeps in poll(2) until the queue's channel is readable, and takes events while it is. Panics
+    /// if there is no event.
     pub fn wait_for_event(self: &Arc<Self>) {
         self.queue.set.sleep();
+        self.take_event();
+        while self.queue.set.is_readable() {
+            self.take_event();
+        }
+    }
+
+    fn take_event(self: &Arc<Self>) {
         let channel = &self.queue.channel;
         let taken = channel.fd.read() > 0 || {
             let withheld = std::mem::take(&mut *channel.withheld.lock());

@@ -3,6 +3,7 @@
 use super::super::os::ChannelSet;
 use super::super::sync::yield_now;
 use super::super::watch::Watch;
+use super::ownership::ProgramRole;
 use super::{Drive, NEVER, RECENT, State, nanos};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,10 +13,15 @@ use std::task::Waker;
 /// and there is none. Returns whether the channel's descriptor may have been readable.
 pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch>) -> bool {
     let state = drive.progress();
-    let watched = state.ownership.is_watched_by(watch);
-    state.ownership.end_served();
-    if !watched {
-        return watch.is_taken();
+    match state.ownership.role_of(watch) {
+        Some(ProgramRole::Armed) => {}
+        // Programs ask until there is no event left, and then arm.
+        Some(ProgramRole::Served) if has_nothing_arrived(drive) => return false,
+        Some(ProgramRole::Served) => state.ownership.end_served(),
+        None => {
+            state.ownership.end_served();
+            return watch.is_taken();
+        }
     }
     if !drive.try_handle_stack_event() {
         // The thread that holds the core may be serving the arrival that woke the program.
@@ -23,6 +29,14 @@ pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch
         return true;
     }
     state.worked.load(Ordering::SeqCst)
+}
+
+/// Returns whether nothing has arrived since the program of the watch has taken its event.
+fn has_nothing_arrived<D: Drive>(drive: &Arc<D>) -> bool {
+    let state = drive.progress();
+    // In this order: the round that has made the descriptor unreadable holds the core until it has
+    // set `worked`.
+    !state.is_readable() && !drive.is_held() && !state.worked.load(Ordering::SeqCst)
 }
 
 impl State {
@@ -71,8 +85,6 @@ impl State {
         watch.reset();
         if self.ownership.disarm(watch) {
             self.worked.store(false, Ordering::SeqCst);
-            // Makes the next poll call `end_served` (see `hint_poll`).
-            self.poll_hint.store(0, Ordering::SeqCst);
         }
     }
 
@@ -90,8 +102,7 @@ impl State {
         self.ownership.note_spurious_wake_up(watch, || self.now());
     }
 
-    /// Ends the state "served", because the program polls or asks for another event instead of
-    /// arming at once.
+    /// Ends the state "served", because the program asks for another event instead of arming.
     pub(in super::super) fn end_served(&self) {
         self.ownership.end_served();
     }

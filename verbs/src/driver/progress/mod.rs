@@ -33,7 +33,8 @@
 //! | `arm` | the same, after a failure | served | unowned | |
 //! | `arm` | the same, of another channel | armed, served | unowned | each would wake up for the other one |
 //! | `disarm` | the program takes an event | armed | served | |
-//! | `end_served` | the program polls, or asks for an event | served | unowned | it does not arm at once |
+//! | `background_turn` | background | served | unowned | the program polls, and has not armed since its last turn |
+//! | `end_served` | the program asks for an event | served | unowned | something has arrived since its last one |
 //!
 //! Calls that do not change the owner:
 //!
@@ -251,7 +252,6 @@ impl State {
         // Read first, because the cache line is shared with other pollers.
         if self.poll_hint.load(Ordering::Relaxed) == 0 {
             self.poll_hint.store(thread_id(), Ordering::Relaxed);
-            self.ownership.end_served();
         }
     }
 

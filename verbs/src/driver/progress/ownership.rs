@@ -38,7 +38,7 @@ enum ShardOwner {
     /// arrival ends.
     Armed(Arc<Watch>),
     /// The armed program after it has taken its event. It drives or runs its own code, and usually
-    /// arms the queue again at once. Its watch stays on unless it polls before that.
+    /// arms the queue again soon. Its watch stays on.
     Served(Arc<Watch>),
 }
 
@@ -104,6 +104,15 @@ pub(super) enum WaitRole {
     LeftUntil(Nanos),
 }
 
+/// Role of a program that is the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProgramRole {
+    /// It has armed a queue.
+    Armed,
+    /// It has taken its event.
+    Served,
+}
+
 /// Action of the background thread in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BackgroundAction {
@@ -145,8 +154,12 @@ impl TurnObservations {
 }
 
 impl OwnershipState {
-    fn is_watched_by(&self, watch: &Arc<Watch>) -> bool {
-        matches!(&self.owner, ShardOwner::Armed(own) | ShardOwner::Served(own) if Arc::ptr_eq(own, watch))
+    fn role_of(&self, watch: &Arc<Watch>) -> Option<ProgramRole> {
+        match &self.owner {
+            ShardOwner::Armed(own) if Arc::ptr_eq(own, watch) => Some(ProgramRole::Armed),
+            ShardOwner::Served(own) if Arc::ptr_eq(own, watch) => Some(ProgramRole::Served),
+            _ => None,
+        }
     }
 
     fn claim(&mut self, background: &Parker, poller: impl FnOnce() -> ActivePoller) -> bool {
@@ -302,8 +315,7 @@ impl Ownership {
         true
     }
 
-    /// Records that the program of `watch` has taken an event. Returns true if it was the owner;
-    /// then its next poll must call [`Ownership::end_served`].
+    /// Records that the program of `watch` has taken an event. Returns true if it was armed.
     pub(super) fn disarm(&self, watch: &Arc<Watch>) -> bool {
         let mut inner = self.inner.lock();
         let armed = matches!(&inner.owner, ShardOwner::Armed(armed) if Arc::ptr_eq(armed, watch));
@@ -313,8 +325,7 @@ impl Ownership {
         armed
     }
 
-    /// Ends the state "served", because the program polls or asks for another event instead of
-    /// arming at once.
+    /// Ends the state "served", because the program asks for another event instead of arming.
     pub(super) fn end_served(&self) {
         let mut inner = self.inner.lock();
         if let ShardOwner::Served(watch) = &inner.owner {
@@ -333,9 +344,9 @@ impl Ownership {
         true
     }
 
-    /// Returns whether the program of `watch` is the owner, armed or served.
-    pub(super) fn is_watched_by(&self, watch: &Arc<Watch>) -> bool {
-        self.inner.lock().is_watched_by(watch)
+    /// Returns the role of the program of `watch`, if it is the owner.
+    pub(super) fn role_of(&self, watch: &Arc<Watch>) -> Option<ProgramRole> {
+        self.inner.lock().role_of(watch)
     }
 
     /// Records that the program of `watch` woke up for an arrival that completed nothing for it.
@@ -343,7 +354,7 @@ impl Ownership {
     /// Otherwise, a program that sleeps often would never leave the pause.
     pub(super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos) {
         let mut inner = self.inner.lock();
-        if inner.is_watched_by(watch) {
+        if inner.role_of(watch).is_some() {
             inner.paused_until = now() + PAUSE;
         }
     }
@@ -408,6 +419,12 @@ impl Ownership {
                 }
                 inner.background_parked = true;
                 return BackgroundAction::Parked;
+            }
+            // The program polls instead of arming its queue.
+            ShardOwner::Served(watch) if hinted && !is_new => {
+                watch.take();
+                inner.owner = ShardOwner::Unowned;
+                return BackgroundAction::Timed { owned: false };
             }
             ShardOwner::Armed(watch) | ShardOwner::Served(watch) => {
                 watch.age_withheld();

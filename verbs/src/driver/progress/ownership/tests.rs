@@ -212,21 +212,40 @@ fn earlier_deadline_wakes_owner() {
 }
 
 #[test]
-fn armed_program_owns_until_poll() {
+fn armed_program_owns_until_it_asks_again() {
     let mut f = OwnershipFixture::new();
     let watched = WatchedStack::new();
     assert_eq!(f.turn(false), BackgroundAction::Own);
     assert!(f.arm(&watched, 0));
     assert!(f.woken(), "the background thread sleeps in the descriptor");
     assert!(!f.ownership.background_release() && watched.is_on());
+    assert_eq!(f.ownership.role_of(&watched.watch), Some(ProgramRole::Armed));
     assert!(f.ownership.disarm(&watched.watch));
-    assert!(watched.is_on(), "it mostly arms again at once");
+    assert!(watched.is_on(), "it mostly arms again soon");
     assert!(f.arm(&watched, 0) && watched.is_on());
     assert!(f.ownership.disarm(&watched.watch));
+    assert_eq!(f.ownership.role_of(&watched.watch), Some(ProgramRole::Served));
     f.ownership.end_served();
-    assert!(!watched.is_on() && !f.ownership.is_watched_by(&watched.watch));
+    assert!(!watched.is_on());
+    assert_eq!(f.ownership.role_of(&watched.watch), None);
     assert!(!f.ownership.disarm(&watched.watch));
     assert!(!f.woken());
+}
+
+#[test]
+fn polling_program_without_arming_owns_until_turn() {
+    let mut f = OwnershipFixture::new();
+    let watched = WatchedStack::new();
+    assert!(f.arm(&watched, 0) && f.ownership.disarm(&watched.watch));
+    assert_eq!(f.turn(true), BackgroundAction::Timed { owned: false });
+    assert!(watched.is_on(), "armed since the last turn");
+    assert_eq!(f.turn(true), BackgroundAction::Timed { owned: false });
+    assert!(!watched.is_on() && watched.watch.is_taken());
+    assert_eq!(f.ownership.role_of(&watched.watch), None);
+    assert!(f.arm(&watched, 0), "it is no failure");
+    assert_eq!(f.turn(true), BackgroundAction::Timed { owned: false });
+    assert_eq!(f.turn(true), BackgroundAction::Timed { owned: false });
+    assert!(watched.is_on(), "armed");
 }
 
 #[test]
