@@ -78,7 +78,11 @@ impl FpduTx {
         assert!(len >= LENGTH_LEN, "two bytes are due in front of the ULPDU");
         let ulpdu_len = len - LENGTH_LEN;
         assert!(ulpdu_len <= MAX_ULPDU, "ULPDU of {ulpdu_len} bytes");
-        buf[start..start + LENGTH_LEN].copy_from_slice(&Self::header(ulpdu_len as u16));
+        let header = Self::header(ulpdu_len as u16);
+        // A store would delay the next read of a longer word, for the CRC.
+        if buf[start..start + LENGTH_LEN] != header {
+            buf[start..start + LENGTH_LEN].copy_from_slice(&header);
+        }
         if self.markers {
             let layout = MarkerLayout::new(self.position, fpdu_len(ulpdu_len));
             buf.resize(start + layout.wire_len() - CRC_LEN, 0);

@@ -75,6 +75,33 @@ impl Header {
         self.len()
     }
 
+    /// Returns `prefix`, for example the length field of MPA, followed by the header, and the length
+    /// of both in bytes. The bytes after them are zero.
+    ///
+    /// The result is made of words of eight and four bytes, so that a processor can read such words
+    /// right after they were stored.
+    #[inline]
+    #[must_use]
+    pub fn emit_after(&self, prefix: [u8; 2]) -> ([u8; 2 + Self::MAX_LEN], usize) {
+        let [first, second] = prefix;
+        let control = control_byte(matches!(self, Self::Tagged(_)), self.last());
+        let front = u32::from_be_bytes([first, second, control, self.rsvd_ulp()]);
+        let words = |low: u32, word: u64, last: u32| {
+            let mut bytes = [0; 2 + Self::MAX_LEN];
+            let front = u64::from(front) << 32 | u64::from(low);
+            bytes[..8].copy_from_slice(&front.to_be_bytes());
+            bytes[8..16].copy_from_slice(&word.to_be_bytes());
+            bytes[16..].copy_from_slice(&last.to_be_bytes());
+            (bytes, prefix.len() + self.len())
+        };
+        match self {
+            Self::Tagged(header) => words(header.stag.0, header.to, 0),
+            Self::Untagged(Untagged { rsvd_ulp32, qn, msn, mo, .. }) => {
+                words(*rsvd_ulp32, u64::from(*qn) << 32 | u64::from(*msn), *mo)
+            }
+        }
+    }
+
     /// Returns the length on the wire in bytes: 14 or 18.
     #[inline]
     #[must_use]
@@ -202,6 +229,9 @@ mod tests {
                     let mut bytes = [0; Header::MAX_LEN];
                     let len = header.emit(&mut bytes);
                     assert_eq!(Header::parse(&bytes[..len]), Ok((header, len)));
+                    let (after, both) = header.emit_after([7, 9]);
+                    assert_eq!(after[..both], [&[7, 9], &bytes[..len]].concat());
+                    assert!(after[both..].iter().all(|byte| *byte == 0));
                     assert_eq!((header.last(), header.rsvd_ulp()), (last, byte));
                 }
             }

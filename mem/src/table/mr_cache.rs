@@ -171,6 +171,9 @@ impl Table {
     ///
     /// # Errors
     /// The [`RemoteError`] for which the access is refused.
+    // Always inlined, because a pin that is returned through memory is read in larger pieces than
+    // it was written in, and has to wait for the stores.
+    #[inline(always)]
     pub fn pin_remote<'a>(
         &self,
         cache: &'a mut MrCache,
@@ -191,8 +194,7 @@ impl Table {
     ///
     /// # Errors
     /// The [`LocalError`] for which the element is invalid.
-    // Always inlined, because a pin that is returned through memory is read in larger pieces than
-    // it was written in, and has to wait for the stores.
+    // Always inlined, as `pin_remote`.
     #[inline(always)]
     pub fn pin_local<'a>(
         &self,

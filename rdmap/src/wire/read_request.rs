@@ -49,10 +49,12 @@ impl ReadRequest {
     ///
     /// # Errors
     /// Returns a [`FormatError`] if there are not exactly 28 bytes.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         check_len(Opcode::ReadRequest, bytes).map(Self::from_bytes)
     }
 
+    #[inline]
     pub(super) fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         Self {
             sink_stag: STag(u32_at(bytes, 0)),
@@ -64,6 +66,7 @@ impl ReadRequest {
     }
 
     /// Encodes the request.
+    #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];

@@ -76,9 +76,12 @@ impl Receiver {
 
     /// Handles the complete response to the oldest Read or atomic.
     fn answered<H: StreamHost>(shared: &mut Shared, host: &mut H) -> Result<(), ConnError> {
-        let Some(front) = shared.reads.pop_outstanding() else { return Ok(()) };
+        let Some(&Outstanding { origin, invalidate, .. }) = shared.reads.outstanding.front() else {
+            return Ok(());
+        };
+        shared.reads.end_outstanding();
         shared.reads.lacks_credit = false;
-        match front.origin {
+        match origin {
             // Requests of the peer that arrived before its response to the drain Read are still
             // answered.
             ReadOrigin::Drain => {
@@ -91,9 +94,9 @@ impl Receiver {
                 shared.reads.acks.answered(upto);
                 host.acknowledged(upto).map_err(|error| ConnError::Local { request: None, error })
             }
-            ReadOrigin::Request(id) => host
-                .answered(id, front.invalidate)
-                .map_err(|error| ConnError::of_request(id, error)),
+            ReadOrigin::Request(id) => {
+                host.answered(id, invalidate).map_err(|error| ConnError::of_request(id, error))
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::host::{Payload, SourceGone, StreamHost, Traffic};
 use crate::shared::Shared;
 use alloc::vec::Vec;
 use uiw_ddp::Header;
+use uiw_mpa::tx::FpduTx;
 
 /// Maximum length of a batch. TCP sends long batches faster, but the first byte of a batch is sent
 /// when all of it has been built, and other connections wait meanwhile.
@@ -237,7 +238,7 @@ impl<M> Sender<M> {
                 // path of small Sends.
                 let read = request;
                 let message = self.start(&read, shared, host);
-                let start = self.begin_fpdu(&message.segment_header(message.total));
+                let start = self.begin_fpdu(&message.segment_header(message.total), message.total);
                 self.queue.staging.extend_from_slice(&self.fields[..message.total as usize]);
                 self.queue_small(start);
                 host.built(id, message.header.msn());
@@ -254,7 +255,7 @@ impl<M> Sender<M> {
             if request.len >= ONE_PASS_MIN {
                 self.reserve_staging(request.len);
             }
-            let start = self.begin_fpdu(&header.segment(0, true));
+            let start = self.begin_fpdu(&header.segment(0, true), request.len);
             let range = 0..request.len;
             let copied = if one_pass && request.len >= ONE_PASS_MIN {
                 let mut fpdu =
@@ -352,7 +353,7 @@ impl<M> Sender<M> {
             if end > payload.len() {
                 break;
             }
-            let start = self.begin_fpdu(&message.segment_header(len));
+            let start = self.begin_fpdu(&message.segment_header(len), len);
             let added = if gathers {
                 let memory =
                     *memory.get_or_insert_with(|| self.queue.add_memory(payload.to_memory()));
@@ -388,7 +389,7 @@ impl<M> Sender<M> {
         host: &mut H,
     ) -> Result<bool, ConnError> {
         let len = self.room(message).min(message.left());
-        let start = self.begin_fpdu(&message.segment_header(len));
+        let start = self.begin_fpdu(&message.segment_header(len), len);
         let from = message.offset..message.offset + len;
         let has_memory = matches!(message.source, Source::Request { .. } | Source::Inbound(_));
         let one_pass = self.copies_in_one_pass(shared, host);
@@ -444,16 +445,18 @@ impl<M> Sender<M> {
         }
     }
 
-    /// Adds the ULPDU_Length field, without its value, and the DDP header to staging. Returns the
-    /// index of the first byte of the FPDU.
-    pub(super) fn begin_fpdu(&mut self, header: &Header) -> usize {
+    /// Adds the ULPDU_Length field and the DDP header of an FPDU with `len` bytes of payload to
+    /// staging. Returns the index of its first byte.
+    #[inline(always)]
+    pub(super) fn begin_fpdu(&mut self, header: &Header, len: u32) -> usize {
         let staging: &mut Vec<u8> = &mut self.queue.staging;
         let start = staging.len();
-        let mut front = [0; 2 + uiw_ddp::Untagged::LEN];
-        let len = header.emit(&mut front[2..]);
+        // The length of a segment is limited by MULPDU, which fits into ULPDU_Length.
+        let ulpdu_len = (header.len() + len as usize) as u16;
+        let (front, front_len) = header.emit_after(FpduTx::header(ulpdu_len));
         // Appending a constant number of bytes is faster than appending exactly as many as needed.
         staging.extend_from_slice(&front);
-        staging.truncate(start + 2 + len);
+        staging.truncate(start + front_len);
         start
     }
 }

@@ -29,7 +29,6 @@ impl<'a, M> GatheredFpdu<'a, M> {
     ) -> Self {
         // The length of a segment is limited by MULPDU, which fits into ULPDU_Length.
         let ulpdu_len = (queue.staging.len() - start - 2 + len as usize) as u16;
-        queue.staging[start..start + 2].copy_from_slice(&FpduTx::header(ulpdu_len));
         let crc = match fpdu.crc_on() {
             true => Crc32c::new().update(&queue.staging[start..]),
             false => Crc32c::new(),

@@ -65,6 +65,7 @@ impl Message {
     }
 
     /// Returns the DDP header of the next segment, with `len` bytes of payload.
+    #[inline(always)]
     pub(super) fn segment_header(&self, len: u32) -> Header {
         self.header.segment(self.offset, self.offset + len == self.total)
     }

@@ -253,7 +253,7 @@ impl<M> Sender<M> {
 
     /// Queues a segment of the stream itself, after everything that is already queued.
     pub(crate) fn send_control(&mut self, header: &Header, payload: &[u8]) {
-        let start = self.begin_fpdu(header);
+        let start = self.begin_fpdu(header, payload.len() as u32);
         self.queue.staging.extend_from_slice(payload);
         self.fpdu.seal(&mut self.queue.staging, start);
         self.queue.push_staged(start);

@@ -401,12 +401,12 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             self.state.hold_receive(completion(qp, wr_id, &message));
             return Ok(());
         }
-        let cqe = completion(qp, wr_id, &message);
         // The first completion is reported at once, because often there is only one message.
         if !std::mem::replace(&mut self.collects, self.receives.is_some()) {
+            let cqe = completion(qp, wr_id, &message);
             return qp.recv_cq.push(cqe, self.wakes).map(drop).ok_or(LocalError::CqOverflow);
         }
-        self.received.push(cqe);
+        self.received.push(completion(qp, wr_id, &message));
         if self.receives.is_none() || self.received.len() == MAX_LOCKED_MESSAGES {
             self.report_received();
             self.receives = None;

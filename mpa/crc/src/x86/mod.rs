@@ -5,7 +5,7 @@
 //! and the fourth is folded by `pclmulqdq`. The four results are joined at the end of a block.
 
 use core::arch::x86_64::{
-    __m128i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi128_si64,
+    __m128i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64, _mm_cvtsi128_si64,
     _mm_extract_epi64, _mm_set_epi64x, _mm_setzero_si128, _mm_xor_si128,
 };
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -115,6 +115,10 @@ fn extend_words(mut register: u64, bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks();
     for word in words {
         register = _mm_crc32_u64(register, u64::from_le_bytes(*word));
+    }
+    let (half, rest) = rest.as_chunks();
+    if let [half] = half {
+        register = _mm_crc32_u32(register as u32, u32::from_le_bytes(*half)).into();
     }
     rest.iter().fold(register as u32, |register, byte| _mm_crc32_u8(register, *byte))
 }
