@@ -90,9 +90,9 @@ fn asynchronous_events_can_be_watched() {
 fn pingpong(network: &Network, user: User, persona: &str, program: &str, args: &[&str]) {
     let args = [&["-n", "500"], args].concat();
     let Some(ends) = pair(network, user, persona, program, &args) else { return };
-    for end in ends {
-        assert_eq!(end.well().count("500 iters in"), 1, "{end:?}");
-    }
+    // With the output of both, because the end that fails is not always the one at fault.
+    let have_ended_well = ends.iter().all(|end| end.code == 0 && end.count("500 iters in") == 1);
+    assert!(have_ended_well, "{program}: {ends:?}");
 }
 
 #[test]
