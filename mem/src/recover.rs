@@ -212,7 +212,8 @@ mod arch {
     /// have the same effect as with the DMA of a device. The stores of `rep movsb` may become visible
     /// in any order, but before all later stores (Intel SDM volume 1, 7.3.9.3).
     static STRING_ABOVE: AtomicUsize = AtomicUsize::new(usize::MAX);
-    /// Longest copy that uses no vectors of 32 bytes. [`prepare`] sets it on processors with AVX.
+    /// Longest copy that uses no vectors of 32 bytes. [`prepare`] sets it on processors with AVX,
+    /// to the number of bytes that a step of the routines copies.
     static AVX_ABOVE: AtomicUsize = AtomicUsize::new(usize::MAX);
 
     pub(super) fn prepare() {
@@ -249,9 +250,9 @@ mod arch {
         is_ours
     }
 
-    /// Defines a routine that copies by vectors of 32 or 16 bytes, then by words, in ascending order, and
-    /// then the remaining bytes. The words are aligned on the side whose low address byte is in the
-    /// register `$side`, and no vector is torn within one of them.
+    /// Defines a routine that copies by vectors of 32 or 16 bytes, then by words, in ascending
+    /// order, and then the remaining bytes. The words are aligned on the side whose low address
+    /// byte is in the register `$side`. Processors access a vector in whole aligned words.
     #[rustfmt::skip] // A routine reads line by line.
     macro_rules! words {
         ($name:literal, $side:literal) => {

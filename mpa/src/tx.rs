@@ -79,7 +79,7 @@ impl FpduTx {
         let ulpdu_len = len - LENGTH_LEN;
         assert!(ulpdu_len <= MAX_ULPDU, "ULPDU of {ulpdu_len} bytes");
         let header = Self::header(ulpdu_len as u16);
-        // A store would delay the next read of a longer word, for the CRC.
+        // The CRC reads words, and would wait for a store to a part of one.
         if buf[start..start + LENGTH_LEN] != header {
             buf[start..start + LENGTH_LEN].copy_from_slice(&header);
         }

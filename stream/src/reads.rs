@@ -29,7 +29,7 @@ pub(crate) struct Outstanding {
 /// burst.
 const KEPT: usize = 256;
 
-/// Removes the oldest entry. It is not returned, because moving it costs more than the rest.
+/// Removes the oldest entry. Returning it would move it, which takes longer than the rest.
 #[inline]
 fn remove_oldest<T>(queue: &mut VecDeque<T>) {
     queue.pop_front();

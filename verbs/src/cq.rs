@@ -320,7 +320,7 @@ impl Cq {
                 self.note_left(&mut inner);
             }
             let count = batch.len();
-            // By reference: moving completions out takes longer than copying them.
+            // Copied from their places, because an iterator by value would move each one twice.
             batch.iter().for_each(|wc| each(*wc));
             taken += count;
             if count < BATCH {

@@ -78,8 +78,8 @@ impl Header {
     /// Returns `prefix`, for example the length field of MPA, followed by the header, and the length
     /// of both in bytes. The bytes after them are zero.
     ///
-    /// The result is made of words of eight and four bytes, so that a processor can read such words
-    /// right after they were stored.
+    /// The bytes are stored as words of eight and four bytes. A CRC reads such words right after
+    /// this, and a processor would delay the read of a word that several stores have written.
     #[inline]
     #[must_use]
     pub fn emit_after(&self, prefix: [u8; 2]) -> ([u8; 2 + Self::MAX_LEN], usize) {

@@ -194,7 +194,7 @@ impl Table {
     ///
     /// # Errors
     /// The [`LocalError`] for which the element is invalid.
-    // Always inlined, as `pin_remote`.
+    // Always inlined, like `pin_remote`.
     #[inline(always)]
     pub fn pin_local<'a>(
         &self,
