@@ -67,8 +67,8 @@ fn main() {
 #[cfg(target_arch = "x86_64")]
 fn string(dst: &mut [u8], src: &[u8]) {
     assert_eq!(dst.len(), src.len());
-    // SAFETY: the instruction reads and writes exactly the bytes of the slices. The direction flag is
-    // clear by the calling convention.
+    // SAFETY: the instruction reads and writes exactly the bytes of the slices. The direction flag
+    // is clear by the calling convention.
     unsafe {
         std::arch::asm!(
             "rep movsb",

@@ -205,12 +205,12 @@ mod arch {
         fn uiw_recover_gone();
     }
 
-    /// Longest copy that does not use `rep movsb`. [`prepare`] sets it on processors that report the
-    /// instruction as fast ("ermsb"). Other processors, and emulators, move one byte at a time.
+    /// Longest copy that does not use `rep movsb`. [`prepare`] sets it on processors that report
+    /// the instruction as fast ("ermsb"). Other processors, and emulators, move one byte at a time.
     ///
-    /// The compiler does not see the accesses of this instruction and of vectors, so races with them
-    /// have the same effect as with the DMA of a device. The stores of `rep movsb` may become visible
-    /// in any order, but before all later stores (Intel SDM volume 1, 7.3.9.3).
+    /// The compiler does not see the accesses of this instruction and of vectors, so races with
+    /// them have the same effect as with the DMA of a device. The stores of `rep movsb` may become
+    /// visible in any order, but before all later stores (Intel SDM volume 1, 7.3.9.3).
     static STRING_ABOVE: AtomicUsize = AtomicUsize::new(usize::MAX);
     /// Longest copy that uses no vectors of 32 bytes. [`prepare`] sets it on processors with AVX,
     /// to the number of bytes that a step of the routines copies.
@@ -266,7 +266,7 @@ mod arch {
                 "jbe 40f\n",
                 "cmp rcx, [rip + {string_above}]\n",
                 "ja 14f\n",
-                // Vectors copy all but the last 1 to 64 bytes, so that the last word is stored last.
+                // Vectors copy all but the last 1 to 64 bytes: the last word is stored last.
                 "30: cmp rcx, [rip + {avx_above}]\njbe 3f\n",
                 "31: vmovdqu ymm0, [rsi]\nvmovdqu ymm1, [rsi + 32]\nvmovdqu ymm2, [rsi + 64]\nvmovdqu ymm3, [rsi + 96]\n",
                 "vmovdqu [rdi], ymm0\nvmovdqu [rdi + 32], ymm1\nvmovdqu [rdi + 64], ymm2\nvmovdqu [rdi + 96], ymm3\n",
@@ -294,7 +294,7 @@ mod arch {
                 "movzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\nsub rcx, 2\n",
                 "12: test ", $side, ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
                 "mov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\nsub rcx, 4\njmp 2b\n",
-                // Aliased copies, for which `rep movsb` is slow (`copy::is_aliased`), are made by vectors.
+                // Vectors make aliased copies, for which `rep movsb` is slow (`copy::is_aliased`).
                 "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, {page} - 1\ncmp r8, {aliased} - 1\njb 30b\n",
                 // The string instruction copies all but the last one to eight bytes, which are
                 // stored after all others.

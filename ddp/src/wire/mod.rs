@@ -75,8 +75,8 @@ impl Header {
         self.len()
     }
 
-    /// Returns `prefix`, for example the length field of MPA, followed by the header, and the length
-    /// of both in bytes. The bytes after them are zero.
+    /// Returns `prefix`, for example the length field of MPA, followed by the header, and the
+    /// length of both in bytes. The bytes after them are zero.
     ///
     /// The bytes are stored as words of eight and four bytes. A CRC reads such words right after
     /// this, and a processor would delay the read of a word that several stores have written.

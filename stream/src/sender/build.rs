@@ -160,9 +160,9 @@ impl<M> Sender<M> {
         Ok(false)
     }
 
-    /// Returns whether a response cannot be begun or continued while earlier bytes are in the queue.
-    /// They are sent first: the Terminate names the location that the response has reached (RFC
-    /// 5040 section 4.8), and the requests before it have been executed.
+    /// Returns whether a response cannot be begun or continued while earlier bytes are in the
+    /// queue. They are sent first: the Terminate names the location that the response has reached
+    /// (RFC 5040 section 4.8), and the requests before it have been executed.
     fn must_send_first<H: StreamHost>(&self, message: &Message, host: &mut H) -> bool {
         let Source::Inbound(source) = &message.source else { return false };
         let to = source.to.wrapping_add(u64::from(message.offset));

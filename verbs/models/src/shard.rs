@@ -248,8 +248,8 @@ impl Shard {
         self.state.arm(Some(&self.watch));
     }
 
-    /// Sleeps in poll(2) until the queue's channel is readable, and takes events while it is. Panics
-    /// if there is no event.
+    /// Sleeps in poll(2) until the queue's channel is readable, and takes events while it is.
+    /// Panics if there is no event.
     pub fn wait_for_event(self: &Arc<Self>) {
         self.queue.set.sleep();
         self.take_event();
