@@ -70,7 +70,7 @@ impl FlowState {
         let pending =
             PendingQp::with_cq(device, pd, cq, &QueueDepths::new(plan.depth + 4, RECVS as u32))?;
         let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(received.whole()));
-        post_recvs(&pending.qp, (0..RECVS).map(receive))?;
+        post_recvs(&pending.qp, &(0..RECVS).map(receive).collect::<Vec<_>>())?;
         let back_at =
             answers_memory.as_ref().map(|back| (back.remote().addr, back.remote().rkey.0));
         let order = Service::Perf(plan.order(back_at, None));
@@ -159,7 +159,7 @@ impl FlowState {
             self.stats = Some(read_stats(&self.link, &self.received, wc)?);
         }
         let receive = (self.index << FLOW_SHIFT | slot, Some(self.received.whole()));
-        post_recvs(&self.link.qp, [receive])
+        post_recvs(&self.link.qp, &[receive])
     }
 
     /// Asks for statistics. When they arrive, everything posted before has arrived at the server.

@@ -148,7 +148,7 @@ impl OppositeFlow {
         let received = Buffer::shared(pd, STATS_LEN, Access::empty())?;
         let pending = PendingQp::with_cq(device, pd, cq, &QueueDepths::new(4, RECVS as u32))?;
         let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(received.whole()));
-        post_recvs(&pending.qp, (0..RECVS).map(receive))?;
+        post_recvs(&pending.qp, &(0..RECVS).map(receive).collect::<Vec<_>>())?;
         let back = exposed.remote();
         let opposite = OppositeTraffic {
             chain: plan.chain,
@@ -204,7 +204,7 @@ impl OppositeFlow {
         let slot = wc.wr_id & !RECV & ((1 << FLOW_SHIFT) - 1);
         self.stats = Some(read_stats(&self.link, &self.received, wc)?);
         let receive = (self.index << FLOW_SHIFT | slot, Some(self.received.whole()));
-        post_recvs(&self.link.qp, [receive])
+        post_recvs(&self.link.qp, &[receive])
     }
 
     /// Returns the number of messages that the server has posted.

@@ -75,10 +75,8 @@ impl OppositeDriver {
         let ring = Buffer::exclusive(&server.pd, RECVS as usize)?;
         let pending =
             PendingQp::new(&server.device, &server.pd, &QueueDepths::new(depth + 4, RECVS as u32))?;
-        post_recvs(
-            &pending.qp,
-            (0..RECVS).map(|slot| (slot, Some(ring.sge(slot as usize..slot as usize + 1)))),
-        )?;
+        let receive = |slot: u64| (slot, Some(ring.sge(slot as usize..slot as usize + 1)));
+        post_recvs(&pending.qp, &(0..RECVS).map(receive).collect::<Vec<_>>())?;
         let reply = serde_json::to_vec(&PerfReply { addr: 0, rkey: 0, len: 0 }).unwrap_or_default();
         let options = order.peer_options.at(&server.peer_options.own).options();
         let link = pending.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
@@ -143,7 +141,10 @@ impl OppositeDriver {
                 ));
             }
         }
-        post_recvs(&self.link.qp, [(slot, Some(self.ring.sge(slot as usize..slot as usize + 1)))])?;
+        post_recvs(
+            &self.link.qp,
+            &[(slot, Some(self.ring.sge(slot as usize..slot as usize + 1)))],
+        )?;
         Ok(true)
     }
 

@@ -93,8 +93,8 @@ struct PerfSession {
     ring: Option<Buffer>,
     slots: u64,
     stats: Stats,
-    /// Slots whose receives must be posted again.
-    again: Vec<u64>,
+    /// Receives that must be posted again.
+    again: Vec<(u64, Option<Sge>)>,
 }
 
 impl PerfSession {
@@ -127,7 +127,7 @@ impl PerfSession {
         let pending = PendingQp::new(&server.device, &server.pd, &depths)?;
         let receive =
             |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, order, slot, size)));
-        post_recvs(&pending.qp, (0..slots).map(receive))?;
+        post_recvs(&pending.qp, &(0..slots).map(receive).collect::<Vec<_>>())?;
         let remote = exposed.remote();
         let len = (u64::from(order.size) * u64::from(order.slots)).max(8);
         let reply = PerfReply { addr: remote.addr, rkey: remote.rkey.0, len };
@@ -186,12 +186,12 @@ impl PerfSession {
         if wc.wr_id & RECV == 0 {
             // An answer was sent, so its slot can be used again.
             if slot < self.slots && self.order.op == PerfOp::Send {
-                self.again.push(slot);
+                self.post_later(slot);
             }
             return Ok(true);
         }
         if wc.opcode == WcOpcode::Recv && wc.byte_len == 0 {
-            self.again.push(slot);
+            self.post_later(slot);
             self.answer_stats()?;
             return Ok(true);
         }
@@ -211,7 +211,7 @@ impl PerfSession {
             self.stats.wrong += u64::from(!right);
         }
         if !self.order.latency {
-            self.again.push(slot);
+            self.post_later(slot);
             return Ok(true);
         }
         self.answer(slot, wc.byte_len as usize)?;
@@ -228,7 +228,7 @@ impl PerfSession {
                 post(qp, slot, SendOp::Send, &[sge], SendFlags::SIGNALED | flags)
             }
             None => {
-                self.again.push(slot);
+                self.post_later(slot);
                 self.write_back(true)
             }
         }
@@ -283,12 +283,16 @@ impl PerfSession {
         send_copy(&self.link.qp, STATS, &bytes)
     }
 
+    /// Has [`PerfSession::post_again`] post the receive of `slot`.
+    fn post_later(&mut self, slot: u64) {
+        let sge = self.ring.as_ref().map(|ring| slot_of(ring, &self.order, slot, self.size));
+        self.again.push((slot, sge));
+    }
+
     fn post_again(&mut self) -> Result<()> {
-        let (ring, order) = (&self.ring, &self.order);
-        let receive = |slot: u64| {
-            (slot, ring.as_ref().map(|ring| slot_of(ring, order, slot, order.size as usize)))
-        };
-        post_recvs(&self.link.qp, self.again.drain(..).map(receive))
+        post_recvs(&self.link.qp, &self.again)?;
+        self.again.clear();
+        Ok(())
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
         .map_err(|error| Failure::local("cannot get a random number", error))?;
     let reply = serde_json::to_vec(&ComparisonReply { token: running.token }).unwrap_or_default();
     let pending = PendingQp::new(&server.device, &server.pd, &QueueDepths::new(1, 1))?;
-    crate::shared::qp_setup::post_recvs(&pending.qp, [(0, None)])?;
+    crate::shared::qp_setup::post_recvs(&pending.qp, &[(0, None)])?;
     let options = server.peer_options.options();
     let link = pending.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
     let limit = server.idle.as_ref().map(super::IdleMonitor::limit);

@@ -33,7 +33,10 @@ impl ReceiveRing {
     fn post(pending: &PendingQp, slots: u32, size: u32) -> Result<Self> {
         let size = size.max(1) as usize;
         let ring = Self { buffer: Buffer::untouched(&pending.pd, size * slots as usize)?, size };
-        post_recvs(&pending.qp, (0..slots.into()).map(|slot| ring.receive(slot)))?;
+        post_recvs(
+            &pending.qp,
+            &(0..slots.into()).map(|slot| ring.receive(slot)).collect::<Vec<_>>(),
+        )?;
         Ok(ring)
     }
 
@@ -102,7 +105,7 @@ impl MsgConn {
 
     /// Posts the receive of `slot` again.
     pub(crate) fn repost(&self, slot: u64) -> Result<()> {
-        post_recvs(&self.link.qp, [self.ring.receive(slot)])
+        post_recvs(&self.link.qp, &[self.ring.receive(slot)])
     }
 
     /// Returns a copy of the next message, and posts its receive again. Ignores completions of

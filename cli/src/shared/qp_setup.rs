@@ -179,18 +179,22 @@ impl PendingQp {
     }
 }
 
-/// Posts receives for these slots, each with at most one element.
-pub(crate) fn post_recvs(
-    qp: &Qp,
-    slots: impl IntoIterator<Item = (u64, Option<Sge>)>,
-) -> Result<()> {
-    slots.into_iter().try_for_each(|(slot, sge)| post_recv(qp, slot, sge.as_slice()))
+/// Posts receives for these slots, each with at most one element, with one call.
+pub(crate) fn post_recvs(qp: &Qp, slots: &[(u64, Option<Sge>)]) -> Result<()> {
+    if slots.is_empty() {
+        return Ok(());
+    }
+    let receives =
+        slots.iter().map(|(slot, sge)| RecvWr { wr_id: RECV | slot, sges: sge.as_slice() });
+    // SAFETY: the commands look at a receive's part of a buffer only after its completion
+    // (`crate::shared::memory::Buffer`).
+    unsafe { qp.post_recv(receives) }?;
+    Ok(())
 }
 
 /// Posts a receive for a slot.
 pub(crate) fn post_recv(qp: &Qp, slot: u64, sges: &[Sge]) -> Result<()> {
-    // SAFETY: the commands look at a receive's part of a buffer only after its completion
-    // (`crate::shared::memory::Buffer`).
+    // SAFETY: as in `post_recvs`.
     unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
     Ok(())
 }

@@ -124,7 +124,7 @@ impl ConnectionEnd {
     ) -> Result<Self> {
         let talk = talk_buffer(&pending)?;
         let pd = pending.pd.clone();
-        post_recvs(&pending.qp, [(TALK, Some(slot(&talk, 0)))])?;
+        post_recvs(&pending.qp, &[(TALK, Some(slot(&talk, 0)))])?;
         let mut end = Self::new(pending.accept(request, options, private_data, until)?, pd, talk);
         (end.posted_slots, end.totals.0) = (1, 1);
         Ok(end)
@@ -218,7 +218,7 @@ impl ConnectionEnd {
     /// Posts a receive for a message of the partner.
     pub(super) fn expect_talk(&mut self) -> Result<()> {
         let number = self.posted_slots % SLOTS;
-        post_recvs(&self.link.qp, [(TALK | number, Some(slot(&self.talk, number)))])?;
+        post_recvs(&self.link.qp, &[(TALK | number, Some(slot(&self.talk, number)))])?;
         self.posted_slots += 1;
         self.totals.0 += 1;
         Ok(())

@@ -94,7 +94,10 @@ impl<'a> RawSession<'a> {
         let pd = device.alloc_pd()?;
         let pending = PendingQp::new(device, &pd, &QueueDepths::new(16, RECEIVES as u32))?;
         let receives = Buffer::exclusive(&pd, RECEIVES as usize * RECEIVE_LEN)?;
-        post_recvs(&pending.qp, (0..RECEIVES).map(|slot| (slot, Some(receives.sge(range(slot))))))?;
+        post_recvs(
+            &pending.qp,
+            &(0..RECEIVES).map(|slot| (slot, Some(receives.sge(range(slot))))).collect::<Vec<_>>(),
+        )?;
         Ok(Self { pending, receives, args })
     }
 
@@ -198,7 +201,7 @@ impl RawExchange<'_> {
         report(self.args.json, "received", &details, || {
             format!("received {} bytes: {}", wc.byte_len, shown(&bytes))
         });
-        post_recvs(&self.link.qp, [(slot, Some(self.receives.sge(range(slot))))])
+        post_recvs(&self.link.qp, &[(slot, Some(self.receives.sge(range(slot))))])
     }
 
     fn next(&self, request: &RawRequest) -> Result<Wc> {
