@@ -1,16 +1,29 @@
 //! System calls that take addresses of registered memory, and TCP_INFO. This module contains all
 //! unsafe code for the kernel's TCP.
+//!
+//! Data is sent and received with `libc::syscall`, because the functions of the C library are
+//! cancellation points (pthreads(7)): a C thread that is cancelled would end in the middle of a
+//! round, with locks held. They also cost two locked instructions each.
 
 use std::{
+    ffi::c_long,
     io,
     mem::MaybeUninit,
     os::fd::{AsRawFd, BorrowedFd},
+    ptr,
 };
 
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::{ioctl_fionread, retry_on_intr},
+};
 use uiw_mem::{IoVec, IoVecMut};
 
 /// Maximum number of elements in a call (UIO_MAXIOV). Further elements wait for the next call.
 const MAX_ELEMENTS: usize = 1024;
+
+/// Address argument of calls for a connected socket.
+const NO_ADDRESS: *const libc::sockaddr = ptr::null();
 
 /// Sends bytes from the front of `bufs`.
 pub(super) fn send(fd: BorrowedFd<'_>, bufs: &[IoVec<'_>]) -> io::Result<usize> {
@@ -21,13 +34,16 @@ pub(super) fn send(fd: BorrowedFd<'_>, bufs: &[IoVec<'_>]) -> io::Result<usize> 
         // call.
         return retry(|| unsafe {
             let only = *elements;
-            libc::send(fd, only.iov_base, only.iov_len, libc::MSG_NOSIGNAL)
+            let (base, len, flags) = (only.iov_base, only.iov_len, libc::MSG_NOSIGNAL);
+            libc::syscall(libc::SYS_sendto, fd, base, len, flags, NO_ADDRESS, 0)
         });
     }
     let message = message(elements.cast_mut(), bufs.len());
     // SAFETY: `message` refers to the elements of `bufs`, which the call only reads. Their memory
     // is valid during the call.
-    retry(|| unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) })
+    retry(|| unsafe {
+        libc::syscall(libc::SYS_sendmsg, fd, &raw const message, libc::MSG_NOSIGNAL)
+    })
 }
 
 /// Receives into `bufs`.
@@ -39,28 +55,24 @@ pub(super) fn recv(fd: BorrowedFd<'_>, bufs: &mut [IoVecMut<'_>]) -> io::Result<
         // call.
         return retry(|| unsafe {
             let only = *elements;
-            libc::recv(fd, only.iov_base, only.iov_len, 0)
+            let (base, len) = (only.iov_base, only.iov_len);
+            libc::syscall(libc::SYS_recvfrom, fd, base, len, 0, NO_ADDRESS, NO_ADDRESS)
         });
     }
     let mut message = message(elements, count);
     // SAFETY: `message` refers to the elements of `bufs`, whose memory is valid during the call.
-    retry(|| unsafe { libc::recvmsg(fd, &mut message, 0) })
+    retry(|| unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut message, 0) })
 }
 
 /// Returns the number of bytes that can be received.
 pub(super) fn readable(fd: BorrowedFd<'_>) -> io::Result<usize> {
-    let mut count: libc::c_int = 0;
-    // SAFETY: the call writes one integer.
-    retry(|| unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &raw mut count) as isize })?;
-    Ok(count.unsigned_abs() as usize)
+    Ok(retry_on_intr(|| ioctl_fionread(fd))? as usize)
 }
 
 /// Returns whether the peer has sent its FIN, or the connection is gone.
 pub(super) fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: the call reads and writes one entry, and does not block.
-    let ended = retry(|| unsafe { libc::poll(&raw mut entry, 1, 0) as isize })?;
-    Ok(ended > 0)
+    let mut entry = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
+    Ok(retry_on_intr(|| poll(&mut entry, Some(&Timespec::default())))? > 0)
 }
 
 /// Sets SO_RCVLOWAT (tcp(7)): the kernel reports the socket as readable only once it has received
@@ -70,7 +82,7 @@ pub(super) fn set_low_water_mark(fd: BorrowedFd<'_>, bytes: usize) -> io::Result
     let (value, len) = ((&raw const bytes).cast(), size_of::<libc::c_int>() as libc::socklen_t);
     // SAFETY: the call reads one integer.
     retry(|| unsafe {
-        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, len) as isize
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, len).into()
     })?;
     Ok(())
 }
@@ -86,7 +98,7 @@ fn message(elements: *mut libc::iovec, count: usize) -> libc::msghdr {
 
 /// Repeats `call` while a signal interrupts it (EINTR). A negative result means an error in
 /// `errno`.
-fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+fn retry(mut call: impl FnMut() -> c_long) -> io::Result<usize> {
     loop {
         match call() {
             n if n >= 0 => return Ok(n as usize),
@@ -160,7 +172,7 @@ impl Subflows {
                 fd.as_raw_fd(),
                 SOL_MPTCP,
                 MPTCP_TCPINFO,
-                std::ptr::from_mut(&mut *subflows).cast(),
+                ptr::from_mut(&mut *subflows).cast(),
                 &mut len,
             )
         };
@@ -182,7 +194,7 @@ pub(super) fn tcp_info_of(bytes: &[u8]) -> libc::tcp_info {
     let len = bytes.len().min(size_of::<libc::tcp_info>());
     // SAFETY: both have `len` bytes. The structure consists of integers, and was zeroed before.
     unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), info.as_mut_ptr().cast(), len);
+        ptr::copy_nonoverlapping(bytes.as_ptr(), info.as_mut_ptr().cast(), len);
         info.assume_init()
     }
 }

@@ -10,7 +10,7 @@ use socket2::SockRef;
 use uiw_mem::{IoVec, IoVecMut};
 
 use super::*;
-use crate::{OptionError, StreamChange, is_memory_fault};
+use crate::{OptionError, Readable, StreamChange, is_memory_fault};
 
 const LISTENER: Token = Token(1);
 const CLIENT: Token = Token(2);
@@ -53,6 +53,29 @@ fn wait(stack: &mut dyn TransportStack, fits: impl Fn(&Event) -> bool) -> Vec<Ev
         thread::sleep(Duration::from_millis(1));
     }
     panic!("no such event within 2 s");
+}
+
+/// A C thread that is cancelled must not end in the middle of a round.
+#[test]
+fn cancelled_thread_sends_and_receives() {
+    let mut pair = TcpPair::new();
+    let received = thread::spawn(move || {
+        // SAFETY: the thread exists. Its cancellation is deferred until a cancellation point.
+        assert_eq!(unsafe { libc::pthread_cancel(libc::pthread_self()) }, 0);
+        let mut bytes = [0; 4];
+        let (front, back) = bytes.split_at_mut(2);
+        pair.client.send(&[IoVec::from(&b"a"[..])]).unwrap();
+        pair.client.send(&[IoVec::from(&b"bc"[..]), IoVec::from(&b"d"[..])]).unwrap();
+        let mut parts = [IoVecMut::from(front), IoVecMut::from(back)];
+        while pair.server.readable(4).unwrap() != Some(Readable::Bytes(4)) {}
+        assert_eq!(pair.server.recv(&mut parts).unwrap(), 4);
+        assert!(
+            pair.server.recv(&mut parts[..1]).is_err_and(|e| e.kind() == ErrorKind::WouldBlock)
+        );
+        // The descriptors are closed by another thread, because `close` is a cancellation point.
+        (bytes, pair)
+    });
+    assert_eq!(received.join().unwrap().0, *b"abcd");
 }
 
 fn quiet(stack: &mut dyn TransportStack) {

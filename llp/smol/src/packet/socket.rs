@@ -3,7 +3,8 @@
 use super::filter;
 use super::virtio::HEADER;
 use crate::netdev::{ethernet_address, mtu_of};
-use std::io;
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
+use std::io::{self, IoSlice};
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use uiw_llp::interface::{check, index_of};
@@ -169,35 +170,20 @@ impl PacketSocket {
     /// Receives a header and a frame.
     pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         debug_assert!(into.len() > HEADER);
-        // SAFETY: `into` is writable for its length.
-        let got =
-            unsafe { libc::recv(self.fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) };
-        usize::try_from(got).map_err(|_| io::Error::last_os_error())
+        Ok(net::recv(&self.fd, into, RecvFlags::empty())?.0)
     }
 
     /// Sends a header and a frame that are not contiguous.
     pub(crate) fn send_parts(&self, header: &[u8; HEADER], frame: &[u8]) -> io::Result<()> {
-        let mut parts = [header.as_slice(), frame].map(|part| libc::iovec {
-            iov_base: part.as_ptr().cast_mut().cast(),
-            iov_len: part.len(),
-        });
-        // SAFETY: a `msghdr` may consist of zeros.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = parts.as_mut_ptr();
-        message.msg_iovlen = parts.len();
-        // SAFETY: the message refers to the two parts, which are readable for their lengths during
-        // the call.
-        let sent =
-            unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let parts = [header.as_slice(), frame].map(IoSlice::new);
+        let mut control = SendAncillaryBuffer::default();
+        net::sendmsg(&self.fd, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
     }
 
     /// Sends a header and a frame.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        // SAFETY: `bytes` is readable for its length.
-        let sent = unsafe {
-            libc::send(self.fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL)
-        };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        net::send(&self.fd, bytes, SendFlags::NOSIGNAL)?;
+        Ok(())
     }
 }

@@ -1,9 +1,9 @@
 //! `sendmmsg` and `recvmmsg` with their control messages. This module contains all unsafe code for
-//! the kernel's UDP.
+//! the kernel's UDP. Like those of TCP, the calls are no cancellation points.
 
 use crate::{Incoming, InterfaceAddresses};
 use socket2::{SockAddr, Socket};
-use std::ffi::c_int;
+use std::ffi::{c_int, c_long};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -169,10 +169,11 @@ pub(super) fn send(
         // SAFETY: the first `count` headers are filled. They refer to elements, addresses and
         // control messages of this frame and to bytes of `bytes`, which the call only reads.
         let sent = unsafe {
-            libc::sendmmsg(
+            libc::syscall(
+                libc::SYS_sendmmsg,
                 fd.as_raw_fd(),
-                headers.as_mut_ptr().cast(),
-                count as u32,
+                headers.as_mut_ptr(),
+                count,
                 libc::MSG_NOSIGNAL,
             )
         };
@@ -186,7 +187,7 @@ pub(super) fn send(
     }
 }
 
-fn failed(result: c_int) -> Option<io::Error> {
+fn failed(result: c_long) -> Option<io::Error> {
     (result < 0).then(io::Error::last_os_error)
 }
 
@@ -217,12 +218,13 @@ pub(super) fn recv(
         // SAFETY: the first `count` headers are filled. They refer to elements, addresses and
         // control messages of this frame and to parts of `buffer` that do not overlap.
         let received = unsafe {
-            libc::recvmmsg(
+            libc::syscall(
+                libc::SYS_recvmmsg,
                 fd.as_raw_fd(),
-                headers.as_mut_ptr().cast(),
-                count as u32,
-                libc::MSG_DONTWAIT as _,
-                std::ptr::null_mut(),
+                headers.as_mut_ptr(),
+                count,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut::<libc::timespec>(),
             )
         };
         match failed(received) {
