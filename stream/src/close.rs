@@ -56,10 +56,10 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Restarts the time limit of the close, for a host that passed an earlier time in the call
-    /// that ended the stream.
+    /// Restarts the time limit of a close that has begun, for a host that passed an earlier time in
+    /// the call that ended the stream, or whose peer still acknowledges data.
     pub fn renew_close_deadline(&mut self, now: Time) {
-        if matches!(self.phase, Phase::Closing) {
+        if self.shared.fin.wanted && !self.is_over() {
             self.shared.timers.set(Timer::Close, now, self.shared.config.close_timeout);
         }
     }

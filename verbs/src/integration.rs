@@ -146,6 +146,12 @@ pub fn limit_lifetime(qp: &Qp, timeout: Duration) -> bool {
     crate::qp::limit_lifetime(&qp.0, timeout)
 }
 
+/// Restarts [`ConnConfig::close_timeout`](crate::ConnConfig::close_timeout) for a connection that
+/// is being closed, because the peer still acknowledges data.
+pub fn renew_close_deadline(qp: &Qp) {
+    crate::qp::renew_close_deadline(&qp.0);
+}
+
 /// Registers a connection whose [`Linger::end_lingering`] is called when the last handle of
 /// `device` is dropped. Has an effect only with [`Progress::Manual`](crate::Progress::Manual).
 pub fn end_with_last_handle(device: &Device, connection: Weak<dyn Linger>) {

@@ -57,6 +57,23 @@ pub(crate) enum LinkCompletion {
     Unknown,
 }
 
+/// State of the data in TCP. It changes when the peer acknowledges data. The stack may not report
+/// all of it: with TLS, the number of acknowledged bytes is unknown.
+#[derive(Default, PartialEq)]
+pub(crate) struct TransferState {
+    /// Number of bytes that the peer has acknowledged.
+    acknowledged: Option<u64>,
+    /// Number of segments in flight, and of bytes that were not transmitted yet.
+    unacknowledged: [Option<u32>; 2],
+}
+
+impl TransferState {
+    /// Returns whether there is data that the peer has not acknowledged.
+    pub(crate) fn is_unacknowledged(&self) -> bool {
+        self.unacknowledged.into_iter().flatten().any(|left| left > 0)
+    }
+}
+
 /// Queue pair and its memory. The fields are dropped in this order, so the memory outlives the
 /// queue pair.
 pub(crate) struct Link {
@@ -138,15 +155,13 @@ impl Link {
         &self.qp
     }
 
-    /// Returns the number of bytes of the stream that the peer has acknowledged.
-    pub(crate) fn acknowledged(&self) -> u64 {
-        self.qp.path().and_then(|path| path.stream.bytes_acked).unwrap_or(0)
-    }
-
-    /// Returns whether there is data in TCP that the peer has not acknowledged.
-    pub(crate) fn is_unacknowledged(&self) -> bool {
+    /// Returns the state of the data in TCP.
+    pub(crate) fn transfer_state(&self) -> TransferState {
         let stream = self.qp.path().map(|path| path.stream).unwrap_or_default();
-        [stream.unacked, stream.not_sent].into_iter().flatten().any(|left| left > 0)
+        TransferState {
+            acknowledged: stream.bytes_acked,
+            unacknowledged: [stream.unacked, stream.not_sent],
+        }
     }
 
     pub(crate) fn cq(&self) -> &Arc<Cq> {

@@ -7,7 +7,7 @@
 use crate::acceptor::{self, Acceptor};
 use crate::attempts::Attempts;
 use crate::connect::{self, PendingConnection};
-use crate::link::PollMode;
+use crate::link::{PollMode, TransferState};
 use crate::numbers::{FileFlags, Numbers};
 use crate::preload::DescriptorSockets;
 use crate::preload::connections::{self, Carrier, ConnectionRecord, Role};
@@ -16,7 +16,7 @@ use crate::settings::Sizes;
 use crate::stream::{Ending, Stream};
 use crate::wait::{self, RetryMode, WaitSource};
 use crate::watchers::{WakerPolicy, Watchers};
-use crate::{PROGRESS_CHECK, is_exiting};
+use crate::{LONGEST_CLOSE, PROGRESS_CHECK, is_exiting};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -25,14 +25,14 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::{Mutex, MutexGuard};
 use uiw_cabi_core::ports::PortReservation;
 use uiw_verbs::cm::{AwaitedRequest, CloseReason, CmChannel, CmEventKind};
-use uiw_verbs::{ConnConfig, Cq, Error};
+use uiw_verbs::{ConnConfig, Cq, Error, integration};
 
 /// Options that a program sets, and that a listener's connections inherit.
 #[derive(Clone, Copy, Debug)]
@@ -455,11 +455,14 @@ impl Socket {
     }
 
     /// Keeps a closed connection until the peer has received all data. While the peer acknowledges
-    /// data, the end of the process waits: see [`service::acknowledgement_count`].
+    /// data, the time limit of the close starts anew, up to [`LONGEST_CLOSE`], and the end of the
+    /// process waits: see [`service::acknowledgement_count`].
     fn linger(self: &Arc<Self>, stream: Box<Stream>) {
         let (socket, closing) = (Arc::clone(self), ClosingToken::new());
         let ended = async move {
-            let (mut acknowledged, mut check) = (0, Timer::after(PROGRESS_CHECK).ok());
+            let closed = Instant::now();
+            let (mut state, mut check) =
+                (TransferState::default(), Timer::after(PROGRESS_CHECK).ok());
             loop {
                 let event = std::future::poll_fn(|cx| {
                     let event = socket.channel.poll_pop(cx).map(Some);
@@ -475,12 +478,15 @@ impl Socket {
                     Some(CmEventKind::Disconnected(_) | CmEventKind::Failed(_)) => break,
                     Some(_) => {}
                     None => {
-                        let before =
-                            std::mem::replace(&mut acknowledged, stream.link.acknowledged());
-                        if acknowledged != before {
+                        let before = std::mem::replace(&mut state, stream.link.transfer_state());
+                        let has_changed = state != before;
+                        if has_changed {
                             service::note_acknowledgement();
+                            if closed.elapsed() < LONGEST_CLOSE {
+                                integration::renew_close_deadline(stream.link.qp());
+                            }
                         }
-                        let goes_on = acknowledged != before || stream.link.is_unacknowledged();
+                        let goes_on = has_changed || state.is_unacknowledged();
                         check = goes_on.then(|| Timer::after(PROGRESS_CHECK).ok()).flatten();
                     }
                 }

@@ -2,7 +2,8 @@
 //! regardless of what the peer sends.
 
 use std::ffi::c_int;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -47,36 +48,67 @@ fn set_timeout(fd: c_int, name: c_int) {
     assert_eq!(set, 0);
 }
 
+/// Binds an rsocket to a free port of this IPv4 address.
+fn bind(fd: c_int, to: Ipv4Addr) {
+    let addr = libc::sockaddr_in {
+        sin_addr: libc::in_addr { s_addr: u32::from(to).to_be() },
+        ..loopback(0)
+    };
+    let len = size_of_val(&addr) as libc::socklen_t;
+    // SAFETY: `addr` is a local variable, an IPv4 address of the length that is passed, and nothing
+    // changes it during the call.
+    assert_eq!(unsafe { call!(rbind(fd, (&raw const addr).cast(), len)) }, 0);
+}
+
+/// Returns the port of an rsocket.
+fn port_of(fd: c_int) -> u16 {
+    let mut addr = loopback(0);
+    let mut len = size_of_val(&addr) as libc::socklen_t;
+    // SAFETY: `addr` and `len` are local variables that nothing else uses during the call, and the
+    // length is the room for the address.
+    unsafe { assert_eq!(call!(rgetsockname(fd, (&raw mut addr).cast(), &raw mut len)), 0) };
+    u16::from_be(addr.sin_port)
+}
+
+/// Connects an rsocket to a port of loopback.
+fn connect_to(fd: c_int, port: u16) -> Result<(), Errno> {
+    let addr = loopback(port);
+    let len = size_of_val(&addr) as libc::socklen_t;
+    // SAFETY: `addr` is a local variable, an IPv4 address of the length that is passed, and nothing
+    // changes it during the call.
+    match unsafe { call!(rconnect(fd, (&raw const addr).cast(), len)) } {
+        0 => Ok(()),
+        _ => Err(Errno::last()),
+    }
+}
+
 /// Listening rsocket on loopback, which is closed on drop.
 struct ListeningSocket(c_int, SocketAddr);
 
 impl ListeningSocket {
     fn new() -> Self {
         let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
-        // SAFETY: `addr` and `len` are local variables that nothing else uses during the calls: an
-        // IPv4 address and its whole size, which is also the room for the other address.
-        let port = unsafe {
-            let mut addr = loopback(0);
-            let mut len = size_of_val(&addr) as libc::socklen_t;
-            assert_eq!(call!(rbind(fd, (&raw const addr).cast(), len)), 0);
-            assert_eq!(call!(rlisten(fd, 8)), 0);
-            assert_eq!(call!(rgetsockname(fd, (&raw mut addr).cast(), &raw mut len)), 0);
-            u16::from_be(addr.sin_port)
-        };
-        Self(fd, (Ipv4Addr::LOCALHOST, port).into())
+        bind(fd, Ipv4Addr::LOCALHOST);
+        assert_eq!(rlisten(fd, 8), 0);
+        Self(fd, (Ipv4Addr::LOCALHOST, port_of(fd)).into())
     }
 
     fn accept(&self) -> ProgramSocket {
-        // SAFETY: `ArrayMutPtr` and `RoomPtr` permit NULL, with which no address is requested.
-        let fd = unsafe { call!(raccept(self.0, std::ptr::null_mut(), std::ptr::null_mut())) };
-        assert!(fd >= 0, "{}", Errno::last());
-        ProgramSocket(fd)
+        ProgramSocket(accept(self.0).unwrap())
     }
 }
 
 impl Drop for ListeningSocket {
     fn drop(&mut self) {
         assert_eq!(rclose(self.0), 0);
+    }
+}
+
+fn accept(listener: c_int) -> Result<c_int, Errno> {
+    // SAFETY: `ArrayMutPtr` and `RoomPtr` permit NULL, with which no address is requested.
+    match unsafe { call!(raccept(listener, std::ptr::null_mut(), std::ptr::null_mut())) } {
+        -1 => Err(Errno::last()),
+        fd => Ok(fd),
     }
 }
 
@@ -359,10 +391,7 @@ fn foreign_peers_refused() {
 fn accept_ends_after_receive_timeout() {
     let listening = ListeningSocket::new();
     set_timeout(listening.0, libc::SO_RCVTIMEO);
-    // SAFETY: `ArrayMutPtr` and `RoomPtr` permit NULL, with which no address is requested.
-    let accepted =
-        unsafe { call!(raccept(listening.0, std::ptr::null_mut(), std::ptr::null_mut())) };
-    assert_eq!((accepted, Errno::last()), (-1, Errno::AGAIN));
+    assert_eq!(accept(listening.0), Err(Errno::AGAIN));
 }
 
 /// The time-out applies to the whole call, not to each piece of the data.
@@ -373,7 +402,7 @@ fn slow_peer_does_not_prolong_receive() {
     let to = listening.1;
     let sender = std::thread::spawn(move || {
         let (fd, connected) = connect(to);
-        assert_eq!(connected, 0);
+        assert_eq!(connected, Ok(()));
         for _ in 0..BYTES {
             // SAFETY: `ArrayPtr` permits a pointer to one byte of a static array.
             if unsafe { call!(rsend(fd, b"x".as_ptr(), 1, 0)) } != 1 {
@@ -383,8 +412,7 @@ fn slow_peer_does_not_prolong_receive() {
         }
         rclose(fd);
     });
-    // SAFETY: `ArrayMutPtr` and `RoomPtr` permit NULL, with which no address is requested.
-    let fd = unsafe { call!(raccept(listening.0, std::ptr::null_mut(), std::ptr::null_mut())) };
+    let fd = accept(listening.0).unwrap();
     set_timeout(fd, libc::SO_RCVTIMEO);
     let mut bytes = [0u8; BYTES];
     // SAFETY: `bytes` is a local array of the length that is passed, and nothing else uses it.
@@ -398,27 +426,19 @@ fn slow_peer_does_not_prolong_receive() {
 #[test]
 fn connect_continues_after_send_timeout() {
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let addr = loopback(silent.local_addr().unwrap().port());
-    let len = size_of_val(&addr) as libc::socklen_t;
+    let port = silent.local_addr().unwrap().port();
     let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
     set_timeout(socket.0, libc::SO_SNDTIMEO);
     for errno in [libc::EINPROGRESS, libc::EALREADY] {
-        // SAFETY: `addr` is a local variable, an IPv4 address of the length that is passed, and
-        // nothing changes it during the call.
-        let connected = unsafe { call!(rconnect(socket.0, (&raw const addr).cast(), len)) };
-        assert_eq!((connected, Errno::last()), (-1, Errno(errno)));
+        assert_eq!(connect_to(socket.0, port), Err(Errno(errno)));
     }
 }
 
 /// Creates an rsocket and connects it to loopback. Returns it, and the result of `rconnect`.
-fn connect(to: SocketAddr) -> (c_int, c_int) {
+fn connect(to: SocketAddr) -> (c_int, Result<(), Errno>) {
     let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
     set_option(fd, SOL_RDMA, RDMA_IOMAPSIZE, 1);
-    let addr = loopback(to.port());
-    let len = size_of_val(&addr) as libc::socklen_t;
-    // SAFETY: `addr` is a local variable of the length that is passed, and nothing changes it
-    // during the call.
-    (fd, unsafe { call!(rconnect(fd, (&raw const addr).cast(), len)) })
+    (fd, connect_to(fd, to.port()))
 }
 
 /// Sets an option of an integer.
@@ -444,7 +464,7 @@ fn larger_backlog_has_room_for_waiting_connections() {
     assert_eq!(rlisten(listener.0, 8), 0);
     for connected in connected {
         let (fd, result) = connected.recv_timeout(Duration::from_secs(60)).unwrap();
-        assert_eq!((result, rclose(fd)), (0, 0));
+        assert_eq!((result, rclose(fd)), (Ok(()), 0));
     }
 }
 
@@ -453,15 +473,12 @@ fn shutdown_keeps_error_of_failed_connection() {
     let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
     assert_eq!(rfcntl(fd, libc::F_SETFL, libc::O_NONBLOCK.into()), 0);
-    let addr = loopback(unused.port());
     let (mut error, mut len) = (0, size_of::<c_int>() as libc::socklen_t);
     let mut polled = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    assert_eq!(connect_to(fd, unused.port()), Err(Errno(libc::EINPROGRESS)));
     // SAFETY: the pointers are to local variables of the lengths that are passed, which nothing
     // else uses during the calls.
     unsafe {
-        let addr_len = size_of_val(&addr) as libc::socklen_t;
-        assert_eq!(call!(rconnect(fd, (&raw const addr).cast(), addr_len)), -1);
-        assert_eq!(Errno::last(), Errno(libc::EINPROGRESS));
         assert_eq!(call!(rpoll(&raw mut polled, 1, 60_000)), 1);
         assert_eq!(rshutdown(fd, libc::SHUT_RDWR), -1);
         assert_eq!(Errno::last(), Errno(libc::ENOTCONN));
@@ -481,7 +498,7 @@ fn closed_socket_unmaps_buffers() {
     let to = listener.1;
     let writer = std::thread::spawn(move || {
         let (fd, connected) = connect(to);
-        assert_eq!(connected, 0);
+        assert_eq!(connected, Ok(()));
         let socket = ProgramSocket(fd);
         assert_eq!(socket.receive(1), Ok(vec![7]));
         let bytes = vec![1u8; LEN];
@@ -503,4 +520,47 @@ fn closed_socket_unmaps_buffers() {
     writer.join().unwrap();
     let changed = buffer.iter().filter(|byte| byte.load(Ordering::Relaxed) != 2).count();
     assert_eq!(changed, 0, "bytes were written after `rclose`");
+}
+
+/// Relays one connection to `to`. Towards `to`, it forwards about 40 KB per second. Returns its
+/// address.
+fn slow_path(to: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut from, _) = listener.accept().unwrap();
+        let mut to = TcpStream::connect(to).unwrap();
+        let (mut back, mut answers) = (to.try_clone().unwrap(), from.try_clone().unwrap());
+        std::thread::spawn(move || {
+            drop(std::io::copy(&mut back, &mut answers));
+            drop(answers.shutdown(std::net::Shutdown::Write));
+        });
+        let mut bytes = [0; 4096];
+        while let Ok(len @ 1..) = from.read(&mut bytes) {
+            to.write_all(&bytes[..len]).unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        drop(to.shutdown(std::net::Shutdown::Write));
+    });
+    address
+}
+
+/// The last bytes need longer than the time limit of a close whose peer acknowledges nothing.
+#[test]
+fn closed_socket_sends_last_bytes_over_slow_path() {
+    const LEN: usize = 400_000;
+    let listener = ListeningSocket::new();
+    let (fd, connected) = connect(slow_path(listener.1));
+    assert_eq!(connected, Ok(()));
+    let (socket, bytes) = (listener.accept(), vec![7u8; LEN]);
+    // SAFETY: `bytes` is a local buffer of the length that is passed, and nothing changes it.
+    assert_eq!(unsafe { call!(rsend(fd, bytes.as_ptr(), LEN, 0)) }, LEN as isize);
+    assert_eq!(rclose(fd), 0);
+    let mut received = 0;
+    while let Ok(bytes) = socket.receive(LEN)
+        && !bytes.is_empty()
+    {
+        received += bytes.len();
+    }
+    assert_eq!(received, LEN);
 }

@@ -294,6 +294,11 @@ impl Conn {
         self.is_limited = true;
     }
 
+    /// Restarts the time limit of a close that has begun.
+    pub(crate) fn renew_close_deadline(&mut self, services: &mut Services) {
+        self.stream.renew_close_deadline(services.now);
+    }
+
     /// Returns the segment sizes, TCP state and peer kind of the connection.
     pub(crate) fn path(&self) -> PathInfo {
         PathInfo {

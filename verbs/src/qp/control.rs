@@ -238,6 +238,17 @@ pub(crate) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) -> bool {
     )
 }
 
+/// Restarts the time limit of a close that has begun.
+pub(crate) fn renew_close_deadline(qp: &Arc<QpInner>) {
+    on_shard(
+        qp,
+        |_| (),
+        |core, _, token| {
+            core.with_conn(token, Conn::renew_close_deadline);
+        },
+    );
+}
+
 /// Closes the connection because the application destroys the queue pair. No request completes any
 /// more.
 pub(super) fn destroy(qp: &Arc<QpInner>) {

@@ -17,7 +17,7 @@ mod send_queue;
 mod state;
 
 pub use attributes::{PathInfo, QpAttr, QpCap, QpInit};
-pub(crate) use control::limit_lifetime;
+pub(crate) use control::{limit_lifetime, renew_close_deadline};
 pub use handle::Qp;
 pub(crate) use inner::{QpInner, Receives, RecvSource};
 pub(crate) use local_errors::{LocalCause, LocalDetail, LogLimit};
