@@ -55,7 +55,7 @@ fn shard(port: u16) -> &'static RwLock<PortTable> {
 /// Reservation of a port for an id: no other id of this process gets the port, and the system
 /// assigns it to no other socket while it is bound.
 pub struct PortReservation {
-    port: u16,
+    at: SocketAddr,
     holder: usize,
     /// Socket that is bound, but neither listening nor connected. `None` after
     /// [`PortReservation::unbind`], and if TCP runs in this process.
@@ -63,6 +63,11 @@ pub struct PortReservation {
 }
 
 impl PortReservation {
+    /// Returns the real address that is reserved.
+    pub fn address(&self) -> SocketAddr {
+        self.at
+    }
+
     /// Releases the system's part of the reservation, because the connection or listener of the id
     /// is about to use the port.
     pub fn unbind(&mut self) -> Option<Socket> {
@@ -72,11 +77,12 @@ impl PortReservation {
 
 impl Drop for PortReservation {
     fn drop(&mut self) {
-        let mut shard = shard(self.port).write();
-        if let Some(ports) = shard.0.get_mut(&self.port) {
+        let number = self.at.port();
+        let mut shard = shard(number).write();
+        if let Some(ports) = shard.0.get_mut(&number) {
             ports.retain(|port| port.holder != self.holder);
             if ports.is_empty() {
-                shard.0.remove(&self.port);
+                shard.0.remove(&number);
             }
         }
     }
@@ -210,7 +216,7 @@ fn record(port: PortEntry, bound: Option<Socket>) -> Result<PortReservation> {
         return Err(Errno(libc::EADDRINUSE).because("another id has the port"));
     }
     ports.push(port);
-    Ok(PortReservation { port: number, holder: port.holder, bound })
+    Ok(PortReservation { at: port.at, holder: port.holder, bound })
 }
 
 /// Returns whether another id of this process prevents an id from using `at` because one of the two

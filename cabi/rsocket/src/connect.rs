@@ -82,17 +82,18 @@ pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
 /// EALREADY, EISCONN, EINVAL; ECONNREFUSED for port 0; and the errors of reaching the peer that are
 /// known immediately.
 pub(crate) fn start(socket: &Socket, state: &mut State, to: SocketAddr) -> Result<()> {
-    match &state.phase {
+    let has_peer = state.has_peer();
+    match &mut state.phase {
         Phase::New(_) => {}
         // After a failure the socket may be connected again, as with TCP. The error of a
         // non-blocking attempt is returned first.
-        Phase::Failed => {
-            state.phase = Phase::New(None);
+        Phase::Failed(port) => {
+            state.phase = Phase::New(port.take());
             if let Some(error) = state.error.take() {
                 return Err(error);
             }
         }
-        Phase::Connecting(..) if state.has_peer() => return Err(Errno(libc::EISCONN)),
+        Phase::Connecting(..) if has_peer => return Err(Errno(libc::EISCONN)),
         Phase::Connecting(..) | Phase::Refused => return Err(Errno(libc::EALREADY)),
         Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => {
             return Err(Errno(libc::EISCONN).because("rconnect for an rsocket that is connected"));
@@ -128,7 +129,10 @@ pub(crate) fn start(socket: &Socket, state: &mut State, to: SocketAddr) -> Resul
 
 /// Returns the local address of the connection.
 fn source(state: &State, peer: SocketAddr) -> Result<SocketAddr> {
-    let bound = state.local.filter(|_| matches!(state.phase, Phase::New(Some(_))));
+    let bound = match &state.phase {
+        Phase::New(Some(port)) => Some(port.address()),
+        _ => None,
+    };
     if let Some(bound) = bound
         && !bound.ip().is_unspecified()
     {

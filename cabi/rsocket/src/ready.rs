@@ -31,7 +31,7 @@ fn ready(state: &State) -> c_short {
         }
         Phase::Refused => FALL_BACK,
         Phase::Gone => READ | WRITE | POLLHUP | POLLRDHUP,
-        Phase::Failed => READ | WRITE | POLLERR | POLLHUP,
+        Phase::Failed(_) => READ | WRITE | POLLERR | POLLHUP,
         Phase::Closed if is_exiting() => 0,
         Phase::Closed => POLLERR | POLLHUP,
         Phase::Connected(stream, _) => {

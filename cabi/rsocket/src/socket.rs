@@ -125,8 +125,8 @@ pub(crate) enum Phase {
     /// The program has accepted the connection, and the peer has closed it before it was
     /// established.
     Gone,
-    /// The connection could not be established.
-    Failed,
+    /// The connection could not be established. The port stays reserved for the next attempt.
+    Failed(Option<PortReservation>),
     Closed,
 }
 
@@ -238,7 +238,7 @@ impl Socket {
     pub(crate) fn fail(&self, errno: Errno) {
         let mut state = self.lock();
         if !matches!(state.phase, Phase::Closed) {
-            state.phase = state.fail(errno);
+            state.phase = state.fail(errno, None);
         }
         drop(state);
         self.wake(None);
@@ -551,7 +551,7 @@ impl State {
             Phase::Refused => Err(Errno(libc::ECONNREFUSED)),
             Phase::Gone => Err(Errno(libc::EPIPE)),
             Phase::Closed if is_exiting() => Err(Errno::AGAIN),
-            Phase::Failed => Err(self.error.take().unwrap_or(Errno(libc::ENOTCONN))),
+            Phase::Failed(_) => Err(self.error.take().unwrap_or(Errno(libc::ENOTCONN))),
             Phase::New(_) | Phase::Listening(_) | Phase::Closed => {
                 Err(Errno(libc::ENOTCONN).because("the rsocket has no connection"))
             }
@@ -584,7 +584,7 @@ impl State {
                     Phase::Connecting(connecting, port) => {
                         match connect::established(*connecting, &info) {
                             Ok(stream) => Phase::Connected(Box::new(stream), port),
-                            Err(errno) => self.fail(errno),
+                            Err(errno) => self.fail(errno, port),
                         }
                     }
                     Phase::Accepting(stream) => Phase::Connected(stream, None),
@@ -603,7 +603,7 @@ impl State {
                     self.phase = match answered {
                         Ok(stream) => Phase::Accepting(stream),
                         Err(Errno(libc::ENOTCONN)) => Phase::Gone,
-                        Err(errno) => self.fail(errno),
+                        Err(errno) => self.fail(errno, None),
                     };
                 }
             }
@@ -619,7 +619,11 @@ impl State {
                 self.phase = Phase::Refused;
             }
             CmEventKind::Failed(error) if !matches!(self.phase, Phase::Closed) => {
-                self.phase = self.fail(connect::failure(error));
+                let port = match std::mem::replace(&mut self.phase, Phase::Closed) {
+                    Phase::Connecting(_, port) => port,
+                    _ => None,
+                };
+                self.phase = self.fail(connect::failure(error), port);
             }
             CmEventKind::Disconnected(reason) => {
                 self.change_stream(|stream| stream.end(ending(&reason)));
@@ -733,9 +737,10 @@ impl State {
         }
     }
 
-    fn fail(&mut self, errno: Errno) -> Phase {
+    fn fail(&mut self, errno: Errno, port: Option<PortReservation>) -> Phase {
         self.error = Some(errno);
-        Phase::Failed
+        self.local = port.as_ref().map(PortReservation::address).or(self.local);
+        Phase::Failed(port)
     }
 }
 

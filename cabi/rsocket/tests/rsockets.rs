@@ -564,3 +564,17 @@ fn closed_socket_sends_last_bytes_over_slow_path() {
     }
     assert_eq!(received, LEN);
 }
+
+#[test]
+fn bound_port_kept_after_failed_connect() {
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let listener = ListeningSocket::new();
+    for address in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED] {
+        let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+        bind(socket.0, address);
+        let port = port_of(socket.0);
+        assert_eq!(connect_to(socket.0, unused.port()), Err(Errno(libc::ECONNREFUSED)));
+        assert_eq!(connect_to(socket.0, listener.1.port()), Ok(()));
+        assert_eq!(port_of(socket.0), port, "{address}");
+    }
+}
