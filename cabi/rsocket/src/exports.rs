@@ -205,6 +205,13 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             AnySocket::Stream(socket) => socket,
             AnySocket::Datagram(socket) => return socket.shutdown(read, write),
         };
+        if matches!(socket.lock().phase, Phase::Listening(_)) {
+            // As with TCP, this ends a listener unless only writing is shut down.
+            if read {
+                socket.close();
+            }
+            return Ok(());
+        }
         let (done, needs_task) = socket
             .update_then(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
         // Threads may be waiting for something that will not arrive.

@@ -578,3 +578,21 @@ fn bound_port_kept_after_failed_connect() {
         assert_eq!(port_of(socket.0), port, "{address}");
     }
 }
+
+#[test]
+fn shutdown_ends_listening() {
+    let listener = ListeningSocket::new();
+    assert_eq!(rshutdown(listener.0, libc::SHUT_WR), 0);
+    let (fd, connected) = connect(listener.1);
+    assert_eq!((connected, rclose(fd)), (Ok(()), 0));
+    drop(listener.accept());
+    let fd = listener.0;
+    let accepting = std::thread::spawn(move || accept(fd));
+    // The thread usually waits by then.
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(rshutdown(fd, libc::SHUT_RD), 0);
+    assert_eq!(accepting.join().unwrap(), Err(Errno(libc::EINVAL)));
+    let (other, connected) = connect(listener.1);
+    assert_eq!((connected, rclose(other)), (Err(Errno(libc::ECONNREFUSED)), 0));
+    assert_eq!((rshutdown(fd, libc::SHUT_RD), Errno::last()), (-1, Errno(libc::ENOTCONN)));
+}
