@@ -34,6 +34,9 @@ const WORD: u32 = 4;
 const RECEIVE: u64 = 1 << 63;
 /// Number of completions that are handled at a time.
 pub(crate) const BATCH: usize = 64;
+/// Maximum number of batches of completions that one call handles. A peer may send control messages
+/// as fast as they are handled.
+pub(crate) const MAX_BATCHES: usize = 16;
 /// Number of receives that are posted again at a time. It is less than [`EXTRA_RECEIVES`], so there
 /// is a receive for each credit of the peer.
 const REPOSTED: usize = 16;

@@ -60,6 +60,10 @@ pub(crate) struct SocketOptions {
     pub(crate) send_timeout: Option<Duration>,
 }
 
+/// Maximum number of successive checks of a socket by one task. A peer may send control messages as
+/// fast as they are handled, so that each check finds a change.
+const MAX_CHECKS: usize = 4;
+
 /// Number of the event that announces that TCP is connected.
 pub(crate) const TCP_CONNECTED: u64 = 2;
 
@@ -338,10 +342,11 @@ impl Socket {
         cx: &mut Context<'_>,
         mut ask: impl FnMut(&mut State) -> Poll<T>,
     ) -> Poll<T> {
-        loop {
+        let mut answer = Poll::Pending;
+        for _ in 0..MAX_CHECKS {
             let mut state = self.lock();
             let changed = self.update(&mut state, PollMode::Queued);
-            let mut answer = ask(&mut state);
+            answer = ask(&mut state);
             let needs_waker = answer.is_pending() || registers == WakerPolicy::Always;
             if changed {
                 drop(state);
@@ -364,6 +369,9 @@ impl Socket {
             }
             return answer;
         }
+        // The caller first checks its time limit.
+        cx.waker().wake_by_ref();
+        answer
     }
 
     /// Registers the task, which the next change wakes. Returns true if there was a change

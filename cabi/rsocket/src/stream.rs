@@ -1,7 +1,7 @@
 //! A connected rsocket: both halves, and the link that they use. No function in this module waits;
 //! the callers hold the socket's lock.
 
-use crate::link::{BATCH, CONTROL_SLOTS, Link, LinkCompletion, PollMode, TARGETS};
+use crate::link::{BATCH, CONTROL_SLOTS, Link, LinkCompletion, MAX_BATCHES, PollMode, TARGETS};
 use crate::mappings::Mappings;
 use crate::receiver::{Receiver, Violation};
 use crate::sender::Sender;
@@ -85,10 +85,11 @@ impl Stream {
         })
     }
 
-    /// Handles completions, and gives credits. Returns whether there were any completions.
+    /// Handles completions, at most [`MAX_BATCHES`] batches, and gives credits. Returns whether
+    /// there were any completions.
     pub(crate) fn process(&mut self, mut take: PollMode) -> bool {
         let mut any = false;
-        loop {
+        for _ in 0..MAX_BATCHES {
             let Self { link, receiver, sender, shut, ended, .. } = self;
             let mut broken = None;
             let taken = link.poll(take, |completed| match completed {
@@ -118,6 +119,7 @@ impl Stream {
                 return any;
             }
         }
+        any
     }
 
     /// Ends the connection because the peer has violated the protocol.
@@ -179,7 +181,7 @@ impl Stream {
     /// Records the end of the connection, which its event has reported.
     pub(crate) fn end(&mut self, ending: Ending) {
         // Data that the peer has sent before is received first.
-        self.process(PollMode::Driving);
+        while self.process(PollMode::Driving) {}
         self.ended.get_or_insert(ending);
     }
 

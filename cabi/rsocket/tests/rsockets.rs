@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_rsocket::exports::{
@@ -222,26 +222,29 @@ impl ScriptedPeer {
         (Self { qp, cq, memory, channel, device, data }, listening.accept())
     }
 
-    /// Sends these bytes with a Send.
-    fn send(&self, bytes: &[u8]) {
-        let sges = [Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) }];
-        // SAFETY: the request is inline, so the engine reads its one element only during the call.
-        // The element is `bytes`, with its length, which is borrowed.
+    /// Sends each of these messages with a Send.
+    fn send<const N: usize>(&self, messages: [&[u8]; N]) {
+        let sges = messages.map(|bytes| {
+            [Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) }]
+        });
+        let (op, flags) = (SendOp::Send, SendFlags::INLINE);
+        // SAFETY: the requests are inline, so the engine reads their elements only during the call.
+        // Each element is one of `messages`, with its length, which is borrowed.
         let sent = unsafe {
-            self.qp.post_send([SendWr {
-                wr_id: 0,
-                op: SendOp::Send,
-                sges: &sges,
-                flags: SendFlags::INLINE,
-            }])
+            self.qp.post_send(sges.each_ref().map(|sges| SendWr { wr_id: 0, op, sges, flags }))
         };
         // This fails after the connection has ended.
         drop(sent);
         self.cq.poll(&mut Vec::new(), 64);
     }
 
+    fn messages<const N: usize>(&self, messages: [Message; N]) {
+        let words = messages.map(|message| message.to_word().to_ne_bytes());
+        self.send(words.each_ref().map(|word| &word[..]));
+    }
+
     fn message(&self, message: Message) {
-        self.send(&message.to_word().to_ne_bytes());
+        self.messages([message]);
     }
 
     /// Writes `len` bytes to `addr` in the region `key`.
@@ -277,7 +280,7 @@ fn unknown_messages_end_connection() {
     let listening = ListeningSocket::new();
     for word in [0x2000_0001u32, 0x4000_0000, 0xA000_0000, 0xE000_0003, u32::MAX] {
         let (peer, socket) = ScriptedPeer::connect(&listening, None);
-        peer.send(&word.to_ne_bytes());
+        peer.send([&word.to_ne_bytes()]);
         assert_eq!(socket.receive(10), Err(PROTOCOL), "{word:#x}");
         assert!(socket.ready() & libc::POLLERR != 0);
         assert_eq!(socket.send_until_error(), PROTOCOL);
@@ -285,7 +288,7 @@ fn unknown_messages_end_connection() {
     }
     for len in [0, 1, 3] {
         let (peer, socket) = ScriptedPeer::connect(&listening, None);
-        peer.send(&[0; 3][..len]);
+        peer.send([&[0; 3][..len]]);
         assert_eq!(socket.receive(10), Err(PROTOCOL), "{len} bytes");
         peer.ended();
     }
@@ -295,7 +298,7 @@ fn unknown_messages_end_connection() {
 fn message_longer_than_receive_ends_connection() {
     let listening = ListeningSocket::new();
     let (peer, socket) = ScriptedPeer::connect(&listening, None);
-    peer.send(&[0; 5]);
+    peer.send([&[0; 5]]);
     assert_eq!(socket.receive(10), Err(Errno(libc::ECONNRESET)));
     peer.ended();
 }
@@ -595,4 +598,34 @@ fn shutdown_ends_listening() {
     let (other, connected) = connect(listener.1);
     assert_eq!((connected, rclose(other)), (Err(Errno(libc::ECONNREFUSED)), 0));
     assert_eq!((rshutdown(fd, libc::SHUT_RD), Errno::last()), (-1, Errno(libc::ENOTCONN)));
+}
+
+/// The peer sends control messages as fast as it can.
+#[test]
+fn flood_of_messages_does_not_prolong_calls() {
+    let listening = ListeningSocket::new();
+    let (peer, socket) = ScriptedPeer::connect(&listening, None);
+    let (begun, done) = (Instant::now(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(20) {
+                peer.messages([Message::KeepAlive; 64]);
+            }
+        });
+        let mut longest = Duration::ZERO;
+        let mut measure = |call: &dyn Fn()| {
+            let begun = Instant::now();
+            call();
+            longest = longest.max(begun.elapsed());
+        };
+        for _ in 0..100 {
+            measure(&|| assert_eq!(socket.ready(), 0));
+        }
+        set_timeout(socket.0, libc::SO_RCVTIMEO);
+        for _ in 0..20 {
+            measure(&|| assert_eq!(socket.receive(1), Err(Errno::AGAIN)));
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(longest < Duration::from_secs(1), "{longest:?}");
+    });
 }

@@ -3,6 +3,7 @@
 
 use crate::buffer::Buffer;
 use crate::datagram::wire::{MAX_MESSAGE, MessageHeader};
+use crate::link::MAX_BATCHES;
 use crate::settings::Sizes;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
@@ -259,12 +260,12 @@ impl Endpoint {
         })
     }
 
-    /// Takes completions, and drives the engine if there are none. Received messages are passed to
-    /// `each`. Returns whether there were any completions.
+    /// Takes completions, at most [`MAX_BATCHES`] batches, and drives the engine if there are none.
+    /// Received messages are passed to `each`. Returns whether there were any completions.
     pub(super) fn process(&mut self, mut each: impl FnMut(ReceivedDatagram)) -> bool {
         let cq = Arc::clone(&self.cq);
         let (mut any, mut failed) = (false, false);
-        loop {
+        for _ in 0..MAX_BATCHES {
             let mut again = Vec::new();
             let taken = cq.poll_with(BATCH, |wc| {
                 let slot = wc.wr_id as u16;
