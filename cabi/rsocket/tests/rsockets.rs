@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use uiw_cabi_rsocket::exports::{
     raccept, rbind, rclose, rconnect, rfcntl, rgetsockname, rgetsockopt, rlisten, rpoll,
     rsetsockopt, rshutdown, rsocket,
 };
-use uiw_cabi_rsocket::transfer::{riomap, riowrite, rrecv, rsend};
+use uiw_cabi_rsocket::transfer::{riomap, riowrite, rrecv, rrecvfrom, rsend, rsendto};
 use uiw_cabi_rsocket::wire::{ConnData, Message, Order, Target, Variant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
@@ -628,4 +629,53 @@ fn flood_of_messages_does_not_prolong_calls() {
         done.store(true, Ordering::Relaxed);
         assert!(longest < Duration::from_secs(1), "{longest:?}");
     });
+}
+
+/// UDP releases the port of a socket that the program has not bound. Datagrams need a setting, so
+/// the test runs in a process of its own.
+#[test]
+fn dissolved_datagram_association_releases_port() {
+    if std::env::var_os("UIW_UD").is_none() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "dissolved_datagram_association_releases_port", "--nocapture"])
+            .env("UIW_UD", "on")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let [to, from] = [(); 2].map(|()| rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
+    bind(to, Ipv4Addr::LOCALHOST);
+    let port = port_of(to);
+    // Sends a datagram, and returns the port from which it arrives.
+    let sender = || {
+        let (mut addr, byte) = (loopback(port), [7u8]);
+        let mut len = size_of_val(&addr) as libc::socklen_t;
+        // SAFETY: the pointers are to local variables of the lengths that are passed, which nothing
+        // else uses during the calls.
+        unsafe {
+            let sent = call!(rsendto(from, byte.as_ptr(), 1, 0, (&raw const addr).cast(), len));
+            assert_eq!(sent, 1, "{}", Errno::last());
+            let (byte, from) = ([0u8; 1].as_mut_ptr(), (&raw mut addr).cast());
+            assert_eq!(call!(rrecvfrom(to, byte, 1, 0, from, &raw mut len)), 1);
+        }
+        u16::from_be(addr.sin_port)
+    };
+    assert_eq!(connect_to(from, port), Ok(()));
+    let before = port_of(from);
+    // Later datagrams go to the queue pair of the peer.
+    for _ in 0..50 {
+        assert_eq!(sender(), before);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let unspecified = libc::sockaddr_in { sin_family: 0, ..loopback(0) };
+    let len = size_of_val(&unspecified) as libc::socklen_t;
+    // SAFETY: `unspecified` is a local variable of the length that is passed, and nothing changes
+    // it during the call.
+    assert_eq!(unsafe { call!(rconnect(from, (&raw const unspecified).cast(), len)) }, 0);
+    assert_eq!(port_of(from), 0);
+    let after = sender();
+    assert_eq!((after, port_of(from)), (port_of(from), after));
+    assert_ne!(after, 0);
+    assert_eq!((rclose(from), rclose(to)), (0, 0));
 }

@@ -328,7 +328,9 @@ impl Datagram {
         let udp = state.udp()?;
         let Some(to) = to else {
             sys::disconnect(udp)?;
-            state.connected = None;
+            // The system has released a port that the program has not bound. The next datagram to
+            // each peer is sent over UDP, for which the system binds the socket again.
+            (state.connected, state.port, state.peers) = (None, 0, Peers::default());
             return Ok(());
         };
         self.prepare(&mut state)?;
