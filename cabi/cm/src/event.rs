@@ -16,6 +16,7 @@ use uiw_cabi_core::arguments::AnyPtr;
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::engine::MAX_RD_ATOMIC;
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::users::UnacknowledgedEvents;
 use uiw_cabi_verbs::device::gid;
 
 /// Event that C has not acknowledged.
@@ -25,6 +26,8 @@ struct UnackedEvent {
     private_data: [u8; MAX_PRIVATE_DATA],
     /// Id that counts the acknowledgement.
     owner: Arc<Id>,
+    /// Counter of the membership that the event is about, if any.
+    membership: Option<Arc<UnacknowledgedEvents>>,
 }
 
 /// Event that is about to be passed to C. It has only plain values, because it exists while a
@@ -49,6 +52,8 @@ pub(crate) struct EventDraft<'a> {
     pub(crate) initiator_depth: u8,
     /// Address vector of an id without a connection.
     pub(crate) ud: Option<UdDestination>,
+    /// Counter of the membership that the event is about, which has counted it.
+    pub(crate) membership: Option<Arc<UnacknowledgedEvents>>,
 }
 
 /// Queue pair or multicast group in an event of an id without a connection.
@@ -70,6 +75,7 @@ impl EventDraft<'_> {
             responder_resources: 0,
             initiator_depth: 0,
             ud: None,
+            membership: None,
         }
     }
 }
@@ -110,7 +116,7 @@ pub(crate) fn create_event(
         },
     };
     let private_data = draft.private_data.map(|data| (data, id.lock().peer));
-    allocate_event(owner, abi, private_data)
+    allocate_event(owner, abi, private_data, draft.membership.clone())
 }
 
 /// Creates an event that the connection manager itself has posted.
@@ -129,11 +135,13 @@ pub(crate) fn create_local_event(id: &Arc<Id>, note: LocalEvent) -> Option<Deliv
         param,
     };
     let private_data = PrivateData::of_event(note.event).map(|data| (data, None));
-    allocate_event(id, abi, private_data)
+    allocate_event(id, abi, private_data, None)
 }
 
-/// Creates an event about a multicast group that the id has joined.
+/// Creates an event about a multicast group that the id has joined. Returns `None` if it has left
+/// the group.
 fn create_group_event(id: &Arc<Id>, note: LocalEvent, group: IpAddr) -> Option<DeliveredEvent> {
+    let membership = Some(membership::note_delivered(id, group)?);
     let (event, status) = match membership::attach(id, group) {
         Ok(()) => (note.event, note.status),
         Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
@@ -147,13 +155,15 @@ fn create_group_event(id: &Arc<Id>, note: LocalEvent, group: IpAddr) -> Option<D
         qkey: RDMA_UDP_QKEY,
         context: note.arg,
     };
-    create_event(id, id, &EventDraft { status, ud: Some(ud), ..EventDraft::new(event) })
+    let draft = EventDraft { status, ud: Some(ud), membership, ..EventDraft::new(event) };
+    create_event(id, id, &draft)
 }
 
 fn allocate_event(
     owner: &Arc<Id>,
     abi: rdma_cm_event,
     private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
+    membership: Option<Arc<UnacknowledgedEvents>>,
 ) -> Option<DeliveredEvent> {
     if !owner.note_delivered() {
         return None;
@@ -163,6 +173,7 @@ fn allocate_event(
         abi,
         private_data: [0; MAX_PRIVATE_DATA],
         owner: Arc::clone(owner),
+        membership,
     });
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
@@ -201,6 +212,9 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     // in the field of a synchronous id after its next call (`sync`).
     let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
     event.owner.note_acknowledged();
+    if let Some(events) = event.membership {
+        events.acknowledge(1);
+    }
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use crate::addrinfo_result::AddrinfoResult;
 use crate::channel::Channel;
+use crate::membership::Membership;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -128,8 +129,8 @@ pub(crate) struct State {
     pub(crate) endpoint: Option<EndpointAttributes>,
     /// Private data that precedes the caller's (`ai_connect`).
     pub(crate) connect_data: Vec<u8>,
-    /// Multicast groups of which the id is a member, with the join flags.
-    pub(crate) groups: Vec<(IpAddr, u32)>,
+    /// Multicast groups of which the id is a member.
+    pub(crate) groups: Vec<Membership>,
     /// Result of `rdma_resolve_addrinfo`.
     pub(crate) resolved: Option<AddrinfoResult>,
     /// Local events that are announced in the channel.

@@ -77,7 +77,7 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
     id.post(LocalEvent { event, status: 0, arg: context.addr() as u64, group: Some(group) })
 }
 
-/// `rdma_leave_multicast`.
+/// `rdma_leave_multicast`: waits until the events of the membership are acknowledged.
 pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::ptr;
 use std::sync::{Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uiw_cabi_cm as cm;
 use uiw_cabi_core::abi::cm::{
     RAI_PASSIVE, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_IPOIB,
@@ -67,6 +67,21 @@ impl SharedChannel {
             call!(cm::rdma_destroy_id(request));
         }
         true
+    }
+
+    /// Waits for an event, acknowledges it after `before`, and returns its kind.
+    fn next_event(self, before: impl FnOnce()) -> i32 {
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        // SAFETY: the channel is looked up. `event` is a local variable with room for the pointer
+        // that the call writes. The event lives until this function acknowledges it, once, and
+        // nothing writes to it.
+        unsafe {
+            assert_eq!(call!(cm::rdma_get_cm_event(self.0, &raw mut event)), 0);
+            let kind = (*event).event;
+            before();
+            call!(cm::rdma_ack_cm_event(event));
+            kind
+        }
     }
 
     fn set_nonblocking(self, nonblocking: bool) {
@@ -356,15 +371,8 @@ fn group_left_after_join() {
     let group = (&raw mut group).cast::<libc::sockaddr>();
     // SAFETY: only this thread uses the id and its queue pair, which live until they are destroyed
     // below. The arguments are NULL where that is permitted, or initialized local variables that
-    // nothing else uses during the calls. An event lives until it is acknowledged, once.
+    // nothing else uses during the calls.
     unsafe {
-        let next_event = || {
-            let mut event: *mut rdma_cm_event = ptr::null_mut();
-            assert_eq!(call!(cm::rdma_get_cm_event(channel.0, &raw mut event)), 0);
-            let kind = (*event).event;
-            call!(cm::rdma_ack_cm_event(event));
-            kind
-        };
         assert_eq!(
             call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_UDP)),
             0
@@ -373,11 +381,11 @@ fn group_left_after_join() {
             call!(cm::rdma_resolve_addr(id, ptr::null(), (&raw const peer).cast(), 1000)),
             0
         );
-        assert_eq!(next_event(), RDMA_CM_EVENT_ADDR_RESOLVED);
+        assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_ADDR_RESOLVED);
         // `rdma_join_multicast(3)`: a queue pair is attached when the program gets the event.
         assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
         assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
-        assert_eq!(next_event(), RDMA_CM_EVENT_MULTICAST_JOIN);
+        assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_MULTICAST_JOIN);
         let gid = gid::from_address(Ipv4Addr::new(239, 7, 7, 7).into());
         assert_eq!(call!(ibv_detach_mcast((*id).qp, &raw const gid, 0)), 0);
         let leave = || match call!(cm::rdma_leave_multicast(id, group.cast_const())) {
@@ -392,11 +400,39 @@ fn group_left_after_join() {
         for join_flags in [0, 1] {
             let attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags, addr: group };
             assert_eq!(call!(cm::rdma_join_multicast_ex(id, &raw const attr, ptr::null_mut())), 0);
-            assert_eq!(next_event(), RDMA_CM_EVENT_MULTICAST_JOIN);
+            assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_MULTICAST_JOIN);
             assert_eq!(leave(), Ok(()), "flags {join_flags}");
             assert_eq!(leave(), Err(Errno(libc::EADDRNOTAVAIL)), "flags {join_flags}");
         }
+        // Leaving a group waits until the event of the join is acknowledged.
+        assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
+        let (taken, is_taken) = mpsc::channel();
+        let acknowledging = thread::spawn(move || {
+            let mut acknowledged = None;
+            channel.next_event(|| {
+                taken.send(()).unwrap();
+                thread::sleep(Duration::from_millis(50));
+                acknowledged = Some(Instant::now());
+            });
+            acknowledged
+        });
+        is_taken.recv().unwrap();
+        assert_eq!(leave(), Ok(()));
+        let left = Some(Instant::now());
+        assert!(acknowledging.join().unwrap() <= left);
         call!(cm::rdma_destroy_qp(id));
+        assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+        // The next call on a synchronous id acknowledges its event.
+        assert_eq!(
+            call!(cm::rdma_create_id(ptr::null_mut(), &raw mut id, ptr::null_mut(), RDMA_PS_UDP)),
+            0
+        );
+        assert_eq!(
+            call!(cm::rdma_resolve_addr(id, ptr::null(), (&raw const peer).cast(), 1000)),
+            0
+        );
+        assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
+        assert_eq!(call!(cm::rdma_leave_multicast(id, group.cast_const())), 0);
         assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
     }
     channel.destroy();
