@@ -9,8 +9,20 @@ mod syscall;
 #[cfg(test)]
 mod tests;
 
-use std::{io, mem::MaybeUninit, net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    io,
+    mem::MaybeUninit,
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
+use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
     io::Errno,
@@ -33,11 +45,15 @@ pub(crate) fn stream_info(bytes: &[u8], congestion: Option<String>) -> crate::St
 /// to the end of its list, so all ready descriptors are reported in turn even if there are more.
 const EVENTS: usize = 256;
 
+/// Time for which a listener ignores waiting connections when it has no descriptor for them.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// The kernel's TCP, with one epoll set, which [`StackExtensions::wait_fd`] returns.
 #[derive(Debug)]
 pub struct TcpStack {
     epoll: Arc<OwnedFd>,
     kind: TcpVariant,
+    paused: Arc<PausedListeners>,
 }
 
 impl TcpStack {
@@ -63,7 +79,7 @@ impl TcpStack {
 
     fn with_variant(kind: TcpVariant) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { epoll: Arc::new(epoll), kind })
+        Ok(Self { epoll: Arc::new(epoll), kind, paused: Arc::default() })
     }
 }
 
@@ -87,6 +103,9 @@ impl TransportStack for TcpStack {
             congestion,
             kind: self.kind,
             spare: spare(),
+            token,
+            paused: self.paused.clone(),
+            is_paused: false,
         }))
     }
 
@@ -125,11 +144,12 @@ impl TransportStack for TcpStack {
                 writable: broken || flags.contains(epoll::EventFlags::OUT),
             }
         }));
+        self.paused.take_due(events);
         Ok(())
     }
 
     fn deadline(&self) -> Option<Instant> {
-        None
+        self.paused.deadline()
     }
 
     fn now(&self) -> Instant {
@@ -217,9 +237,55 @@ struct TcpListener {
     /// connections can be accepted and closed. Unanswered connections would keep the listener
     /// readable, and their peers waiting.
     spare: Option<OwnedFd>,
+    token: Token,
+    paused: Arc<PausedListeners>,
+    /// True from [`TcpListener::pause`] to the next accept.
+    is_paused: bool,
+}
+
+/// Listeners of a stack that ignore waiting connections until a given time.
+#[derive(Debug, Default)]
+struct PausedListeners {
+    /// Number of entries, which is read without the lock.
+    count: AtomicUsize,
+    /// The oldest pause first.
+    entries: Mutex<VecDeque<(Instant, Token)>>,
+}
+
+impl PausedListeners {
+    fn add(&self, token: Token) {
+        self.entries.lock().push_back((Instant::now() + PAUSE, token));
+        self.count.fetch_add(1, Relaxed);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        if self.count.load(Relaxed) == 0 {
+            return None;
+        }
+        self.entries.lock().front().map(|(at, _)| *at)
+    }
+
+    /// Appends readable events of the listeners whose pause is over.
+    fn take_due(&self, events: &mut Vec<Event>) {
+        while self.deadline().is_some_and(|at| at <= Instant::now())
+            && let Some((_, token)) = self.entries.lock().pop_front()
+        {
+            self.count.fetch_sub(1, Relaxed);
+            events.push(Event { token, readable: true, writable: false });
+        }
+    }
 }
 
 impl TcpListener {
+    /// Stops the kernel's events for [`PAUSE`]: waiting connections that can be neither accepted
+    /// nor closed would keep the listener readable, and the engine busy.
+    fn pause(&mut self) -> io::Result<()> {
+        epoll::modify(&self.epoll, &self.socket, data(self.token), epoll::EventFlags::empty())?;
+        self.is_paused = true;
+        self.paused.add(self.token);
+        Ok(())
+    }
+
     /// Closes the oldest waiting connection, if there is one, and returns its peer. Without a free
     /// descriptor, the system does not even report whether there is one.
     fn close_one(&mut self) -> Result<Option<SocketAddr>, Errno> {
@@ -245,6 +311,9 @@ fn spare() -> Option<OwnedFd> {
 
 impl TransportListener for TcpListener {
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
+        if std::mem::take(&mut self.is_paused) {
+            epoll::modify(&self.epoll, &self.socket, data(self.token), flags(Interest::READ))?;
+        }
         let (socket, peer) = loop {
             match self.accept_next() {
                 Ok((socket, peer)) => {
@@ -256,7 +325,14 @@ impl TransportListener for TcpListener {
                 // interrupted the call. The next connection is tried.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
                 Err(Errno::MFILE | Errno::NFILE) => {
-                    let peer = self.close_one()?;
+                    let peer = match self.close_one() {
+                        // Another thread has taken the spare descriptor.
+                        Err(error @ (Errno::MFILE | Errno::NFILE)) => {
+                            self.pause()?;
+                            return Err(error.into());
+                        }
+                        closed => closed?,
+                    };
                     tracing::warn!(
                         peer = peer.map(crate::canonical).map(tracing::field::display),
                         "no descriptor left: a connection is cut"

@@ -484,6 +484,24 @@ fn listener_survives_without_descriptors() {
         stack.poll(&mut events).unwrap();
     }
     listener.accept(Token(3)).unwrap();
+    // Without a spare descriptor, the listener pauses instead of being readable all the time.
+    let client = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let mut hoard: Vec<_> = std::iter::from_fn(spare).collect();
+    hoard.pop();
+    let mut listener = stack.listen(any, &ListenConfig::default(), Token(4)).unwrap();
+    client.connect(&listener.local_addr().into()).unwrap();
+    wait(&mut stack, |event| event.token == Token(4) && event.readable);
+    assert!(listener.accept(Token(5)).is_err());
+    events.clear();
+    stack.poll(&mut events).unwrap();
+    assert!(!events.iter().any(|event| event.token == Token(4)), "{events:?}");
+    let pause = stack.deadline().unwrap().duration_since(Instant::now());
+    assert!(pause <= PAUSE, "{pause:?}");
+    drop(hoard);
+    thread::sleep(pause);
+    wait(&mut stack, |event| event.token == Token(4) && event.readable);
+    listener.accept(Token(5)).unwrap();
+    assert!(stack.deadline().is_none());
 }
 
 #[test]
