@@ -21,6 +21,7 @@ use core::{
 };
 use std::{collections::HashMap, sync::Arc};
 
+use arrayvec::ArrayVec;
 use parking_lot::{Mutex, RwLock};
 use uiw_ddp::STag;
 
@@ -80,6 +81,9 @@ pub struct Table {
     streams: Mutex<HashMap<StreamId, Vec<u32>>>,
     /// See [`Table::set_lenient_invalidate`].
     lenient: AtomicBool,
+    /// Regions that were removed while [`Table::discard`] waited for their pins. It must not free
+    /// them, so the next registration does.
+    discarded: Mutex<ArrayVec<Arc<Region>, MAX_DISCARDED>>,
 }
 
 /// Part of the table, in cache lines of its own, so that a lock that one core takes does not slow
@@ -92,6 +96,8 @@ type Slots = HashMap<u32, TableSlot, BuildHasherDefault<IndexHasher>>;
 
 /// Number of entries for which a shard always keeps its capacity.
 const FEW: usize = 64;
+/// Maximum number of regions in [`Table::discarded`].
+const MAX_DISCARDED: usize = 16;
 
 /// Removes an entry and frees its index.
 ///
@@ -227,6 +233,7 @@ impl Table {
             indexes: Mutex::new(Indexes::new(limits.max_entries.min(Limits::MAX_ENTRIES))),
             streams: Mutex::default(),
             lenient: AtomicBool::new(false),
+            discarded: Mutex::default(),
         })
     }
 
@@ -260,6 +267,9 @@ impl Table {
     ) -> Result<Arc<Region>, RegisterError> {
         let plan = Plan { pd, access, stream: None, origin: base, memory: Arc::new(memory) };
         plan.check()?;
+        // Freed without the lock, because that may call `discard`.
+        let discarded = std::mem::take(&mut *self.discarded.lock());
+        drop(discarded);
         self.insert(|index| {
             let region = plan.build(STag::from_parts(index, 0));
             (TableSlot::Region(region.clone()), region)

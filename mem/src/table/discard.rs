@@ -31,10 +31,10 @@ impl Table {
     /// A region that several threads use continuously is ended as a whole.
     ///
     /// Allocators unmap memory while they hold their own locks, on any thread, even one that holds
-    /// a lock of this table or a pin. So this function neither allocates nor parks, and waits for a
-    /// limited time: a lock or pin that is held for longer is held by this thread, or by a thread
-    /// that waits for the allocator. The regions of a shard whose lock is held for longer are left
-    /// out. Callers that must prevent later accesses to them mark the pages beforehand with
+    /// a lock of this table or a pin. So this function neither allocates, frees nor parks, and waits
+    /// for a limited time: a lock or pin that is held for longer is held by this thread, or by a
+    /// thread that waits for the allocator. The regions of a shard whose lock is held for longer are
+    /// left out. Callers that must prevent later accesses to them mark the pages beforehand with
     /// [`PageState::discard`](crate::PageState::discard), which takes no lock.
     pub fn discard(&self, range: Range<usize>) {
         for shard in &self.shards {
@@ -50,9 +50,28 @@ impl Table {
                 }
             }
             drop(slots);
-            for region in found {
-                wait_unused(&region);
+            for region in &found {
+                wait_unused(region);
             }
+            let slots = if found.is_empty() { None } else { read(shard) };
+            for region in found {
+                let index = region.stag().index();
+                match slots.as_ref().and_then(|slots| slots.get(&index)) {
+                    // The table has another reference, as long as the shard is locked.
+                    Some(TableSlot::Region(now) | TableSlot::Entry(_, Some(now)))
+                        if Arc::ptr_eq(now, &region) => {}
+                    _ => self.keep(region),
+                }
+            }
+        }
+    }
+
+    /// Keeps a reference, which may be the last one, until the next registration. Without room for
+    /// it, the region is leaked.
+    fn keep(&self, region: Arc<Region>) {
+        match self.discarded.try_lock() {
+            Some(mut discarded) if !discarded.is_full() => discarded.push(region),
+            _ => std::mem::forget(region),
         }
     }
 }

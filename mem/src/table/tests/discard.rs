@@ -1,6 +1,7 @@
 //! Memory that a program unmaps.
 
 use super::*;
+use std::thread;
 
 const PAGE: usize = 4096;
 const PAGES: u32 = PAGE as u32;
@@ -117,6 +118,35 @@ fn discard_under_pin_or_lock() {
     let slots = table.shard(region.stag()).0.write();
     table.discard(addresses(&region, 0..1));
     drop(slots);
+    table.deregister(region.stag()).unwrap();
+}
+
+/// `discard` may run in an allocator, so another thread frees the region.
+#[test]
+fn region_deregistered_during_discard_freed_later() {
+    let table = table();
+    let mut memory = pages(1);
+    let region = foreign(&table, &mut memory);
+    let (stag, range, weak) = (region.stag(), addresses(&region, 0..1), Arc::downgrade(&region));
+    let span = write(&table, stag, BASE, 100).unwrap();
+    let pin = span.pin().unwrap();
+    drop(region);
+    thread::scope(|scope| {
+        scope.spawn(|| table.discard(range));
+        // The table, the span and `discard`.
+        while weak.strong_count() < 3 {
+            thread::yield_now();
+        }
+        scope.spawn(|| table.deregister(stag).unwrap());
+        while !table.is_empty() {
+            thread::yield_now();
+        }
+        drop(pin);
+    });
+    drop(span);
+    assert_eq!(weak.strong_count(), 1);
+    let region = foreign(&table, &mut memory);
+    assert_eq!(weak.strong_count(), 0);
     table.deregister(region.stag()).unwrap();
 }
 
