@@ -88,20 +88,25 @@ fn create(directory: &OwnedFd, name: &OsStr) -> Result<Option<File>> {
     }
 }
 
-/// Types of the file systems that give all files the owner that was set when they were mounted:
-/// FAT, exFAT, NTFS, CIFS and SMB (the magic numbers of statfs(2)).
-const OWNER_OF_MOUNT: [u32; 5] = [0x4d44, 0x2011_bab0, 0x7366_746e, 0xff53_4d42, 0xfe53_4d42];
+/// Returns the owner that a new file of this user gets. It is another user if the file system stores
+/// no owners (FAT), or a server maps users (NFS).
+fn owner_of_new_file(directory: &OwnedFd) -> Result<u32> {
+    let name = format!("owner.{:08x}.uiw-part", getrandom::u32().map_err(Error::other)?);
+    let file = create(directory, name.as_ref())?.ok_or(Errno::EXIST)?;
+    rustix::fs::unlinkat(directory, &name, AtFlags::empty())?;
+    Ok(fstat(&file)?.st_uid)
+}
 
 /// Opens a regular file of this user, and refuses anything else with this name.
 fn open_own(directory: &OwnedFd, name: &OsStr) -> Result<File> {
     let file = rustix::fs::openat(directory, name, OPEN_FLAGS, Mode::empty())?;
     let stat = fstat(&file)?;
-    let file_system = rustix::fs::fstatfs(&file)?.f_type as u32;
-    let has_owner =
-        stat.st_uid == rustix::process::geteuid().as_raw() || OWNER_OF_MOUNT.contains(&file_system);
     // A file with several hard links must be refused, because writing would change a file
     // elsewhere.
-    let is_own = Meta::from_stat(&stat).kind == EntryKind::File && stat.st_nlink == 1 && has_owner;
+    let is_own = Meta::from_stat(&stat).kind == EntryKind::File
+        && stat.st_nlink == 1
+        && (stat.st_uid == rustix::process::geteuid().as_raw()
+            || stat.st_uid == owner_of_new_file(directory)?);
     if is_own {
         Ok(file.into())
     } else {
@@ -698,6 +703,28 @@ mod tests {
         let head = FileHead { path: RelPath::new(b"sub").unwrap(), ..head(1, false) };
         let error = PartialFile::open(&root, &head, true, &|| true).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
+    }
+
+    /// Files of a user whom an NFS server maps to another one can be resumed.
+    #[test]
+    fn files_of_mapped_owner_resumed() {
+        use std::os::unix::fs::chown;
+        const OTHER: u32 = 1000;
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let scratch = ScratchDirectory::new();
+        chown(scratch.path(), Some(OTHER), None).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: the call changes only the owner of files that this thread creates.
+                unsafe { libc::setfsuid(OTHER) };
+                put(&open(&root, &head(1, false)), 0, &source());
+                assert_eq!(open(&root, &head(1, false)).missing(), vec![1..3]);
+            });
+        });
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 2);
     }
 
     /// Another user may know the version of the file, and would own the complete file.
