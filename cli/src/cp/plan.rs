@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_copy::batch::SMALL;
 use uiw_copy::meta::{Entry, EntryKind, Meta};
-use uiw_copy::names::{Name, NameError};
+use uiw_copy::names::{EscapedName, Name, NameError};
 use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
 /// Maximum number of large files that are transferred at the same time.
@@ -194,10 +194,10 @@ impl CopyPlan {
                 let directory = Arc::new(CopyDirectory::new(place, meta, parent, &self.lists));
                 self.update(|state| state.directories.push(Task::Directory(directory, Vec::new())));
             }
-            EntryKind::Special => {
-                let why = "a device, FIFO or socket, a file above 64 TiB, or cannot be examined";
-                self.fail(&item, why);
-            }
+            EntryKind::Special => match item.meta.target.as_slice() {
+                [] => self.fail(&item, "a device, FIFO or socket, or a file above 64 TiB"),
+                reason => self.fail(&item, EscapedName(reason)),
+            },
             EntryKind::Symlink => {
                 self.report.count_found(0);
                 self.update(|state| state.ready.push_back(Task::Link(item)));

@@ -44,7 +44,8 @@ pub struct Meta {
     pub version: Version,
     /// True if fewer bytes are allocated than the size of the file.
     pub sparse: bool,
-    /// Target of a symbolic link, empty for other entries.
+    /// Target of a symbolic link, or the reason why a special entry cannot be examined. Empty for
+    /// other entries.
     pub target: Vec<u8>,
 }
 
@@ -56,8 +57,8 @@ pub struct Entry {
 }
 
 impl Meta {
-    /// Returns the metadata of an entry that cannot be examined.
-    pub(crate) fn unreadable() -> Self {
+    /// Returns the metadata of an entry that cannot be examined because of `error`.
+    pub(crate) fn unreadable(error: &std::io::Error) -> Self {
         Self {
             kind: EntryKind::Special,
             mode: 0,
@@ -65,7 +66,7 @@ impl Meta {
             mtime: FileTime::default(),
             version: Version::default(),
             sparse: false,
-            target: Vec::new(),
+            target: error.to_string().into_bytes(),
         }
     }
 
@@ -145,7 +146,7 @@ impl Meta {
         let mtime = FileTime::decode(from)?;
         let version = from.array("a version")?;
         let sparse = from.flag("the mark of a sparse file")?;
-        let target = decode_target(from, kind == EntryKind::Symlink)?;
+        let target = decode_target(from, kind)?;
         Ok(Self { kind, mode, size, mtime, version, sparse, target })
     }
 }
@@ -158,11 +159,16 @@ pub fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
     }
 }
 
-/// Decodes the target of a symbolic link. For other entries it must be empty.
-pub(crate) fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec<u8>> {
+/// Decodes the target of a symbolic link, or the reason why a special entry cannot be examined. For
+/// other entries it must be empty.
+pub(crate) fn decode_target(from: &mut Decoder<'_>, kind: EntryKind) -> Result<Vec<u8>> {
     let target = from.counted("the text of a link")?;
-    let fits = if is_link { (1..=MAX_TARGET).contains(&target.len()) } else { target.is_empty() };
-    if !fits || target.contains(&0) {
+    let lengths = match kind {
+        EntryKind::Symlink => 1..=MAX_TARGET,
+        EntryKind::Special => 0..=MAX_TARGET,
+        EntryKind::File | EntryKind::Directory => 0..=0,
+    };
+    if !lengths.contains(&target.len()) || target.contains(&0) {
         return Err(WireError::value("the length of a link's text", target.len() as u64));
     }
     Ok(target.to_vec())

@@ -327,7 +327,7 @@ impl Request {
                 let path = decode_entry_path(&mut from)?;
                 Self::Symlink {
                     path,
-                    target: decode_target(&mut from, true)?,
+                    target: decode_target(&mut from, EntryKind::Symlink)?,
                     mtime: FileTime::decode(&mut from)?,
                 }
             }
@@ -516,7 +516,11 @@ mod tests {
             mtime: FileTime { seconds: -5, nanos: 999_999_999 },
             version: [7; 16],
             sparse: true,
-            target: if kind == EntryKind::Symlink { b"../x".to_vec() } else { Vec::new() },
+            target: match kind {
+                EntryKind::Symlink => b"../x".to_vec(),
+                EntryKind::Special => b"Stale file handle".to_vec(),
+                EntryKind::File | EntryKind::Directory => Vec::new(),
+            },
         }
     }
 

@@ -498,7 +498,7 @@ fn read_entry(directory: &OwnedFd, name: Name) -> Option<Entry> {
     let meta = match meta_at(directory, name.as_os_str()) {
         Ok(meta) => meta,
         Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => return None,
-        Err(_) => Meta::unreadable(),
+        Err(error) => Meta::unreadable(&error),
     };
     Some(Entry { name, meta })
 }
@@ -794,6 +794,24 @@ mod tests {
             assert_eq!(error.to_string(), "no regular file", "{name}");
             assert_eq!(root.meta(&path(name)).unwrap().kind, EntryKind::Special);
         }
+    }
+
+    #[test]
+    fn entry_that_cannot_be_examined_has_reason() {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // With this capability, root could read the link.
+                let mut sets = rustix::thread::capabilities(None).unwrap();
+                sets.effective.remove(rustix::thread::CapabilitySet::SYS_PTRACE);
+                rustix::thread::set_capabilities(None, sets).unwrap();
+                let Err(error) = std::fs::read_link("/proc/1/exe") else { return };
+                let entries = Root::open(Path::new("/proc/1")).unwrap().list(&RelPath::default());
+                let entries = entries.unwrap();
+                let exe = entries.iter().find(|entry| entry.name.as_bytes() == b"exe").unwrap();
+                assert_eq!(exe.meta, Meta::unreadable(&error));
+                assert_eq!(exe.meta.target, b"Permission denied (os error 13)");
+            });
+        });
     }
 
     #[test]
