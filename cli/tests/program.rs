@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use uiw::blocking::Connection;
+use uiw::blocking::{Connection, Listener};
 use uiw::{ConnectionConfig, Device};
 
 /// Returns whether this is one line `error: ..` and one line `hint: ..`.
@@ -339,6 +339,34 @@ fn every_size_is_validated() {
 }
 
 #[test]
+fn wrong_answers_of_ping_pong_counted() {
+    let pd = Device::open().unwrap().alloc_pd().unwrap();
+    let settings = ConnectionConfig::default().private_data(r#"{"addr":0,"rkey":0,"len":64}"#);
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &settings).unwrap();
+    let address = listener.local_addr().to_string();
+    std::thread::spawn(move || {
+        let connection = listener.accept().unwrap();
+        let mut messages = 0;
+        while let Ok(Some(message)) = connection.recv() {
+            if message.is_empty() {
+                let stats = format!(r#"{{"cpu_ns":0,"messages":{messages},"wrong":0}}"#);
+                connection.send_copy(stats.as_bytes()).unwrap();
+                continue;
+            }
+            messages += 1;
+            let mut answer = message.to_vec();
+            answer[63] ^= u8::from(messages == 2);
+            connection.send_copy(&answer).unwrap();
+        }
+    });
+    let ping_pong = ["--latency", "--op", "send", "--size", "64", "--iterations", "3"];
+    let args = [&["perf", &address, "--validate"], &ping_pong[..]].concat();
+    let output = uiw(&args);
+    let error = text(&output.stderr);
+    assert!(error.contains("1 of 3 messages had wrong bytes"), "{error}");
+}
+
+#[test]
 fn wrong_measurements_are_2() {
     for (args, says) in [
         (&["--size", "0"][..], "bytes"),
@@ -546,7 +574,6 @@ fn capture_of_run_decoded() {
 
 #[test]
 fn foreign_peers_are_echoed() {
-    use uiw::blocking::Connection;
     let server = Server::start();
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();

@@ -154,6 +154,13 @@ impl FlowState {
 
     fn on_receive(&mut self, slot: u64, wc: &Wc) -> Result<()> {
         if self.plan.latency && self.answers < self.source.posted && self.plan.op.takes_receives() {
+            if self.plan.validate {
+                // The answer to a Send is the message itself.
+                let expected = pattern::message(self.answers, self.plan.size as usize);
+                let is_right = wc.byte_len == self.plan.size
+                    && self.received.first_difference(0, &expected)?.is_none();
+                self.source.wrong += u64::from(!is_right);
+            }
             self.answers += 1;
         } else {
             self.stats = Some(read_stats(&self.link, &self.received, wc)?);
