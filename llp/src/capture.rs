@@ -108,18 +108,20 @@ fn create(path: &std::path::Path) -> io::Result<File> {
 }
 
 impl PcapSink {
-    /// Creates the file, or truncates it unless the capture is to be appended.
+    /// Creates the file, or truncates it unless the capture is to be appended. In that case only an
+    /// incomplete packet at its end is removed.
     ///
     /// # Errors
-    /// Returns OS errors.
+    /// Returns OS errors, and `InvalidData` if the capture cannot be appended to the file.
     pub fn create(file: impl Into<PcapConfig>) -> io::Result<Arc<Self>> {
         let file = file.into();
-        let opened = if file.append {
-            open(&file.path, File::options().append(true))?
+        let (opened, length) = if file.append {
+            let opened = open(&file.path, File::options().read(true).append(true))?;
+            let length = pcapng::remove_incomplete_block(&opened)?;
+            (opened, length)
         } else {
-            create(&file.path)?
+            (create(&file.path)?, 0)
         };
-        let length = opened.metadata().map_or(0, |metadata| metadata.len());
         Self::with(Box::new(opened), Some(file), length)
     }
 

@@ -368,6 +368,27 @@ fn capture_size_bounded() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
+#[test]
+fn cut_packet_removed_before_append() {
+    let path = std::env::temp_dir().join(format!("llp-cut-{}.pcapng", std::process::id()));
+    messages_to(PcapConfig::new(&path), 3);
+    let (packets, _) = packets_of(&path);
+    let append = || PcapSink::create(PcapConfig::new(&path).append(true));
+    for cut in [1, 5, 11] {
+        let file = fs::File::options().append(true).open(&path).unwrap();
+        file.set_len(file.metadata().unwrap().len() - cut).unwrap();
+        drop(append().unwrap());
+    }
+    let (left, sections) = packets_of(&path);
+    assert!(left == packets[..packets.len() - 1] && sections == 2, "{sections}: {left:?}");
+    for other in [&b"text"[..], b"a longer text", &[0; 100]] {
+        fs::write(&path, other).unwrap();
+        assert_eq!(append().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(fs::read(&path).unwrap(), other);
+    }
+    fs::remove_file(&path).unwrap();
+}
+
 /// Reads a file with Wireshark, which shares no code with this crate. The test is skipped if it is
 /// not installed.
 #[test]

@@ -1,7 +1,11 @@
 //! The parts of the pcapng file format (draft-ietf-opsawg-pcapng) that are used here. Numbers are
 //! in the byte order of the host.
 
-use std::time::Duration;
+use std::{
+    fs::File,
+    io::{self, BufReader, Read as _},
+    time::Duration,
+};
 
 const SECTION: u32 = 0x0A0D_0D0A;
 const INTERFACE: u32 = 1;
@@ -13,6 +17,40 @@ const OPT_END: u16 = 0;
 const IF_NAME: u16 = 2;
 const IF_TSRESOL: u16 = 9;
 const EPB_FLAGS: u16 = 2;
+const NO_PCAPNG: &str =
+    "no pcapng file in the byte order of this machine, to which could be appended";
+
+/// Removes the incomplete block that a killed program may have left at the end of a file. Returns
+/// the length of the file.
+///
+/// # Errors
+/// Returns OS errors, and `InvalidData` if the file is not empty and does not consist of pcapng
+/// blocks in this byte order. The file is unchanged then.
+pub(super) fn remove_incomplete_block(file: &File) -> io::Result<u64> {
+    let length = file.metadata()?.len();
+    let (mut reader, mut end) = (BufReader::new(file), 0);
+    while end + 12 <= length {
+        let mut head = [[0; 4]; 3];
+        reader.read_exact(head.as_flattened_mut())?;
+        let [kind, len, order] = head.map(u32::from_ne_bytes);
+        let is_known = if kind == SECTION { order == BYTE_ORDER } else { end > 0 };
+        if !is_known || len < 12 || !len.is_multiple_of(4) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, NO_PCAPNG));
+        }
+        if end + u64::from(len) > length {
+            break;
+        }
+        reader.seek_relative(i64::from(len) - 12)?;
+        end += u64::from(len);
+    }
+    if end == 0 && length > 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, NO_PCAPNG));
+    }
+    if end < length {
+        file.set_len(end)?;
+    }
+    Ok(end)
+}
 
 /// Appends a Section Header Block.
 pub(super) fn section(out: &mut Vec<u8>) {
