@@ -405,6 +405,17 @@ fn extensions_used_if_peer_has_them() {
     }
 }
 
+#[test]
+fn read_refused_if_ord_is_zero() {
+    let config = || config_with(|config| config.startup.ord = 0);
+    let mut pair = Pair::open(config(), config());
+    let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 8]);
+    pair.run();
+    assert_eq!(pair.ends[0].host.refused, [(id, RequestRefusal::NoOrd)]);
+    assert!(RequestRefusal::NoOrd.to_string().contains("ORD was negotiated to 0"));
+    pair.assert_established();
+}
+
 /// The completion of Immediate Data contains the length of the directly preceding Write, but not of
 /// an earlier one.
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::common::{
     ALL, End, Make, device, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, requested,
-    responder, tcp_pair,
+    responder, responder_opt, tcp_pair,
 };
 use crate::peer::untagged;
 use crate::simulation::{now, until};
@@ -674,6 +674,24 @@ fn drained_queue_resumes() {
     b.received_ok(2);
 }
 
+/// Its requests wait for the program, so the queue pair is of no use for another connection.
+#[test]
+fn drained_queue_pair_ends_with_connection() {
+    let end = End::new();
+    let mut peer = responder_opt(&end, &plain().outlives_peer(true));
+    end.qp.modify(QpState::Sqd).unwrap();
+    peer.fin();
+    end.ended();
+    assert_eq!(end.qp.state(), QpState::Err);
+}
+
+#[test]
+fn element_resolved_to_addresses() {
+    let end = End::new();
+    let addresses = end.pd.resolve(end.sge(8, 4), true).unwrap();
+    assert_eq!(addresses, end.sge(8, 4).addr as usize..end.sge(12, 0).addr as usize);
+}
+
 /// The completion queues have less room than there are requests, because a program need not signal
 /// each of them.
 #[test]
@@ -843,7 +861,7 @@ fn stopped_peer_reset_after_close_timeout() {
     let end = End::new();
     let close_timeout = Duration::from_millis(100);
     let options = plain().close_timeout(close_timeout);
-    let mut peer = crate::common::responder_opt(&end, &options);
+    let mut peer = responder_opt(&end, &options);
     end.op(1, read(Remote::default()), 0, 8);
     peer.expect_fpdu();
     let start = now();
