@@ -23,7 +23,7 @@ use uiw_cabi_core::abi::{
 };
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_verbs::device::gid;
+use uiw_cabi_verbs::device::{gid, ibv_get_device_list};
 use uiw_cabi_verbs::pd::{ibv_alloc_pd, ibv_dealloc_pd};
 use uiw_cabi_verbs::qp::ibv_detach_mcast;
 
@@ -346,6 +346,27 @@ fn passive_endpoint_has_given_domain() {
         call!(cm::rdma_destroy_ep(id));
         assert_eq!(call!(ibv_dealloc_pd(domain)), 0);
     }
+}
+
+/// A wrong setting makes the calls fail, so the test runs in a process of its own.
+#[test]
+fn failed_device_lists_have_no_entries() {
+    if std::env::var_os("UIW_PERSONA").is_none() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "failed_device_lists_have_no_entries", "--nocapture"])
+            .env("UIW_PERSONA", "none")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let mut counts = [7, 7];
+    // SAFETY: the counts are local variables, which nothing else uses during the calls.
+    unsafe {
+        assert!(call!(ibv_get_device_list(&raw mut counts[0])).is_null());
+        assert!(call!(cm::rdma_get_devices(&raw mut counts[1])).is_null());
+    }
+    assert_eq!(counts, [0, 0]);
 }
 
 /// Datagrams need a setting, so the test runs in a process of its own.

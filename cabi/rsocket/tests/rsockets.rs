@@ -496,6 +496,28 @@ fn shutdown_keeps_error_of_failed_connection() {
 }
 
 #[test]
+fn error_of_failed_attempt_precedes_next_one() {
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
+    assert_eq!(rfcntl(fd, libc::F_SETFL, libc::O_NONBLOCK.into()), 0);
+    let addr = loopback(unused.port());
+    let len = size_of_val(&addr) as libc::socklen_t;
+    let mut polled = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    for errno in [libc::EINPROGRESS, libc::ECONNREFUSED, libc::EINPROGRESS] {
+        // SAFETY: the pointers are to local variables of the lengths that are passed, which nothing
+        // else uses during the calls.
+        unsafe {
+            let connected = call!(rconnect(fd, (&raw const addr).cast(), len));
+            assert_eq!((connected, Errno::last()), (-1, Errno(errno)));
+            if errno == libc::EINPROGRESS {
+                assert_eq!(call!(rpoll(&raw mut polled, 1, 60_000)), 1);
+            }
+        }
+    }
+    assert_eq!(rclose(fd), 0);
+}
+
+#[test]
 fn closed_socket_unmaps_buffers() {
     const LEN: usize = 1 << 16;
     let listener = ListeningSocket::new();

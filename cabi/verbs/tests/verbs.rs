@@ -1005,6 +1005,9 @@ fn arguments_without_a_meaning_are_refused() {
         assert_eq!(bad, &raw mut wrong);
         (wrong.opcode, wrong.num_sge) = (wr::IBV_WR_SEND, 3);
         assert_eq!(post(end.qp, &raw mut wrong, &raw mut bad), libc::EINVAL);
+        bad = ptr::null_mut();
+        assert_eq!(post(ptr::null_mut(), &raw mut right, &raw mut bad), libc::EINVAL);
+        assert_eq!(bad, &raw mut right);
     }
     drop(end);
     // SAFETY: `open` returned the context, which is closed once. `end`, which used it, was dropped.
