@@ -165,6 +165,22 @@ fn connections_beyond_limit_rejected() {
 }
 
 #[test]
+fn descriptors_of_connections_closed() {
+    let partner = PartnerProcess::start(&[]);
+    let folder = format!("/proc/{}/fd", partner.child.id());
+    let descriptors = || {
+        assert!(partner.test(&["me.send:64"]).status.success());
+        partner.says("connection over");
+        // The thread of the connection ends after this line.
+        std::thread::sleep(Duration::from_millis(200));
+        std::fs::read_dir(&folder).unwrap().count()
+    };
+    let one = descriptors();
+    let more = [descriptors(), descriptors(), descriptors()];
+    assert!(more[2] < one + 3, "{one}, then {more:?}");
+}
+
+#[test]
 fn missing_peer_features_refused() {
     // Without capability exchange a uiw peer is treated as any other.
     let partner = PartnerProcess::start(&["--capabilities", "off"]);
