@@ -84,6 +84,10 @@ pub struct RdmapConfig {
     /// True if payload may be copied and its CRC computed in one pass. Tests use false to send from
     /// the memory of the host on all processors.
     pub copy_with_crc: bool,
+    /// True if messages of at least 512 KiB are sent in batches of at most 322 KiB. The peer handles
+    /// one part while the next one is built, but on some processors the kernel then needs more time
+    /// for each byte.
+    pub divides_long_messages: bool,
     /// True if a Write or Send completes when the peer has placed it, or with the status of the
     /// peer's Terminate, instead of when TCP has accepted its bytes. A uiw peer acknowledges
     /// placement; for other peers a zero-length Read is sent after the request. It has no effect
@@ -115,6 +119,7 @@ impl Default for RdmapConfig {
             capabilities: CapabilityExchange::On,
             stable_tx: StableTx::Off,
             copy_with_crc: true,
+            divides_long_messages: false,
             acknowledged: false,
             fallback: true,
             awaits_establish: false,

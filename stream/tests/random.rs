@@ -69,6 +69,7 @@ fn random_config(random: &mut RandomBytes) -> RdmapConfig {
         config.stable_tx =
             random.pick(&[StableTx::Off, StableTx::Off, StableTx::Writes, StableTx::On]);
         config.copy_with_crc = !random.one_in(3);
+        config.divides_long_messages = random.one_in(3);
         config.acknowledged = random.one_in(3);
         config.no_receive_timeout = random.pick(&[
             Duration::from_secs(1),

@@ -464,14 +464,20 @@ fn batches_of_turns(connections: usize, options: &ConnConfig, reads: bool) -> Ve
 
 /// One connection sends long batches if TCP accepts much at once, a few send medium ones, and even
 /// then their turns end. The first batch of a later turn is longer than usual if TCP's segments are
-/// as long as those within a host, and no Read Response is due.
+/// as long as those within a host, and no Read Response is due. Long messages may be divided.
 #[test]
 fn batches_are_longer_with_few_connections() {
     const MEDIUM: usize = 578 << 10;
-    let local = plain().stable_tx(StableTx::On);
+    const PART: usize = 192 << 10;
+    const DIVIDED: usize = 322 << 10;
+    let local = plain().stable_tx(StableTx::On).divides_long_messages(Some(false));
     let mut network = local.clone();
     network.stream.max_segment = Some(1448);
+    let divided = local.clone().divides_long_messages(Some(true));
     for (connections, options, reads, expected, starts_long) in [
+        (1, &divided, false, PART..DIVIDED, false),
+        (2, &divided, false, PART..DIVIDED, false),
+        (1, &divided, true, PART..DIVIDED, false),
         (1, &local, false, MEDIUM..MAX_BUFFER, true),
         (2, &local, false, USUAL_BUFFER..MEDIUM, true),
         (8, &local, false, USUAL_BUFFER..MEDIUM, true),
