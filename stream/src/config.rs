@@ -84,9 +84,10 @@ pub struct RdmapConfig {
     /// True if payload may be copied and its CRC computed in one pass. Tests use false to send from
     /// the memory of the host on all processors.
     pub copy_with_crc: bool,
-    /// True if messages of at least 512 KiB are sent in batches of at most 322 KiB. The peer handles
-    /// one part while the next one is built, but on some processors the kernel then needs more time
-    /// for each byte.
+    /// True if a long message is sent in several batches: of at most 322 KiB if it has at least
+    /// 512 KiB, and two or three if it has at least 64 KiB and is the only one in progress
+    /// ([`StreamHost::is_awaited`](crate::StreamHost::is_awaited)). The peer handles one part while
+    /// the next one is built, but on some processors the kernel then needs more time for each byte.
     pub divides_long_messages: bool,
     /// True if a Write or Send completes when the peer has placed it, or with the status of the
     /// peer's Terminate, instead of when TCP has accepted its bytes. A uiw peer acknowledges

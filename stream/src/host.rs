@@ -136,6 +136,14 @@ pub trait StreamHost {
     /// A host may keep locks and pins across calls until [`StreamHost::release`].
     fn next_request(&mut self) -> Option<Request>;
 
+    /// Returns whether the program may be waiting for an answer to request `id`, which is then the
+    /// only one in progress. Called once for each request, only with
+    /// [`RdmapConfig::divides_long_messages`](crate::RdmapConfig::divides_long_messages).
+    fn is_awaited(&mut self, id: u32) -> bool {
+        let _ = id;
+        false
+    }
+
     /// Releases the locks and pins that the host has kept across calls, because the stream has
     /// completed a batch of work.
     fn release(&mut self) {}

@@ -175,6 +175,58 @@ fn large_fpdu_buffer_has_promised_capacity() {
     }
 }
 
+/// A message of at least 512 KiB is sent in several batches, and one of at least 64 KiB if no other
+/// request follows.
+#[test]
+fn long_messages_divided_if_configured() {
+    const WHOLE: &[usize] = &[];
+    for (len, is_last, parts) in [
+        (65_535, true, WHOLE),
+        (65_536, false, WHOLE),
+        (65_536, true, &[49_152, 16_384]),
+        (98_304, true, &[49_152, 49_152]),
+        (262_144, false, WHOLE),
+        (262_144, true, &[147_456, 114_688]),
+        (524_287, false, WHOLE),
+        (524_288, false, &[5 * 64_750, 524_288 - 5 * 64_750]),
+    ] {
+        for divides in [false, true] {
+            let config = || {
+                config_with(|config| {
+                    config.stable_tx = StableTx::On;
+                    config.fpdu = FpduSize::Large;
+                    config.divides_long_messages = divides;
+                })
+            };
+            let mut pair = Pair::open(config(), config());
+            pair.receives(1, 2, len as u32);
+            let end = &mut pair.ends[0];
+            end.stream.set_batch_length(BatchLength::Long);
+            let message = pattern(len, 1);
+            end.post(Op::Send, &message);
+            if !is_last {
+                end.post(Op::Send, &[]);
+            }
+            end.stream.doorbell();
+            let mut batches = Vec::new();
+            while !pair.ends[0].stream.awaits_doorbell() {
+                let (bytes, _) = pair.transmit(0);
+                batches.push(bytes.len());
+                pair.ends[1].incoming.extend(bytes);
+            }
+            pair.run();
+            pair.ends[0].host.assert_all_completed();
+            assert!(pair.ends[1].host.received[0].1 == message, "{len}");
+            let expected = if divides { parts } else { WHOLE };
+            assert_eq!(batches.len(), expected.len().max(1), "{len}: {batches:?}");
+            for (batch, part) in batches.iter().zip(expected) {
+                let headers = batch - part;
+                assert!(headers < 6 * 24, "{len}: {batches:?}");
+            }
+        }
+    }
+}
+
 /// A buffer that was large enough for the last batch grows for many short requests.
 #[test]
 fn buffer_of_short_requests_is_limited() {

@@ -38,12 +38,6 @@ impl BatchLength {
 /// Number of bytes by which a batch may exceed these limits: its last FPDU, with the longest ULPDU
 /// and a Marker in every 512 bytes.
 const LAST_FPDU: usize = 66 << 10;
-/// Minimum length of messages that are divided ([`RdmapConfig::divides_long_messages`]).
-///
-/// [`RdmapConfig::divides_long_messages`]: crate::RdmapConfig::divides_long_messages
-const DIVIDED_MIN: u32 = 512 << 10;
-/// Number of staged bytes from which on a divided message waits for the next batch.
-const DIVIDED_STAGING: usize = 256 << 10;
 /// Maximum number of pieces of a batch. Each gathered FPDU takes about two: its payload, and its
 /// trailer together with the next header.
 const BATCH_PIECES: usize = 1000;
@@ -111,7 +105,7 @@ impl<M> Sender<M> {
         let (mut messages, mut responses) = (0usize, 0);
         self.answer_waits = false;
         let max_responses = shared.reads.max_responses();
-        while self.has_room(self.message.as_ref(), shared) && responses < max_responses {
+        while self.has_room(self.message.as_ref()) && responses < max_responses {
             let next = match self.message.take() {
                 Some(message) => Some(message),
                 None => match self.burst(shared, host)? {
@@ -180,13 +174,9 @@ impl<M> Sender<M> {
     }
 
     /// Returns whether the batch has room for more, of `message` if that was begun.
-    fn has_room(&self, message: Option<&Message>, shared: &Shared) -> bool {
-        let mut limit = self.batch_length.staging();
-        if shared.config.divides_long_messages
-            && message.is_some_and(|message| message.total >= DIVIDED_MIN)
-        {
-            limit = limit.min(DIVIDED_STAGING);
-        }
+    fn has_room(&self, message: Option<&Message>) -> bool {
+        let part = message.map_or(usize::MAX, |message| message.part);
+        let limit = self.batch_length.staging().min(part);
         // Gathered payload is not in staging.
         self.queue.waiting() < (limit + LAST_FPDU) as u64
             && self.queue.pieces() < BATCH_PIECES
@@ -317,7 +307,8 @@ impl<M> Sender<M> {
 
     /// Returns the maximum number of payload bytes in the next FPDU of `message`.
     fn room(&self, message: &Message) -> u32 {
-        u32::try_from(self.mulpdu - message.header.len()).unwrap_or(u32::MAX)
+        let room = u32::try_from(self.mulpdu - message.header.len()).unwrap_or(u32::MAX);
+        room.min(message.max_segment)
     }
 
     /// Builds as many FPDUs as the batch has room for and one contiguous range of memory provides.
@@ -358,7 +349,7 @@ impl<M> Sender<M> {
         let gathers = gathers && payload.is_stable();
         let mut memory = None;
         let mut done = 0;
-        while done < payload.len() && self.has_room(Some(message), shared) {
+        while done < payload.len() && self.has_room(Some(message)) {
             let len = room.min(message.left());
             let end = done + len as usize;
             if end > payload.len() {

@@ -14,7 +14,18 @@ pub(super) struct Message {
     pub(super) offset: u32,
     pub(super) source: Source,
     pub(super) end: MessageEnd,
+    /// Number of staged bytes from which on the message waits for the next batch.
+    pub(super) part: usize,
+    /// Maximum length of its segments.
+    pub(super) max_segment: u32,
 }
+
+/// Minimum length of messages that are always divided.
+const LONG: u32 = 512 << 10;
+/// Minimum length of messages that are divided if the program waits for them.
+const LONG_AWAITED: u32 = 64 << 10;
+/// Maximum length of the segments of the latter, so that their parts have similar lengths.
+const AWAITED_SEGMENT: u32 = 48 << 10;
 
 /// Consequence of sending the last segment of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,13 +66,31 @@ pub(super) enum Source {
 
 impl Message {
     pub(super) fn empty(header: MessageHeader) -> Self {
-        Self { header, total: 0, offset: 0, source: Source::Empty, end: MessageEnd::Nothing }
+        Self::new(header, 0, Source::Empty, MessageEnd::Nothing)
     }
 
     pub(super) fn of_request(header: MessageHeader, request: &Request, end: MessageEnd) -> Self {
         let id = request.id;
         let source = if request.inline { Source::Inline { id } } else { Source::Request { id } };
-        Self { header, total: request.len, offset: 0, source, end }
+        Self::new(header, request.len, source, end)
+    }
+
+    pub(super) fn new(header: MessageHeader, total: u32, source: Source, end: MessageEnd) -> Self {
+        let (part, max_segment) = (usize::MAX, u32::MAX);
+        Self { header, total, offset: 0, source, end, part, max_segment }
+    }
+
+    /// Divides a long message into parts for several batches
+    /// ([`RdmapConfig::divides_long_messages`]).
+    ///
+    /// [`RdmapConfig::divides_long_messages`]: crate::RdmapConfig::divides_long_messages
+    pub(super) fn divide(&mut self, is_awaited: bool) {
+        if self.total >= LONG {
+            self.part = LONG as usize / 2;
+        } else if is_awaited && self.total >= LONG_AWAITED {
+            self.max_segment = AWAITED_SEGMENT;
+            self.part = self.max_segment.max(self.total / 2) as usize;
+        }
     }
 
     /// Returns the DDP header of the next segment, with `len` bytes of payload.

@@ -141,16 +141,14 @@ impl<M> Sender<M> {
         match oldest.kind {
             InboundKind::Read(request) => {
                 let (stag, to) = (request.sink_stag, request.sink_to);
-                Ok(Some(Message {
-                    header: MessageHeader::Tagged { opcode: Opcode::ReadResponse, stag, to },
-                    total: request.len,
-                    offset: 0,
-                    source: Source::Inbound(Remote {
-                        stag: request.source_stag,
-                        to: request.source_to,
-                    }),
-                    end: MessageEnd::Nothing,
-                }))
+                let header = MessageHeader::Tagged { opcode: Opcode::ReadResponse, stag, to };
+                let source = Remote { stag: request.source_stag, to: request.source_to };
+                let source = Source::Inbound(source);
+                let mut message = Message::new(header, request.len, source, MessageEnd::Nothing);
+                if shared.config.divides_long_messages {
+                    message.divide(shared.reads.inbound.len() == 1);
+                }
+                Ok(Some(message))
             }
             InboundKind::Atomic(request) => {
                 // Responses are sent in the order of the requests, after earlier Reads (RFC 7306
@@ -226,7 +224,10 @@ impl<M> Sender<M> {
                 return Ok(Some(Message::empty(header)));
             }
             let awaits_answer = request.op.needs_ord();
-            let message = self.start(&request, shared, host);
+            let mut message = self.start(&request, shared, host);
+            if shared.config.divides_long_messages {
+                message.divide(host.is_awaited(id));
+            }
             if !awaits_answer {
                 host.begun(id, message.header.msn());
             }
@@ -317,7 +318,7 @@ impl<M> Sender<M> {
     /// Begins a message that consists of `fields`.
     fn fields_message(&mut self, header: MessageHeader, fields: &[u8], end: MessageEnd) -> Message {
         self.fields[..fields.len()].copy_from_slice(fields);
-        Message { header, total: fields.len() as u32, offset: 0, source: Source::Fields, end }
+        Message::new(header, fields.len() as u32, Source::Fields, end)
     }
 
     fn untagged(&mut self, opcode: Opcode, qn: u32, ulp32: u32) -> MessageHeader {

@@ -342,6 +342,11 @@ impl StreamHost for TestHost {
         self.requests.get(self.built).map(|posted| posted.request)
     }
 
+    fn is_awaited(&mut self, id: u32) -> bool {
+        self.asked();
+        self.requests.last().is_some_and(|posted| posted.request.id == id)
+    }
+
     fn begun(&mut self, id: u32, msn: u32) {
         self.get(id).msn = Some(msn);
     }

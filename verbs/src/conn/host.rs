@@ -463,6 +463,14 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         })
     }
 
+    fn is_awaited(&mut self, _id: u32) -> bool {
+        // A program that only sends waits for the completions of several requests.
+        let is_awaited =
+            self.state.has_received && self.queue().is_some_and(|queue| queue.has_only_awaited());
+        self.state.has_received &= !is_awaited;
+        is_awaited
+    }
+
     #[inline(always)]
     fn release(&mut self) {
         self.unlock();

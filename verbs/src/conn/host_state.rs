@@ -22,6 +22,11 @@ pub(crate) struct HostState {
     pub(super) receive: RecvWqe,
     /// True while a message is being received.
     pub(super) receiving: bool,
+    /// True if the peer has sent something since the last request that was awaited
+    /// ([`StreamHost::is_awaited`]).
+    ///
+    /// [`StreamHost::is_awaited`]: uiw_stream::StreamHost::is_awaited
+    pub(super) has_received: bool,
     /// Counters of the stream. A connection in Full Operation has a block of its own if one was
     /// available; all other connections of a shard share a block.
     pub(crate) counters: ConnCounters,
@@ -49,6 +54,7 @@ impl HostState {
             cache: MrCache::default(),
             receive: RecvWqe::default(),
             receiving: false,
+            has_received: false,
             long: Vec::new(),
             held: VecDeque::new(),
             charge: None,

@@ -362,6 +362,7 @@ impl Conn {
         let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, services);
         let used = self.stream.handle_bytes(&mut host, bytes, now);
         drop(host);
+        self.state.has_received |= used > 0;
         self.take_events(services);
         used
     }

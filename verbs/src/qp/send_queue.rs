@@ -144,6 +144,8 @@ pub(crate) struct SendQueue {
     /// Approximate number of bytes posted since the stream last read the queue, or since a post was
     /// last served at once.
     pub(crate) unread_bytes: u64,
+    /// True if the last post was served at once.
+    served_at_once: bool,
     /// Number of posts in a row that were served at once, and the value of `reported` meanwhile.
     burst: u32,
     burst_reported: u64,
@@ -169,6 +171,7 @@ impl SendQueue {
             reported: 0,
             rung: false,
             unread_bytes: 0,
+            served_at_once: false,
             burst: 0,
             burst_reported: 0,
         }
@@ -188,6 +191,7 @@ impl SendQueue {
     /// the nanoseconds since the last post that ended a burst was served.
     #[inline(always)]
     pub(crate) fn is_served_at_once(&mut self, taken: u64, idle: impl FnOnce() -> u64) -> bool {
+        self.served_at_once = false;
         if !self.all_seen(taken) {
             return false;
         }
@@ -201,7 +205,14 @@ impl SendQueue {
             self.burst = 0;
         }
         self.burst += 1;
+        self.served_at_once = true;
         true
+    }
+
+    /// Returns whether the queue has only one request, and it was posted when all earlier ones were
+    /// done, so that the program may wait for it.
+    pub(crate) fn has_only_awaited(&self) -> bool {
+        self.served_at_once && self.ring.len() == 1
     }
 
     /// Returns whether [`MAX_BURST`] posts in a row were served at once.

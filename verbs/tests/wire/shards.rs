@@ -498,6 +498,31 @@ fn batches_are_longer_with_few_connections() {
     }
 }
 
+/// A message that answers one of the peer is sent in two batches, so that the peer can handle the
+/// first one while the second one is built.
+#[test]
+fn long_answer_is_divided() {
+    const LEN: u32 = 64 << 10;
+    let hooks = AcceptingHooks::default();
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: hooks.clone() };
+    let device_options = DeviceConfig::default().progress(Progress::Manual).shards(1);
+    let device = Device::with_stack(Box::new(stack), device_options).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let end = End::make(&device, &pd, Make { memory: LEN as usize, ..Make::default() });
+    let mut peer = responder_opt(&end, &plain().divides_long_messages(Some(true)));
+    hooks.accepts.store(true, Ordering::SeqCst);
+    for id in 0..3 {
+        end.recv(id, 0, 4);
+        peer.send(b"ping");
+        end.received_ok(id);
+        for batches in [2, 1] {
+            end.send(id, 0, LEN);
+            end.sent_ok(id);
+            assert_eq!(std::mem::take(&mut *hooks.offered.lock().unwrap()).len(), batches);
+        }
+    }
+}
+
 /// A socket that is not read while the receive memory is used up must have room for the longest
 /// FPDU, for which the kernel counts up to four times the bytes. The longest FPDU has 64 KiB; with
 /// Markers and the data read after it, it is shorter than 128 KiB. The room is requested once;
