@@ -2,7 +2,6 @@
 
 use crate::addrinfo_result::AddrinfoResult;
 use crate::channel::Channel;
-use crate::membership::Membership;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -88,6 +87,15 @@ pub(crate) struct LocalEvent {
     pub(crate) arg: u64,
     /// Multicast group that the event concerns.
     pub(crate) group: Option<IpAddr>,
+}
+
+/// Membership in a multicast group.
+pub(crate) struct Membership {
+    pub(crate) group: IpAddr,
+    /// Join flags.
+    pub(crate) flags: u32,
+    /// Events about the membership that were delivered and not acknowledged yet.
+    pub(crate) events: Arc<UnacknowledgedEvents>,
 }
 
 impl LocalEvent {

@@ -1,7 +1,6 @@
 //! Memberships of ids in multicast groups, and the attachment of their queue pairs.
 
-use crate::id::Id;
-use crate::lifecycle::acknowledge_shown;
+use crate::id::{Id, Membership};
 use std::net::IpAddr;
 use std::sync::Arc;
 use uiw_cabi_core::boundary::Result;
@@ -11,15 +10,6 @@ use uiw_cabi_verbs::device;
 
 /// Join flags of a member that sends and receives.
 pub(crate) const FULL_MEMBER: u32 = 0;
-
-/// Membership in a multicast group.
-pub(crate) struct Membership {
-    group: IpAddr,
-    /// Join flags.
-    flags: u32,
-    /// Events about the membership that were delivered and not acknowledged yet.
-    events: Arc<UnacknowledgedEvents>,
-}
 
 /// Makes the id a member of a group.
 pub(crate) fn join(id: &Id, group: IpAddr, flags: u32) {
@@ -67,8 +57,6 @@ pub(crate) fn leave(id: &Id, group: IpAddr) -> Result<()> {
         (local.ip(), state.groups.swap_remove(member))
     };
     id.forget_group_events(group);
-    // The event of a synchronous id is acknowledged by its next call.
-    acknowledge_shown(id);
     events.wait();
     if let Some(qp) = id.own_qp()
         && flags == FULL_MEMBER

@@ -3,7 +3,7 @@
 use crate::id::{Id, LocalEvent};
 use crate::membership::FULL_MEMBER;
 use crate::registry::RegisteredPtr as _;
-use crate::{membership, sync};
+use crate::{lifecycle, membership, sync};
 use std::ffi::{c_int, c_void};
 use uiw_cabi_core::abi::cm::RDMA_CM_EVENT_MULTICAST_JOIN;
 use uiw_cabi_core::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
@@ -81,6 +81,8 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
 pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
+        // The event of a synchronous id is acknowledged by its next call.
+        lifecycle::acknowledge_shown(&id);
         membership::leave(&id, address::to_canonical(addr.read()?).ip())
     })
 }
