@@ -71,8 +71,7 @@ use std::time::{Duration, Instant};
 
 /// Interval at which the acknowledgements of closed connections are checked.
 const PROGRESS_CHECK: Duration = Duration::from_millis(100);
-/// Time after `rclose` from which the close is not prolonged any more, even if the peer still
-/// acknowledges data.
+/// Maximum duration of a close, even if the peer still acknowledges data.
 const LONGEST_CLOSE: Duration = Duration::from_secs(600);
 /// Maximum duration of the wait at the end of the process, even if peers still acknowledge data.
 const LONGEST_EXIT: Duration = Duration::from_secs(60);

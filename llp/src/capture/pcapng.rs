@@ -18,7 +18,7 @@ const IF_NAME: u16 = 2;
 const IF_TSRESOL: u16 = 9;
 const EPB_FLAGS: u16 = 2;
 const NO_PCAPNG: &str =
-    "no pcapng file in the byte order of this machine, to which could be appended";
+    "the file is not a pcapng capture in the byte order of this machine: nothing was appended";
 
 /// Removes the incomplete block that a killed program may have left at the end of a file. Returns
 /// the length of the file.

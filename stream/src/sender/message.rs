@@ -20,11 +20,13 @@ pub(super) struct Message {
     pub(super) max_segment: u32,
 }
 
-/// Minimum length of messages that are always divided.
-const LONG: u32 = 512 << 10;
-/// Minimum length of messages that are divided if the program waits for them.
-const LONG_AWAITED: u32 = 64 << 10;
-/// Maximum length of the segments of the latter, so that their parts have similar lengths.
+/// Minimum length of messages that are divided in any case, and the length of their parts.
+const DIVIDED_MIN: u32 = 512 << 10;
+const DIVIDED_PART: usize = 256 << 10;
+/// Minimum length of messages that are divided if the program waits for an answer to them.
+const AWAITED_MIN: u32 = 64 << 10;
+/// Maximum length of a segment of such a message. With longer segments, the first one would contain
+/// nearly all of a message of the minimum length.
 const AWAITED_SEGMENT: u32 = 48 << 10;
 
 /// Consequence of sending the last segment of a message.
@@ -85,9 +87,9 @@ impl Message {
     ///
     /// [`RdmapConfig::divides_long_messages`]: crate::RdmapConfig::divides_long_messages
     pub(super) fn divide(&mut self, is_awaited: bool) {
-        if self.total >= LONG {
-            self.part = LONG as usize / 2;
-        } else if is_awaited && self.total >= LONG_AWAITED {
+        if self.total >= DIVIDED_MIN {
+            self.part = DIVIDED_PART;
+        } else if is_awaited && self.total >= AWAITED_MIN {
             self.max_segment = AWAITED_SEGMENT;
             self.part = self.max_segment.max(self.total / 2) as usize;
         }

@@ -464,7 +464,8 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     }
 
     fn is_awaited(&mut self, _id: u32) -> bool {
-        // A program that only sends waits for the completions of several requests.
+        // A program that has received nothing since its last request sends a stream of data, and
+        // does not wait for answers.
         let is_awaited =
             self.state.has_received && self.queue().is_some_and(|queue| queue.has_only_awaited());
         self.state.has_received &= !is_awaited;
