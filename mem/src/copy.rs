@@ -26,44 +26,19 @@ const WORD: usize = 8;
 /// Copies of whole aligned words that are shorter than this number of bytes are inlined.
 const SMALL: usize = 128;
 
-/// Modulus, in bytes, with which [`is_aliased`] compares addresses.
-pub(crate) const PAGE: usize = 4096;
-/// Distances below this number of bytes are aliased. Zen 3 is slow below 32; a whole cache line is
-/// assumed, to be safe on other processors.
-pub(crate) const ALIASED: usize = 64;
-/// Minimum length in bytes of copies for which `rep movsb` may be used.
-pub(crate) const STRING_MIN: usize = 1024;
-
-/// Returns whether `dst` follows `src` by less than [`ALIASED`] bytes, modulo [`PAGE`].
-///
-/// In this case `rep movsb` waits for its own stores on AMD Zen 3 and Zen 4, and is many times
-/// slower (glibc bug 30994). It is a common case: an FPDU that is built at the start of a page, with
-/// a payload that was at the start of another page, has its payload 16 or 20 bytes further.
-#[inline(always)]
-fn is_aliased(dst: *const u8, src: *const u8) -> bool {
-    let distance = dst.addr().wrapping_sub(src.addr()) % PAGE;
-    distance != 0 && distance < ALIASED
-}
-
-/// Copies like `memcpy`, but avoids `rep movsb` for aliased copies ([`is_aliased`]): it copies them
-/// in parts that are too short for the C library to use that instruction.
+/// Copies exclusive memory like `memcpy`.
 ///
 /// # Safety
 /// The requirements of [`core::ptr::copy_nonoverlapping`] apply.
 #[inline]
 pub(crate) unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
-    if cfg!(target_arch = "x86_64") && len > STRING_MIN && is_aliased(dst, src) {
-        let mut at = 0;
-        while at < len {
-            let part = STRING_MIN.min(len - at);
-            // SAFETY: the caller guarantees `len` bytes on both sides, and `at + part` is at most
-            // `len`.
-            unsafe { dst.add(at).copy_from_nonoverlapping(src.add(at), part) };
-            at += part;
-        }
+    if recover::IS_ASSEMBLY && len > SMALL {
+        // SAFETY: the caller guarantees what `copy_nonoverlapping` requires.
+        let is_whole = unsafe { recover::copy(dst, src, len) };
+        debug_assert!(is_whole);
         return;
     }
-    // SAFETY: the caller guarantees what `copy_nonoverlapping` requires.
+    // SAFETY: as above.
     unsafe { dst.copy_from_nonoverlapping(src, len) }
 }
 
@@ -357,7 +332,8 @@ mod tests {
         }
     }
 
-    /// Tests destinations a few bytes behind the source modulo the page size.
+    /// Tests destinations a few bytes behind the source modulo the page size, which are copied
+    /// without `rep movsb`.
     #[test]
     fn aliased_places_copy_exactly() {
         let source: Vec<u8> = (0..12_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
@@ -382,10 +358,6 @@ mod tests {
                     let src = source[from..].as_ptr();
                     let to = 64
                         + (src.addr() + distance).wrapping_sub(target.as_ptr().addr() + 64) % 4096;
-                    assert_eq!(
-                        is_aliased(target[to..].as_ptr(), src),
-                        (1..ALIASED).contains(&distance)
-                    );
                     for (which, copy) in copies.iter().enumerate() {
                         target.fill(0xAA);
                         // SAFETY: both ranges lie in their vectors.

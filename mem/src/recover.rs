@@ -205,6 +205,18 @@ mod arch {
         fn uiw_recover_gone();
     }
 
+    /// Minimum length in bytes of copies for which `rep movsb` may be used.
+    const STRING_MIN: usize = 1024;
+    /// Copies whose destination follows the source by less than this number of bytes, modulo
+    /// [`PAGE`], do not use `rep movsb`: on AMD Zen 3 and Zen 4, the instruction then waits for its
+    /// own stores and is many times slower (glibc bug 30994). It is a common case: an FPDU that is
+    /// built at the start of a page, with a payload that was at the start of another page, has its
+    /// payload 16 or 20 bytes further. Zen 3 is slow below 32; a whole cache line is assumed, to be
+    /// safe on other processors.
+    const ALIASED: usize = 64;
+    /// Modulus, in bytes, with which these addresses are compared.
+    const PAGE: usize = 4096;
+
     /// Longest copy that does not use `rep movsb`. [`prepare`] sets it on processors that report
     /// the instruction as fast ("ermsb"). Other processors, and emulators, move one byte at a time.
     ///
@@ -218,7 +230,7 @@ mod arch {
 
     pub(super) fn prepare() {
         if std::arch::is_x86_feature_detected!("ermsb") {
-            STRING_ABOVE.store(crate::copy::STRING_MIN - 1, Relaxed);
+            STRING_ABOVE.store(STRING_MIN - 1, Relaxed);
         }
         if std::arch::is_x86_feature_detected!("avx") {
             AVX_ABOVE.store(128, Relaxed);
@@ -253,16 +265,17 @@ mod arch {
     /// Defines a routine that copies by vectors of 32 or 16 bytes, then by words, in ascending
     /// order, and then the remaining bytes. The words are aligned on the side whose low address
     /// byte is in the register `$side`. Processors access a vector in whole aligned words.
+    /// The entry `$any` aligns no words.
     #[rustfmt::skip] // A routine reads line by line.
     macro_rules! words {
-        ($name:literal, $side:literal) => {
+        ($name:literal, $any:literal, $side:literal) => {
             concat!(
                 ".globl ", $name, "\n.hidden ", $name, "\n.type ", $name, ",@function\n.p2align 5\n",
                 $name, ":\n",
                 "mov rcx, rdx\n",
                 "test ", $side, ", 7\n",
                 "jnz 10f\n",
-                "2: cmp rcx, 64\n",
+                $any, ": 2: cmp rcx, 64\n",
                 "jbe 40f\n",
                 "cmp rcx, [rip + {string_above}]\n",
                 "ja 14f\n",
@@ -294,7 +307,7 @@ mod arch {
                 "movzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\nsub rcx, 2\n",
                 "12: test ", $side, ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
                 "mov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\nsub rcx, 4\njmp 2b\n",
-                // Vectors make aliased copies, for which `rep movsb` is slow (`copy::is_aliased`).
+                // Vectors make aliased copies, for which `rep movsb` is slow (`ALIASED`).
                 "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, {page} - 1\ncmp r8, {aliased} - 1\njb 30b\n",
                 // The string instruction copies all but the last one to eight bytes, which are
                 // stored after all others.
@@ -309,12 +322,11 @@ mod arch {
         ".hidden uiw_recover_begin",
         ".globl uiw_recover_begin",
         "uiw_recover_begin:",
-        words!("uiw_recover_store", "dil"),
-        words!("uiw_recover_load", "sil"),
+        words!("uiw_recover_store", "uiw_recover_store_any", "dil"),
+        words!("uiw_recover_load", "uiw_recover_load_any", "sil"),
         load_crc!("uiw_recover_load_crc_64", zmm, "64", "{factors_64}"),
         load_crc!("uiw_recover_load_crc_32", ymm, "32", "{factors_32}"),
-        // Copies 16 bytes at a time with any alignment. The last 16-byte pieces may overlap pieces
-        // that were copied before.
+        // Copies with any alignment. Pieces of short copies may overlap.
         ".globl uiw_recover_copy",
         ".hidden uiw_recover_copy",
         ".type uiw_recover_copy,@function",
@@ -342,43 +354,8 @@ mod arch {
         "movups [rdi + rdx - 16], xmm3",
         "xor eax, eax",
         "ret",
-        "22: cmp rdx, [rip + {string_above}]",
-        "ja 24f",
-        "29: movups xmm4, [rsi + rdx - 64]",
-        "movups xmm5, [rsi + rdx - 48]",
-        "movups xmm6, [rsi + rdx - 32]",
-        "movups xmm7, [rsi + rdx - 16]",
-        "lea r8, [rdi + rdx - 64]",
-        "23: movups xmm0, [rsi]",
-        "movups xmm1, [rsi + 16]",
-        "movups xmm2, [rsi + 32]",
-        "movups xmm3, [rsi + 48]",
-        "movups [rdi], xmm0",
-        "movups [rdi + 16], xmm1",
-        "movups [rdi + 32], xmm2",
-        "movups [rdi + 48], xmm3",
-        "add rsi, 64",
-        "add rdi, 64",
-        "sub rdx, 64",
-        "cmp rdx, 64",
-        "ja 23b",
-        "movups [r8], xmm4",
-        "movups [r8 + 16], xmm5",
-        "movups [r8 + 32], xmm6",
-        "movups [r8 + 48], xmm7",
-        "xor eax, eax",
-        "ret",
-        // Aliased copies, for which `rep movsb` is slow, are made 64 bytes at a time.
-        "24: mov rcx, rdi",
-        "sub rcx, rsi",
-        "dec rcx",
-        "and rcx, {page} - 1",
-        "cmp rcx, {aliased} - 1",
-        "jb 29b",
-        "mov rcx, rdx",
-        "rep movsb",
-        "xor eax, eax",
-        "ret",
+        "22: mov rcx, rdx",
+        "jmp uiw_recover_store_any",
         // Fewer than 16 bytes.
         "20: cmp edx, 8",
         "jb 25f",
@@ -435,8 +412,8 @@ mod arch {
         avx_above = sym AVX_ABOVE,
         factors_64 = sym super::load_crc::FACTORS_64,
         factors_32 = sym super::load_crc::FACTORS_32,
-        page = const crate::copy::PAGE,
-        aliased = const crate::copy::ALIASED,
+        page = const PAGE,
+        aliased = const ALIASED,
     );
 }
 
