@@ -87,7 +87,7 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
             return Err(Errno::INVAL.because("rdma_connect to port 0"));
         }
         state.active = true;
-        let params = params::read(param, &state)?;
+        let params = params::read(param, &state);
         CmMessage::Request.check(&params.private_data)?;
         state.two_steps = id.has_foreign_qp() && persona(id)? != Persona::Iwarp;
         // The phase is set now, because events of the connection may be delivered before this call
@@ -186,7 +186,7 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
                 Errno::INVAL.because("rdma_accept for an id that is not a connection request")
             );
         }
-        let params = params::read(param, &state)?;
+        let params = params::read(param, &state);
         CmMessage::Reply.check(&params.private_data)?;
         (Arc::clone(&state.channel), params, state.options)
     };
@@ -229,7 +229,7 @@ fn peer_is_gone(error: Error) -> Errno {
 }
 
 /// `rdma_reject` and `rdma_reject_ece`, which are the same because vendor options are not
-/// negotiated.
+/// negotiated. As in rdma-core, the length of private data without an address is ignored.
 pub extern "C" fn rdma_reject<'a>(
     id: AnyPtr<rdma_cm_id>,
     data: ArrayPtr<'a, u8>,
@@ -237,9 +237,7 @@ pub extern "C" fn rdma_reject<'a>(
 ) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
-        let data = data.get(len)?;
-        let data = data
-            .ok_or_else(|| Errno::INVAL.because("private data is NULL, and its length is not 0"))?;
+        let data = data.get(len)?.unwrap_or_default();
         let message = if id.is_ud() { CmMessage::SidrReply } else { CmMessage::Reject };
         message.check(data)?;
         let request = {
