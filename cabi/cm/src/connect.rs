@@ -9,7 +9,7 @@ use crate::params::{self, ConnParams};
 use crate::private_data::CmMessage;
 use crate::registry::RegisteredPtr as _;
 use crate::routes::{self, EventSource};
-use crate::{address_vector, failure, placeholder, sidr, sync};
+use crate::{address_vector, failure, lifecycle, placeholder, sidr, sync};
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -167,7 +167,13 @@ pub extern "C-unwind" fn rdma_accept(
     let result = boundary::minus_one(|| {
         let id = id.get()?;
         event_follows = !id.is_ud();
-        if id.is_ud() { sidr::accept(&id, &param) } else { accept(&id, &param) }
+        if event_follows {
+            return accept(&id, &param);
+        }
+        sidr::accept(&id, &param)?;
+        // The listener cannot be destroyed before the event of the request is acknowledged.
+        lifecycle::acknowledge_shown(&id);
+        Ok(())
     });
     if !event_follows {
         return result;
@@ -333,9 +339,18 @@ fn disconnect(id: &Id) -> Result<bool> {
         let established = match state.phase {
             Phase::Connected => true,
             Phase::Connecting => false,
-            // The program has already disconnected, the peer was faster, or the program disconnects
-            // instead of answering a request.
-            Phase::Disconnecting | Phase::Over | Phase::Requested(_) => return Ok(false),
+            // The peer was faster, or the connection could not be set up. In the latter case
+            // requests may be posted, which librdmacm flushes for all devices except iWARP.
+            Phase::Over => {
+                drop(state);
+                if persona(id)? != Persona::Iwarp {
+                    failure::flush(id);
+                }
+                return Ok(false);
+            }
+            // The program has already disconnected, or it disconnects instead of answering a
+            // request.
+            Phase::Disconnecting | Phase::Requested(_) => return Ok(false),
             _ => return Err(Errno::INVAL.because("rdma_disconnect for an id without a connection")),
         };
         if established {
