@@ -221,6 +221,7 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
         }
         Err(error) => {
             id.lock().phase = Phase::Over;
+            failure::flush(id);
             Err(peer_is_gone(error))
         }
     }

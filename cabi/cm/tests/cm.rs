@@ -19,8 +19,8 @@ use uiw_cabi_core::abi::cm::{
 };
 use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{
-    ibv_pd, ibv_qp_init_attr, ibv_recv_wr, ibv_srq_init_attr, ibv_wc, rdma_addrinfo, rdma_cm_event,
-    rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_event_channel, zeroed,
+    ibv_cq, ibv_pd, ibv_qp_init_attr, ibv_recv_wr, ibv_srq_init_attr, ibv_wc, rdma_addrinfo,
+    rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_event_channel, zeroed,
 };
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
@@ -455,6 +455,67 @@ fn rejected_without_private_data() {
     channel.destroy();
 }
 
+/// librdmacm moves the queue pair to ERR if the connection cannot be accepted.
+#[test]
+fn failed_accept_flushes() {
+    let _alone = ADDRESSES.lock();
+    let channel = SharedChannel::new();
+    let (listener, port) = listen(channel);
+    let mut failed = 0;
+    for _ in 0..20 {
+        let peer = request(port);
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        let mut init: ibv_qp_init_attr = zeroed();
+        (init.qp_type, init.cap.max_send_wr, init.cap.max_recv_wr) = (IBV_QPT_RC, 1, 1);
+        let mut receive = empty_receive();
+        // SAFETY: the channel and the id are looked up. The event lives until it is acknowledged,
+        // once. Only this thread uses the id and its queues, which live until they are destroyed
+        // below, each once. The receive has no elements. The other arguments are NULL where that is
+        // permitted, or local variables that nothing else uses during the calls.
+        unsafe {
+            assert_eq!(call!(cm::rdma_get_cm_event(channel.0, &raw mut event)), 0);
+            let id = (*event).id;
+            assert_eq!(call!(cm::rdma_ack_cm_event(event)), 0);
+            assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
+            let post = (*(*id).verbs).ops.post_recv.unwrap();
+            assert_eq!(post((*id).qp, &raw mut receive, ptr::null_mut()), 0);
+            reset(peer);
+            // Time for the engine to learn of the reset.
+            thread::sleep(Duration::from_millis(20));
+            if call!(cm::rdma_accept(id, ptr::null())) == -1 {
+                assert_eq!(flushed((*id).recv_cq), Some(receive.wr_id));
+                failed += 1;
+            }
+            call!(cm::rdma_destroy_qp(id));
+            assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+        }
+    }
+    assert!(failed > 0, "every request was accepted before its reset was known");
+    // SAFETY: the id is looked up, and all events of its requests were acknowledged.
+    assert_eq!(unsafe { call!(cm::rdma_destroy_id(listener)) }, 0);
+    channel.destroy();
+}
+
+/// Returns a receive without elements.
+fn empty_receive() -> ibv_recv_wr {
+    ibv_recv_wr { wr_id: 7, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 }
+}
+
+/// Returns the request whose completion is in the queue, if there is one. It was flushed.
+///
+/// # Safety
+/// The queue lives, and no other thread destroys it.
+unsafe fn flushed(queue: *mut ibv_cq) -> Option<u64> {
+    let mut wc: ibv_wc = zeroed();
+    // SAFETY: the caller ensures that the queue lives. `wc` is a local variable with room for one
+    // completion, the maximum passed.
+    let found = unsafe { call!(poll_cq(queue, 1, &raw mut wc)) } == 1;
+    found.then(|| {
+        assert_eq!(wc.status, WcStatus::Flushed as i32);
+        wc.wr_id
+    })
+}
+
 #[test]
 fn synchronous_id_not_made_synchronous() {
     let _alone = ADDRESSES.lock();
@@ -523,8 +584,7 @@ fn disconnect_flushes_after_failed_connect() {
     let peer = ipv4(Ipv4Addr::LOCALHOST, 9);
     let mut init: ibv_qp_init_attr = zeroed();
     (init.qp_type, init.cap.max_send_wr, init.cap.max_recv_wr) = (IBV_QPT_RC, 1, 1);
-    let mut receive =
-        ibv_recv_wr { wr_id: 7, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
+    let mut receive = empty_receive();
     // SAFETY: only this thread uses the id and its queues, which live until they are destroyed
     // below, each once. The receive has no elements. The other arguments are NULL where that is
     // permitted, or local variables that nothing else uses during the calls.
@@ -543,11 +603,9 @@ fn disconnect_flushes_after_failed_connect() {
         assert_eq!(post((*id).qp, &raw mut receive, ptr::null_mut()), 0);
         assert_eq!(call!(cm::rdma_connect(id, ptr::null())), 0);
         assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_UNREACHABLE);
-        let mut wc: ibv_wc = zeroed();
-        assert_eq!(call!(poll_cq((*id).recv_cq, 1, &raw mut wc)), 0);
+        assert_eq!(flushed((*id).recv_cq), None);
         assert_eq!(call!(cm::rdma_disconnect(id)), 0);
-        assert_eq!(call!(poll_cq((*id).recv_cq, 1, &raw mut wc)), 1);
-        assert_eq!((wc.wr_id, wc.status), (7, WcStatus::Flushed as i32));
+        assert_eq!(flushed((*id).recv_cq), Some(receive.wr_id));
         call!(cm::rdma_destroy_qp(id));
         assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
     }
