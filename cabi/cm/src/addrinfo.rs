@@ -8,16 +8,13 @@ use crate::sync;
 use std::ffi::{CStr, CString, c_int};
 use std::{ptr, slice};
 use uiw_cabi_core::abi::cm::*;
-use uiw_cabi_core::abi::qp::IBV_QPT_RC;
+use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{rdma_addrinfo, rdma_cm_id, zeroed};
 use uiw_cabi_core::arguments::{AnyPtr, InPtr, OutPtr, TextPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::c_library::copy_to_heap;
 use uiw_cabi_core::errno::Errno;
 use uiw_verbs::integration::spawn_thread;
-
-/// Value of `IBV_QPT_UD`.
-const UD: c_int = 4;
 
 /// Owned parameters of a look-up, which may be made on another thread.
 struct AddressQuery {
@@ -93,7 +90,7 @@ impl AddressQuery {
         // The C library refuses a type and a port space that do not belong together.
         hints.ai_socktype = match self.qp_type {
             0 => 0,
-            UD => libc::SOCK_DGRAM,
+            IBV_QPT_UD => libc::SOCK_DGRAM,
             _ => libc::SOCK_STREAM,
         };
         hints.ai_protocol = match self.port_space {
@@ -148,11 +145,11 @@ impl AddressQuery {
         rai.ai_family = family;
         rai.ai_qp_type = match self.qp_type {
             0 if reliable => IBV_QPT_RC,
-            0 => UD,
+            0 => IBV_QPT_UD,
             given => given,
         };
         rai.ai_port_space = match self.port_space {
-            0 if rai.ai_qp_type == UD => RDMA_PS_UDP,
+            0 if rai.ai_qp_type == IBV_QPT_UD => RDMA_PS_UDP,
             0 => RDMA_PS_TCP,
             given => given,
         };

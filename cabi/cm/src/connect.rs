@@ -9,7 +9,7 @@ use crate::params::{self, ConnParams};
 use crate::private_data::CmMessage;
 use crate::registry::RegisteredPtr as _;
 use crate::routes::{self, EventSource};
-use crate::{address_vector, failure, placeholder, sidr, sync};
+use crate::{address_vector, failure, lifecycle, placeholder, sidr, sync};
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -87,7 +87,7 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
             return Err(Errno::INVAL.because("rdma_connect to port 0"));
         }
         state.active = true;
-        let params = params::read(param, &state)?;
+        let params = params::read(param, &state);
         CmMessage::Request.check(&params.private_data)?;
         state.two_steps = id.has_foreign_qp() && persona(id)? != Persona::Iwarp;
         // The phase is set now, because events of the connection may be delivered before this call
@@ -167,7 +167,13 @@ pub extern "C-unwind" fn rdma_accept(
     let result = boundary::minus_one(|| {
         let id = id.get()?;
         event_follows = !id.is_ud();
-        if id.is_ud() { sidr::accept(&id, &param) } else { accept(&id, &param) }
+        if event_follows {
+            return accept(&id, &param);
+        }
+        sidr::accept(&id, &param)?;
+        // The listener cannot be destroyed before the event of the request is acknowledged.
+        lifecycle::acknowledge_shown(&id);
+        Ok(())
     });
     if !event_follows {
         return result;
@@ -186,7 +192,7 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
                 Errno::INVAL.because("rdma_accept for an id that is not a connection request")
             );
         }
-        let params = params::read(param, &state)?;
+        let params = params::read(param, &state);
         CmMessage::Reply.check(&params.private_data)?;
         (Arc::clone(&state.channel), params, state.options)
     };
@@ -215,6 +221,7 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
         }
         Err(error) => {
             id.lock().phase = Phase::Over;
+            failure::flush(id);
             Err(peer_is_gone(error))
         }
     }
@@ -229,7 +236,7 @@ fn peer_is_gone(error: Error) -> Errno {
 }
 
 /// `rdma_reject` and `rdma_reject_ece`, which are the same because vendor options are not
-/// negotiated.
+/// negotiated. As in rdma-core, the length of private data without an address is ignored.
 pub extern "C" fn rdma_reject<'a>(
     id: AnyPtr<rdma_cm_id>,
     data: ArrayPtr<'a, u8>,
@@ -237,9 +244,7 @@ pub extern "C" fn rdma_reject<'a>(
 ) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
-        let data = data.get(len)?;
-        let data = data
-            .ok_or_else(|| Errno::INVAL.because("private data is NULL, and its length is not 0"))?;
+        let data = data.get(len)?.unwrap_or_default();
         let message = if id.is_ud() { CmMessage::SidrReply } else { CmMessage::Reject };
         message.check(data)?;
         let request = {
@@ -335,9 +340,18 @@ fn disconnect(id: &Id) -> Result<bool> {
         let established = match state.phase {
             Phase::Connected => true,
             Phase::Connecting => false,
-            // The program has already disconnected, the peer was faster, or the program disconnects
-            // instead of answering a request.
-            Phase::Disconnecting | Phase::Over | Phase::Requested(_) => return Ok(false),
+            // The peer was faster, or the connection could not be set up. In the latter case
+            // requests may be posted, which librdmacm flushes for all devices except iWARP.
+            Phase::Over => {
+                drop(state);
+                if persona(id)? != Persona::Iwarp {
+                    failure::flush(id);
+                }
+                return Ok(false);
+            }
+            // The program has already disconnected, or it disconnects instead of answering a
+            // request.
+            Phase::Disconnecting | Phase::Requested(_) => return Ok(false),
             _ => return Err(Errno::INVAL.because("rdma_disconnect for an id without a connection")),
         };
         if established {

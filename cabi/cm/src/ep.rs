@@ -19,8 +19,9 @@ use uiw_cabi_verbs::pd::Pd;
 const MAX_CONNECT_DATA: usize = 255;
 
 /// `rdma_create_ep`: creates a synchronous id. For a passive endpoint, the attributes are those of
-/// its requests' queue pairs. The program does not destroy the domain, nor the objects that the
-/// attributes name, while a thread is in `rdma_get_request` for the endpoint.
+/// its requests' queue pairs. The program does not destroy the domain in the `pd` field of the
+/// endpoint, nor the objects that the attributes name, while a thread is in `rdma_get_request` for
+/// the endpoint.
 pub extern "C" fn rdma_create_ep(
     id: OutPtr<'_, *mut rdma_cm_id>,
     res: InPtr<'_, rdma_addrinfo>,
@@ -62,7 +63,7 @@ fn equip(
         }
         let endpoint = attr.as_mut().map(|attr| {
             attr.qp_type = id.qp_type();
-            EndpointAttributes { pd: pd.as_ptr(), attr: *attr }
+            EndpointAttributes(*attr)
         });
         id.lock().endpoint = endpoint;
         return Ok(());

@@ -24,9 +24,14 @@ pub(crate) fn draft_unreachable() -> EventDraft<'static> {
 /// Flushes posted requests, as librdmacm does when it delivers this event.
 pub(crate) fn flush_if_rejected(id: &Id, event: c_int) {
     if event == RDMA_CM_EVENT_REJECTED {
-        // ERR can be reached from every state.
-        id.with_own_qp(|qp| drop(qp.engine.modify(QpState::Err)));
+        flush(id);
     }
+}
+
+/// Flushes posted requests.
+pub(crate) fn flush(id: &Id) {
+    // ERR can be reached from every state.
+    id.with_own_qp(|qp| drop(qp.engine.modify(QpState::Err)));
 }
 
 /// Reasons in the REJ message of InfiniBand.

@@ -12,7 +12,7 @@ use uiw_cabi_core::abi::cm::{
     RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP,
 };
 use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
-use uiw_cabi_core::abi::{ibv_pd, ibv_qp, ibv_qp_init_attr, rdma_cm_id, zeroed};
+use uiw_cabi_core::abi::{ibv_qp, ibv_qp_init_attr, rdma_cm_id, zeroed};
 use uiw_cabi_core::abi_cell::AbiCell;
 use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
@@ -151,10 +151,7 @@ pub(crate) struct State {
 
 /// Attributes that `rdma_create_ep` stores for `rdma_get_request`.
 #[derive(Clone, Copy)]
-pub(crate) struct EndpointAttributes {
-    pub(crate) pd: *mut ibv_pd,
-    pub(crate) attr: ibv_qp_init_attr,
-}
+pub(crate) struct EndpointAttributes(pub(crate) ibv_qp_init_attr);
 
 // SAFETY: a value only stores the pointers, which any thread may do. Only `qp::create_for_request`
 // uses them, as arguments whose objects are looked up with `Object::get`. Any thread may use these

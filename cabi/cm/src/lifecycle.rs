@@ -176,7 +176,7 @@ pub extern "C" fn rdma_destroy_id(id: AnyPtr<rdma_cm_id>) -> c_int {
     })
 }
 
-/// `rdma_migrate_id`: without a channel the id becomes synchronous.
+/// `rdma_migrate_id`: without a channel the id becomes synchronous, which it must not be already.
 pub extern "C" fn rdma_migrate_id(
     id: AnyPtr<rdma_cm_id>,
     channel: AnyPtr<rdma_event_channel>,
@@ -184,6 +184,9 @@ pub extern "C" fn rdma_migrate_id(
     boundary::minus_one(|| {
         let id = id.get()?;
         if channel.is_null() {
+            if id.lock().sync {
+                return Err(Errno::INVAL.because("the id is already synchronous"));
+            }
             migrate(&id, &own_channel()?, true)
         } else {
             migrate(&id, &channel.get()?, false)

@@ -40,17 +40,18 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
 ) -> c_int {
     let result = boundary::minus_one(|| {
         let attr = attr.get()?;
-        if attr.comp_mask & !(WITH_ADDRESS | WITH_FLAGS) != 0 || attr.comp_mask & WITH_ADDRESS == 0
-        {
-            return Err(Errno::INVAL.because("the attributes of the join are not valid"));
+        if attr.comp_mask & !(WITH_ADDRESS | WITH_FLAGS) != 0 {
+            return Err(Errno::UNSUPPORTED.because("unknown attributes (comp_mask)"));
         }
-        let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
+        if attr.comp_mask != WITH_ADDRESS | WITH_FLAGS {
+            return Err(Errno::INVAL.because("the join has no address or no flags"));
+        }
         // SAFETY: `comp_mask` contains `WITH_ADDRESS`, as checked above, so `addr` is NULL or the
         // address of a group (rdma_join_multicast_ex(3)), as large as its family. `InPtr` requires
         // this, and that the program does not change it during the call, after which nothing uses
         // it.
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
-        join(&*id.get()?, &addr, context, flags)
+        join(&*id.get()?, &addr, context, attr.join_flags)
     });
     // SAFETY: this function is `extern "C-unwind"`, so its frame may unwind, and its arguments and
     // variables have no destructors. Its caller is C, or a test, whose threads nobody cancels.

@@ -9,7 +9,6 @@ use uiw_cabi_core::abi::rdma_conn_param;
 use uiw_cabi_core::arguments::InPtr;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine::MAX_RD_ATOMIC;
-use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::oob::{acknowledgement_time, receive_time};
@@ -68,11 +67,9 @@ impl ConnParams {
     }
 }
 
-/// Reads the parameters, which a program may omit.
-///
-/// # Errors
-/// EINVAL if private data is NULL but has a length.
-pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<ConnParams> {
+/// Reads the parameters, which a program may omit. As in rdma-core, the length of private data
+/// without an address is ignored.
+pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> ConnParams {
     let given = param.as_ref();
     let of = |given: Option<u8>, offered: u8| match given {
         // The maximum of the device or, for a request, the maximum of the peer.
@@ -82,22 +79,40 @@ pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<
     };
     let mut private_data = state.connect_data.clone();
     if let Some(given) = given
-        && given.private_data_len > 0
+        && !given.private_data.is_null()
     {
-        if given.private_data.is_null() {
-            return Err(Errno::INVAL.because("private data is NULL, and its length is not 0"));
-        }
         let (data, len) = (given.private_data.cast(), given.private_data_len.into());
         // SAFETY: `data` is not NULL, as checked above, so it points to `len` initialized bytes, at
         // most 255 (rdma_connect(3), rdma_accept(3)), which do not change during the call. `InPtr`
         // requires both of the pointers in its structure.
         private_data.extend_from_slice(unsafe { slice::from_raw_parts(data, len) });
     }
-    Ok(ConnParams {
+    ConnParams {
         private_data,
         responder_resources: of(given.map(|g| g.responder_resources), state.responder_resources),
         initiator_depth: of(given.map(|g| g.initiator_depth), state.initiator_depth),
         rnr_retry: given.map_or(RETRIES, |g| g.rnr_retry_count.min(RETRIES)),
         qp_num: given.map_or(0, |g| g.qp_num),
-    })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::Channel;
+    use crate::id::Id;
+    use std::ptr;
+    use uiw_cabi_core::abi::zeroed;
+    use uiw_cabi_core::arguments::argument;
+
+    #[test]
+    fn private_data_without_address_ignored() {
+        let id = Id::new(&Channel::new().unwrap(), false, ptr::null_mut());
+        let mut given: rdma_conn_param = zeroed();
+        given.private_data_len = 3;
+        // SAFETY: `InPtr` permits the pointer to a local variable that nothing changes while `param`
+        // lives. The only pointer in the structure is NULL.
+        let param = unsafe { argument(&raw const given) };
+        assert!(read(&param, &id.lock()).private_data.is_empty());
+    }
 }

@@ -1,6 +1,6 @@
 //! Queue pairs, shared receive queues and their completion queues that are created on an id.
 
-use crate::id::Id;
+use crate::id::{EndpointAttributes, Id};
 use crate::registry::RegisteredPtr as _;
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -230,19 +230,19 @@ pub(crate) fn destroy(id: &Id) {
 }
 
 /// Creates the queue pair for the id of a request, with the attributes that were passed to
-/// `rdma_create_ep`.
+/// `rdma_create_ep`, in the domain to which the `pd` field of the listener refers.
 pub(crate) fn create_for_request(
     listener: AnyPtr<rdma_cm_id>,
     new: AnyPtr<rdma_cm_id>,
 ) -> Result<()> {
-    let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
-    let id = new.get()?;
-    let mut attr = endpoint.attr;
+    let listener = listener.get()?;
+    let Some(EndpointAttributes(mut attr)) = listener.lock().endpoint else { return Ok(()) };
+    let qp_type = attr.qp_type;
     // SAFETY: `attr` is an initialized local copy that nothing else uses. The domain and the
     // objects that it names are looked up. The program does not destroy them during this call, as
     // `Handle` and `InOutPtr` require, because the documentation of `rdma_create_ep` demands it.
-    let (pd, attr) = unsafe { (argument(endpoint.pd), argument(&raw mut attr)) };
-    create(&id, pd, attr, endpoint.attr.qp_type)
+    let (pd, attr) = unsafe { (argument(listener.abi.get(|id| &id.pd)), argument(&raw mut attr)) };
+    create(&*new.get()?, pd, attr, qp_type)
 }
 
 /// `rdma_create_srq`.
@@ -289,7 +289,6 @@ fn create_srq(
     }
     let domain = domain_of(id, domain)?;
     id.abi.set(|id| &id.srq, srq::create(domain, srq_context, attr)?);
-    id.abi.set(|id| &id.pd, domain.abi());
     Ok(())
 }
 

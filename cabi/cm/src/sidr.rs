@@ -83,7 +83,7 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
         else {
             return Err(Errno::INVAL.because("the id is in another state"));
         };
-        let params = params::read(param, &state)?;
+        let params = params::read(param, &state);
         CmMessage::SidrRequest.check(&params.private_data)?;
         state.active = true;
         state.phase = Phase::Connecting;
@@ -113,7 +113,7 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
 pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
     let mut state = id.lock_checked()?;
-    let params = params::read(param, &state)?;
+    let params = params::read(param, &state);
     CmMessage::SidrReply.check(&params.private_data)?;
     if !matches!(state.phase, Phase::SidrRequested(_)) {
         return Err(Errno::INVAL.because("the id is in another state"));

@@ -13,19 +13,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 use uiw_cabi_cm as cm;
 use uiw_cabi_core::abi::cm::{
-    RAI_PASSIVE, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_PS_IPOIB,
-    RDMA_PS_TCP, RDMA_PS_UDP,
+    RAI_PASSIVE, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ESTABLISHED,
+    RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_CM_EVENT_UNREACHABLE,
+    RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP,
 };
 use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{
-    ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex,
-    rdma_event_channel, zeroed,
+    ibv_cq, ibv_pd, ibv_qp_init_attr, ibv_recv_wr, ibv_srq_init_attr, ibv_wc, rdma_addrinfo,
+    rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_event_channel, zeroed,
 };
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::cq::poll_cq;
 use uiw_cabi_verbs::device::{gid, ibv_get_device_list};
 use uiw_cabi_verbs::pd::{ibv_alloc_pd, ibv_dealloc_pd};
 use uiw_cabi_verbs::qp::ibv_detach_mcast;
+use uiw_verbs::WcStatus;
 
 /// Channel that is passed between threads, like C's pointers.
 #[derive(Clone, Copy)]
@@ -270,8 +273,7 @@ fn listener_survives_disconnect_before_accept() {
     let (id, port) = listen(channel);
     let mut gone = 0;
     for _ in 0..20 {
-        let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-        peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+        let peer = request(port);
         assert!(is_readable(channel, 20_000), "no event of a request");
         reset(peer);
         // Time for the engine to learn of the reset.
@@ -324,6 +326,7 @@ fn address_info_matches_port_space() {
 
 #[test]
 fn passive_endpoint_has_given_domain() {
+    let _alone = ADDRESSES.lock();
     let mut address = ipv4(Ipv4Addr::LOCALHOST, 0);
     let mut info: rdma_addrinfo = zeroed();
     (info.ai_flags, info.ai_src_addr) = (RAI_PASSIVE, (&raw mut address).cast());
@@ -348,6 +351,187 @@ fn passive_endpoint_has_given_domain() {
     }
 }
 
+/// Starts a connection to an id that listens at `port` of loopback, so that the id gets a request.
+fn request(port: u16) -> TcpStream {
+    let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+    peer
+}
+
+/// Allocates a protection domain on the loopback device, which is the last one.
+fn loopback_domain() -> *mut ibv_pd {
+    let mut count = 0;
+    // SAFETY: `count` is a local variable. The list has as many contexts, at least one, which are
+    // never closed, and is freed once, after its last use.
+    unsafe {
+        let contexts = call!(cm::rdma_get_devices(&raw mut count));
+        assert!(!contexts.is_null());
+        let domain = call!(ibv_alloc_pd(*contexts.add(count as usize - 1)));
+        call!(cm::rdma_free_devices(contexts));
+        assert!(!domain.is_null());
+        domain
+    }
+}
+
+/// `rdma_create_ep(3)`, `rdma_get_request(3)`: programs set `pd` of a listener to the domain of
+/// their connections.
+#[test]
+fn request_has_domain_of_listener() {
+    let _alone = ADDRESSES.lock();
+    let domain = loopback_domain();
+    let mut address = ipv4(Ipv4Addr::LOCALHOST, 0);
+    let mut info: rdma_addrinfo = zeroed();
+    (info.ai_flags, info.ai_src_addr) = (RAI_PASSIVE, (&raw mut address).cast());
+    info.ai_src_len = size_of_val(&address) as u32;
+    let mut init: ibv_qp_init_attr = zeroed();
+    (init.cap.max_send_wr, init.cap.max_recv_wr) = (1, 1);
+    let (mut listener, mut accepted) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: only this thread uses the domain, the ids and the queue pair, which live until they
+    // are destroyed below, each once. The other arguments are NULL where that is permitted, or
+    // local variables that nothing else uses during the calls.
+    unsafe {
+        let (info, init) = (&raw const info, &raw mut init);
+        assert_eq!(call!(cm::rdma_create_ep(&raw mut listener, info, ptr::null_mut(), init)), 0);
+        (*listener).pd = domain;
+        assert_eq!(call!(cm::rdma_listen(listener, 4)), 0);
+        let _peer = request(u16::from_be(call!(cm::rdma_get_src_port(listener))));
+        assert_eq!(call!(cm::rdma_get_request(listener, &raw mut accepted)), 0);
+        assert_eq!(((*accepted).pd, (*(*accepted).qp).pd), (domain, domain));
+        call!(cm::rdma_destroy_ep(accepted));
+        call!(cm::rdma_destroy_ep(listener));
+        assert_eq!(call!(ibv_dealloc_pd(domain)), 0);
+    }
+}
+
+/// A shared receive queue in another domain does not change that of later queue pairs.
+#[test]
+fn shared_receive_queue_leaves_domain_of_id() {
+    let _alone = ADDRESSES.lock();
+    let (channel, domain) = (SharedChannel::new(), loopback_domain());
+    let peer = ipv4(Ipv4Addr::LOCALHOST, 9);
+    let mut init: ibv_srq_init_attr = zeroed();
+    (init.attr.max_wr, init.attr.max_sge) = (1, 1);
+    let mut id = ptr::null_mut();
+    // SAFETY: only this thread uses the id, the domain and the queue, which live until they are
+    // destroyed below, each once. The other arguments are NULL where that is permitted, or local
+    // variables that nothing else uses during the calls.
+    unsafe {
+        assert_eq!(
+            call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)),
+            0
+        );
+        assert_eq!(
+            call!(cm::rdma_resolve_addr(id, ptr::null(), (&raw const peer).cast(), 1000)),
+            0
+        );
+        let before = (*id).pd;
+        assert_eq!(call!(cm::rdma_create_srq(id, domain, &raw mut init)), 0);
+        assert_eq!(((*(*id).srq).pd, (*id).pd), (domain, before));
+        call!(cm::rdma_destroy_srq(id));
+        assert_eq!(call!(ibv_dealloc_pd(domain)), 0);
+        assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+    }
+    channel.destroy();
+}
+
+/// As in rdma-core, the length of private data does not matter if there is none.
+#[test]
+fn rejected_without_private_data() {
+    let _alone = ADDRESSES.lock();
+    let channel = SharedChannel::new();
+    let (listener, port) = listen(channel);
+    let _peer = request(port);
+    let mut event: *mut rdma_cm_event = ptr::null_mut();
+    // SAFETY: the channel and the ids are looked up. The event lives until it is acknowledged,
+    // once, and only this thread has it. NULL is permitted as private data of any length.
+    unsafe {
+        assert_eq!(call!(cm::rdma_get_cm_event(channel.0, &raw mut event)), 0);
+        let id = (*event).id;
+        assert_eq!(call!(cm::rdma_reject(id, ptr::null(), 3)), 0);
+        assert_eq!(call!(cm::rdma_ack_cm_event(event)), 0);
+        assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+        assert_eq!(call!(cm::rdma_destroy_id(listener)), 0);
+    }
+    channel.destroy();
+}
+
+/// librdmacm moves the queue pair to ERR if the connection cannot be accepted.
+#[test]
+fn failed_accept_flushes() {
+    let _alone = ADDRESSES.lock();
+    let channel = SharedChannel::new();
+    let (listener, port) = listen(channel);
+    let mut failed = 0;
+    for _ in 0..20 {
+        let peer = request(port);
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        let mut init: ibv_qp_init_attr = zeroed();
+        (init.qp_type, init.cap.max_send_wr, init.cap.max_recv_wr) = (IBV_QPT_RC, 1, 1);
+        let mut receive = empty_receive();
+        // SAFETY: the channel and the id are looked up. The event lives until it is acknowledged,
+        // once. Only this thread uses the id and its queues, which live until they are destroyed
+        // below, each once. The receive has no elements. The other arguments are NULL where that is
+        // permitted, or local variables that nothing else uses during the calls.
+        unsafe {
+            assert_eq!(call!(cm::rdma_get_cm_event(channel.0, &raw mut event)), 0);
+            let id = (*event).id;
+            assert_eq!(call!(cm::rdma_ack_cm_event(event)), 0);
+            assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
+            let post = (*(*id).verbs).ops.post_recv.unwrap();
+            assert_eq!(post((*id).qp, &raw mut receive, ptr::null_mut()), 0);
+            reset(peer);
+            // Time for the engine to learn of the reset.
+            thread::sleep(Duration::from_millis(20));
+            if call!(cm::rdma_accept(id, ptr::null())) == -1 {
+                assert_eq!(flushed((*id).recv_cq), Some(receive.wr_id));
+                failed += 1;
+            }
+            call!(cm::rdma_destroy_qp(id));
+            assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+        }
+    }
+    assert!(failed > 0, "every request was accepted before its reset was known");
+    // SAFETY: the id is looked up, and all events of its requests were acknowledged.
+    assert_eq!(unsafe { call!(cm::rdma_destroy_id(listener)) }, 0);
+    channel.destroy();
+}
+
+/// Returns a receive without elements.
+fn empty_receive() -> ibv_recv_wr {
+    ibv_recv_wr { wr_id: 7, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 }
+}
+
+/// Returns the request whose completion is in the queue, if there is one. It was flushed.
+///
+/// # Safety
+/// The queue lives, and no other thread destroys it.
+unsafe fn flushed(queue: *mut ibv_cq) -> Option<u64> {
+    let mut wc: ibv_wc = zeroed();
+    // SAFETY: the caller ensures that the queue lives. `wc` is a local variable with room for one
+    // completion, the maximum passed.
+    let found = unsafe { call!(poll_cq(queue, 1, &raw mut wc)) } == 1;
+    found.then(|| {
+        assert_eq!(wc.status, WcStatus::Flushed as i32);
+        wc.wr_id
+    })
+}
+
+#[test]
+fn synchronous_id_not_made_synchronous() {
+    let _alone = ADDRESSES.lock();
+    let mut id = ptr::null_mut();
+    // SAFETY: the channel is NULL, which is permitted. The id is looked up, and only this thread
+    // uses it. `id` is a local variable with room for the pointer.
+    unsafe {
+        let null = ptr::null_mut();
+        assert_eq!(call!(cm::rdma_create_id(null, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)), 0);
+        let channel = (*id).channel;
+        assert_eq!(call!(cm::rdma_migrate_id(id, ptr::null_mut())), -1);
+        assert_eq!((Errno::last(), (*id).channel), (Errno::INVAL, channel));
+        assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+    }
+}
+
 /// A wrong setting makes the calls fail, so the test runs in a process of its own.
 #[test]
 fn failed_device_lists_have_no_entries() {
@@ -369,25 +553,127 @@ fn failed_device_lists_have_no_entries() {
     assert_eq!(counts, [0, 0]);
 }
 
-/// Datagrams need a setting, so the test runs in a process of its own.
+/// Runs the calling test, which has the name `test`, in a process of its own with these settings.
+/// Returns whether this is that process.
+fn is_own_process(test: &str, settings: &[(&str, &str)]) -> bool {
+    if std::env::var_os(settings[0].0).is_some() {
+        return true;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .envs(settings.iter().copied())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    false
+}
+
+/// Settings of a process that has datagrams.
+const DATAGRAMS: [(&str, &str); 1] = [("UIW_UD", "on")];
+
+/// librdmacm moves the queue pair to ERR before it disconnects, even if there is no connection. On
+/// iWARP it uses another state.
 #[test]
-fn group_left_after_join() {
-    if std::env::var_os("UIW_UD").is_none() {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "group_left_after_join", "--nocapture"])
-            .env("UIW_UD", "on")
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{output:?}");
+fn disconnect_flushes_after_failed_connect() {
+    let settings = [("UIW_FAULT", "cm:connect@1=UNREACHABLE"), ("UIW_PERSONA", "roce")];
+    if !is_own_process("disconnect_flushes_after_failed_connect", &settings) {
         return;
     }
     let channel = SharedChannel::new();
     let mut id = ptr::null_mut();
     let peer = ipv4(Ipv4Addr::LOCALHOST, 9);
     let mut init: ibv_qp_init_attr = zeroed();
+    (init.qp_type, init.cap.max_send_wr, init.cap.max_recv_wr) = (IBV_QPT_RC, 1, 1);
+    let mut receive = empty_receive();
+    // SAFETY: only this thread uses the id and its queues, which live until they are destroyed
+    // below, each once. The receive has no elements. The other arguments are NULL where that is
+    // permitted, or local variables that nothing else uses during the calls.
+    unsafe {
+        assert_eq!(
+            call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)),
+            0
+        );
+        let to = (&raw const peer).cast();
+        assert_eq!(call!(cm::rdma_resolve_addr(id, ptr::null(), to, 1000)), 0);
+        assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_ADDR_RESOLVED);
+        assert_eq!(call!(cm::rdma_resolve_route(id, 1000)), 0);
+        assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_ROUTE_RESOLVED);
+        assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
+        let post = (*(*id).verbs).ops.post_recv.unwrap();
+        assert_eq!(post((*id).qp, &raw mut receive, ptr::null_mut()), 0);
+        assert_eq!(call!(cm::rdma_connect(id, ptr::null())), 0);
+        assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_UNREACHABLE);
+        assert_eq!(flushed((*id).recv_cq), None);
+        assert_eq!(call!(cm::rdma_disconnect(id)), 0);
+        assert_eq!(flushed((*id).recv_cq), Some(receive.wr_id));
+        call!(cm::rdma_destroy_qp(id));
+        assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+    }
+    channel.destroy();
+}
+
+/// Returns the attributes of a small queue pair for datagrams.
+fn datagram_attributes() -> ibv_qp_init_attr {
+    let mut init: ibv_qp_init_attr = zeroed();
     init.qp_type = IBV_QPT_UD;
     (init.cap.max_send_wr, init.cap.max_recv_wr) = (1, 1);
     (init.cap.max_send_sge, init.cap.max_recv_sge) = (1, 1);
+    init
+}
+
+/// No event follows `rdma_accept` of a queue pair for datagrams, so the call itself acknowledges
+/// the event of the request, for which the destruction of the listener waits.
+#[test]
+fn datagram_accept_acknowledges_request() {
+    if !is_own_process("datagram_accept_acknowledges_request", &DATAGRAMS) {
+        return;
+    }
+    let channel = SharedChannel::new();
+    let [mut listener, mut id, mut accepted] = [ptr::null_mut(); 3];
+    let (mut address, mut init) = (ipv4(Ipv4Addr::LOCALHOST, 0), datagram_attributes());
+    // SAFETY: only this thread uses the ids and their queue pairs, which live until they are
+    // destroyed below, each once. The other arguments are NULL where that is permitted, or local
+    // variables that nothing else uses during the calls.
+    unsafe {
+        let (null, context) = (ptr::null_mut(), ptr::null_mut());
+        assert_eq!(call!(cm::rdma_create_id(null, &raw mut listener, context, RDMA_PS_UDP)), 0);
+        assert_eq!(call!(cm::rdma_bind_addr(listener, (&raw const address).cast())), 0);
+        assert_eq!(call!(cm::rdma_listen(listener, 1)), 0);
+        address.sin_port = call!(cm::rdma_get_src_port(listener));
+        assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, context, RDMA_PS_UDP)), 0);
+        let to = (&raw const address).cast();
+        assert_eq!(call!(cm::rdma_resolve_addr(id, ptr::null(), to, 1000)), 0);
+        assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_ADDR_RESOLVED);
+        assert_eq!(call!(cm::rdma_resolve_route(id, 1000)), 0);
+        assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_ROUTE_RESOLVED);
+        assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
+        assert_eq!(call!(cm::rdma_connect(id, ptr::null())), 0);
+        assert_eq!(call!(cm::rdma_get_request(listener, &raw mut accepted)), 0);
+        let mut init = datagram_attributes();
+        assert_eq!(call!(cm::rdma_create_qp(accepted, ptr::null_mut(), &raw mut init)), 0);
+        assert!(!(*accepted).event.is_null());
+        assert_eq!(call!(cm::rdma_accept(accepted, ptr::null())), 0);
+        assert!((*accepted).event.is_null());
+        assert_eq!(call!(cm::rdma_destroy_id(listener)), 0);
+        assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_ESTABLISHED);
+        for id in [id, accepted] {
+            call!(cm::rdma_destroy_qp(id));
+            assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+        }
+    }
+    channel.destroy();
+}
+
+/// Datagrams need a setting, so the test runs in a process of its own.
+#[test]
+fn group_left_after_join() {
+    if !is_own_process("group_left_after_join", &DATAGRAMS) {
+        return;
+    }
+    let channel = SharedChannel::new();
+    let mut id = ptr::null_mut();
+    let peer = ipv4(Ipv4Addr::LOCALHOST, 9);
+    let mut init = datagram_attributes();
     let mut group = ipv4(Ipv4Addr::new(239, 7, 7, 7), 0);
     let group = (&raw mut group).cast::<libc::sockaddr>();
     // SAFETY: only this thread uses the id and its queue pair, which live until they are destroyed
@@ -418,6 +704,11 @@ fn group_left_after_join() {
         assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
         assert_eq!(leave(), Ok(()));
         assert!(!is_readable(channel, 0));
+        for (comp_mask, errno) in [(1, libc::EINVAL), (2, libc::EINVAL), (7, libc::EOPNOTSUPP)] {
+            let attr = rdma_cm_join_mc_attr_ex { comp_mask, join_flags: 0, addr: group };
+            assert_eq!(call!(cm::rdma_join_multicast_ex(id, &raw const attr, ptr::null_mut())), -1);
+            assert_eq!(Errno::last(), Errno(errno), "comp_mask {comp_mask}");
+        }
         for join_flags in [0, 1] {
             let attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags, addr: group };
             assert_eq!(call!(cm::rdma_join_multicast_ex(id, &raw const attr, ptr::null_mut())), 0);

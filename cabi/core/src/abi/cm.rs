@@ -44,8 +44,6 @@ pub const RAI_PASSIVE: c_int = 1;
 pub const RAI_NUMERICHOST: c_int = 2;
 pub const RAI_SA: c_int = 16;
 
-pub const IBV_EVENT_COMM_EST: c_int = 4;
-
 /// Buffer for an address of any family, like `sockaddr_storage`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]

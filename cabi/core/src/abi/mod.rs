@@ -87,7 +87,7 @@ plain! {
     ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, verbs_context, ibv_async_event,
     ibv_pd, ibv_td, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_ah, ibv_ah_attr, ibv_buf, ibv_ece,
     ibv_comp_channel, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_wc, ibv_send_wr, ibv_recv_wr, ibv_srq,
-    ibv_qp_ex, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_srq_init_attr, ibv_qp_ex, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex,
     rdma_addrinfo, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_event_param,
     libc::addrinfo, libc::ifreq, libc::msghdr, libc::sigaction, libc::sigset_t, libc::stat, libc::statfs, libc::Dl_info,
 }

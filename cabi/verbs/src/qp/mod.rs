@@ -126,7 +126,8 @@ impl Qp {
 /// none.
 const MIN_INLINE_DATA: u32 = 256;
 
-/// Creates a queue pair and stores its actual capacities in `init.cap`.
+/// Creates a queue pair and stores its actual capacities in `init.cap`, which a call that fails
+/// does not change.
 ///
 /// If `send_ops` is given, the queue pair supports these operations through `ibv_wr_*`.
 ///
@@ -150,23 +151,24 @@ fn create_qp(
         return Err(Errno::INVAL.because("a UC queue pair cannot use a shared receive queue"));
     }
     let init = init.get()?;
-    init.cap.max_inline_data = init.cap.max_inline_data.max(MIN_INLINE_DATA);
+    let mut cap = init.cap;
+    cap.max_inline_data = cap.max_inline_data.max(MIN_INLINE_DATA);
     if srq.is_some() {
         // The receive limits are those of the shared queue.
-        (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
-    let cap = QpCap {
-        max_send_wr: init.cap.max_send_wr,
-        max_recv_wr: init.cap.max_recv_wr,
-        max_send_sge: init.cap.max_send_sge,
-        max_recv_sge: init.cap.max_recv_sge,
-        max_inline: init.cap.max_inline_data,
+    let engine_cap = QpCap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline: cap.max_inline_data,
     };
     let context = &domain.context;
     let reservation =
         QpnReservation::new(&context.device.netdev()?, &context.engine, recv_cq.engine.shard())?;
     let engine_init = QpInit::new(&send_cq.engine, &recv_cq.engine)
-        .cap(cap)
+        .cap(engine_cap)
         .signal_all(init.sq_sig_all != 0)
         .srq(srq.map(|srq| Arc::clone(&srq.engine)))
         .num(reservation.number());
@@ -211,7 +213,7 @@ fn create_qp(
         oob_connecting: Arc::default(),
         qp_type,
         domain: domain.engine.num(),
-        cap: init.cap,
+        cap,
         signal_all: init.sq_sig_all != 0,
         attributes: Mutex::default(),
         groups: Mutex::default(),
@@ -222,6 +224,7 @@ fn create_qp(
     let events = Arc::clone(&qp.async_events);
     let qp = Object::create(abi, qp);
     context.numbers.lock().qps.insert(number, NumberedObject::new(qp, &events));
+    init.cap = cap;
     Ok(qp)
 }
 
