@@ -43,14 +43,18 @@ impl Parker {
     }
 
     /// Returns the parker of the calling thread.
+    ///
+    /// A thread that ends may still wait, in the destructor of a thread-local value or in an
+    /// `atexit` handler. If its parker was destroyed already, this creates another one.
     pub(super) fn current() -> Result<Arc<Self>> {
-        PARKER.with(|cell| {
+        let own = PARKER.try_with(|cell| {
             if let Some(parker) = cell.get() {
                 return Ok(Arc::clone(parker));
             }
             let parker = Arc::new(Self::new()?);
             Ok(Arc::clone(cell.get_or_init(|| parker)))
-        })
+        });
+        own.unwrap_or_else(|_| Self::new().map(Arc::new))
     }
 
     /// Clears an earlier wake-up.
