@@ -107,7 +107,9 @@ impl Wakes {
         }
         self.give_all(|wake| match wake {
             Wake::Due(withheld) => withheld.give_after_post(&may_withhold),
-            Wake::Completed(withheld) if may_withhold(&withheld) => {}
+            // The release of a withheld token was arranged when it was withheld. Arranging it again
+            // for every post would postpone it without end.
+            Wake::Completed(_) => {}
             other => other.give(),
         });
     }
