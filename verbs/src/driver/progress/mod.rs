@@ -177,6 +177,8 @@ pub(super) trait Drive: Send + Sync + 'static {
 /// Part of a shard that decides which thread drives it.
 pub(super) struct State {
     base: Instant,
+    /// Process that has created the shard.
+    process: u32,
     stack: Option<Arc<StackFd>>,
     /// Epoll set over the stack's descriptor, for the active poller.
     waiter: Option<Arc<EpollWaiter>>,
@@ -207,6 +209,7 @@ impl State {
         let background = Arc::new(Parker::new()?);
         Ok(Self {
             base: Instant::now(),
+            process: std::process::id(),
             stack,
             waiter,
             ownership: Ownership::new(Arc::clone(&background)),
