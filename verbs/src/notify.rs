@@ -23,7 +23,7 @@ pub(crate) enum Wake {
     /// Writes one token to the descriptor of a completion channel. A post may withhold it.
     Due(Arc<WithheldToken>),
     /// Releases the withheld token of a channel, if there is one, after a completion that raises no
-    /// event.
+    /// event. A post does not release it.
     Completed(Arc<WithheldToken>),
 }
 
