@@ -35,6 +35,7 @@
 //! | `disarm` | the program takes an event | armed | served | |
 //! | `background_turn` | background | served | unowned | the program polls, and has not armed since its last turn |
 //! | `end_served` | the program asks for an event | served | unowned | something has arrived since its last one |
+//! | `end_served` | another program asks for an event, or a thread no longer sleeps for the shard | served | unowned | |
 //!
 //! Calls that do not change the owner:
 //!
