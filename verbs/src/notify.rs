@@ -23,7 +23,7 @@ pub(crate) enum Wake {
     /// Writes one token to the descriptor of a completion channel. A post may withhold it.
     Due(Arc<WithheldToken>),
     /// Releases the withheld token of a channel, if there is one, after a completion that raises no
-    /// event.
+    /// event. A post does not release it.
     Completed(Arc<WithheldToken>),
 }
 
@@ -107,7 +107,9 @@ impl Wakes {
         }
         self.give_all(|wake| match wake {
             Wake::Due(withheld) => withheld.give_after_post(&may_withhold),
-            Wake::Completed(withheld) if may_withhold(&withheld) => {}
+            // The release of a withheld token was arranged when it was withheld. Arranging it again
+            // for every post would postpone it without end.
+            Wake::Completed(_) => {}
             other => other.give(),
         });
     }

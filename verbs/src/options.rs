@@ -260,7 +260,8 @@ options! {
         /// Maximum number of connections in setup at one listener. Default: 1,024.
         max_half_open: u32 = 1024,
         /// Maximum number of bytes kept for partial FPDUs and stalled streams, of all connections
-        /// together. Default: 256 MiB.
+        /// together. With less than 256 KiB, the length of one read, connections receive nothing.
+        /// Default: 256 MiB.
         max_held_bytes: usize = 256 << 20,
         /// Maximum number of bytes of incomplete messages that are longer than their receives
         /// (`uiw::ConnectionConfig::max_message`), of all connections together. A connection that

@@ -233,7 +233,7 @@ impl PollWaiter {
 
     /// Reports that the sleep has ended although the condition of the thread is not met:
     /// connections of other threads share its shards, or only a part of a message has arrived.
-    /// After several such calls the background thread drives for a while.
+    /// Then the background thread drives for a while.
     pub fn note_spurious(&self) {
         let Some(driver) = self.driver.upgrade() else { return };
         self.each_armed().for_each(|(index, watch)| driver.note_spurious_wake_up(index, watch));

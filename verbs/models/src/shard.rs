@@ -76,12 +76,15 @@ impl TokenAction {
     fn give(&self, state: &State, posts: bool) {
         let (Self::Due(channel) | Self::Completed(channel)) = self;
         match self {
-            Self::Due(_) if posts => *channel.withheld.lock() = true,
-            Self::Due(_) => return channel.fd.write(),
-            Self::Completed(_) => {}
-        }
-        if !posts || !state.withhold(Arc::as_ptr(channel).cast()) {
-            channel.release();
+            Self::Due(_) if posts => {
+                *channel.withheld.lock() = true;
+                if !state.withhold(Arc::as_ptr(channel).cast()) {
+                    channel.release();
+                }
+            }
+            Self::Due(_) => channel.fd.write(),
+            Self::Completed(_) if posts => {}
+            Self::Completed(_) => channel.release(),
         }
     }
 }

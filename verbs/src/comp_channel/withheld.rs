@@ -8,7 +8,7 @@
 //! together with the arrival that ends the sleep.
 //!
 //! No event is lost or delayed without bound. The token is written
-//! * when another thread completes something on a queue of the channel,
+//! * when something else than a post completes anything on a queue of the channel,
 //! * when the program no longer watches the shard ([`Watch`](crate::driver::Watch)),
 //! * at the background thread's second turn after the post.
 //!
@@ -209,8 +209,7 @@ mod tests {
             f.withheld.note_unarmed_completion(&mut wakes);
             wakes
         };
-        let by_post = completed();
-        by_post.give_after_post(|_| true);
+        completed().give_after_post(|_| panic!("the release is postponed"));
         assert!(!f.is_readable(), "a post of the program");
         completed().give();
         assert!(f.is_readable());

@@ -94,6 +94,7 @@ impl Conn {
     /// Replaces the socket by that of a new TCP connection attempt.
     pub(crate) fn replace_socket(&mut self, socket: Box<dyn uiw_llp::TransportStream>) {
         self.socket = socket;
+        self.address_entry = None;
         self.has_peek = true;
         self.stream.reconnected();
         self.partial.clear();

@@ -576,9 +576,6 @@ impl Conn {
 
     /// Registers the addresses of the connection with the device, after TCP has connected.
     pub(crate) fn register_addresses(&mut self, shared: &Arc<Shared>) {
-        // The entry of an earlier TCP connection is removed first, because its addresses may be the
-        // same.
-        self.address_entry = None;
         self.address_entry =
             AddressEntry::new(shared, self.socket.local_addr(), self.socket.peer_addr());
     }

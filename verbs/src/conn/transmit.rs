@@ -113,7 +113,9 @@ impl Conn {
                     self.with_stream(services, |stream, host, now| {
                         stream.handle_source_gone(host, now);
                     });
+                    // A Terminate may have to be sent.
                     batches_left -= 1;
+                    wants_write = batches_left == 0;
                 }
                 TransmitStep::Sent { outcome: SendOutcome::Lost(error), .. } => {
                     self.on_lost_sending(error, services);

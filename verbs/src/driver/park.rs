@@ -7,7 +7,7 @@
 use super::epoll_waiter::EpollWaiter;
 use super::os::{Instant, StackFd, WakeFd};
 use super::sync::{AtomicBool, Mutex, per_thread};
-use std::cell::OnceCell;
+use std::cell::Cell;
 use std::io::Result;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,7 +30,8 @@ enum SleepsIn {
     Epoll(Arc<EpollWaiter>),
 }
 
-per_thread!(PARKER: OnceCell<Arc<Parker>> = OnceCell::new());
+// Parker of this thread, with the process that has created it.
+per_thread!(PARKER: Cell<Option<(u32, Arc<Parker>)>> = Cell::new(None));
 
 impl Parker {
     pub(super) fn new() -> Result<Self> {
@@ -42,15 +43,25 @@ impl Parker {
         })
     }
 
-    /// Returns the parker of the calling thread.
-    pub(super) fn current() -> Result<Arc<Self>> {
-        PARKER.with(|cell| {
-            if let Some(parker) = cell.get() {
-                return Ok(Arc::clone(parker));
-            }
-            let parker = Arc::new(Self::new()?);
-            Ok(Arc::clone(cell.get_or_init(|| parker)))
-        })
+    /// Returns the parker of the calling thread, which belongs to this process.
+    ///
+    /// A thread that ends may still wait, in the destructor of a thread-local value or in an
+    /// `atexit` handler. If its parker was destroyed already, this creates another one.
+    pub(super) fn current(process: u32) -> Result<Arc<Self>> {
+        let own = PARKER.try_with(|own| {
+            let parker = match own.take() {
+                Some((creator, parker)) if creator == process => parker,
+                // A child of a fork shares the descriptor with its parent, which would take its
+                // wake-ups. It may also have closed the descriptor, so it must not do so again.
+                inherited => {
+                    std::mem::forget(inherited);
+                    Arc::new(Self::new()?)
+                }
+            };
+            own.set(Some((process, Arc::clone(&parker))));
+            Ok(parker)
+        });
+        own.unwrap_or_else(|_| Self::new().map(Arc::new))
     }
 
     /// Clears an earlier wake-up.
@@ -124,4 +135,19 @@ impl Wake for Parker {
 
 fn remaining(at: Instant) -> Duration {
     at.saturating_duration_since(Instant::now())
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inherited_parker_not_used() {
+        let parker = |process| Parker::current(process).unwrap();
+        let of_parent = parker(1);
+        assert!(Arc::ptr_eq(&of_parent, &parker(1)));
+        let of_child = parker(2);
+        assert!(!Arc::ptr_eq(&of_parent, &of_child));
+        assert!(Arc::ptr_eq(&of_child, &parker(2)));
+    }
 }

@@ -3,7 +3,6 @@
 
 use crate::conn::Conn;
 use crate::driver::core::{Core, Slot};
-use crate::driver::services::RX_STAGING;
 use crate::driver::shared::Budget;
 use crate::driver::token::token;
 use std::time::Duration;
@@ -42,7 +41,7 @@ impl Core {
     fn relieve_budget(&mut self) {
         self.next_relief = self.services.now.after(RELIEF_PAUSE);
         self.end_silent(Conn::silent_in_message, |budget| !budget.is_short_of_messages());
-        self.end_silent(Conn::partial_since, |budget| budget.is_relieved(2 * RX_STAGING));
+        self.end_silent(Conn::partial_since, Budget::is_relieved);
     }
 
     /// Ends connections that have waited for at least [`PARTIAL_TIMEOUT`] since the time that

@@ -16,7 +16,7 @@
 //! them keeps at most 1 KiB beyond the budget. Streams over TLS, whose stack cannot report what has
 //! arrived, wait until there is room.
 
-use crate::driver::services::STAGING_LEN;
+use crate::driver::services::{RX_STAGING, STAGING_LEN};
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
 use crate::faults::{Call, Faults};
@@ -155,7 +155,9 @@ impl Budget {
             held: AtomicUsize::new(0),
             of_whole: AtomicUsize::new(0),
             limit,
-            held_limit: limit - limit / 8,
+            // A connection may be read while no other one keeps bytes, also if the budget has room
+            // for one read only.
+            held_limit: (limit - limit / 8).max(limit.min(RX_STAGING)),
             unfinished: AtomicUsize::new(0),
             unfinished_limit,
         }
@@ -188,9 +190,10 @@ impl Budget {
     }
 
     /// Returns whether enough is free that connections with partial FPDUs need no longer be ended:
-    /// `bytes`, or three quarters of a small budget.
-    pub(crate) fn is_relieved(&self, bytes: usize) -> bool {
-        self.has_room(bytes) || self.held.load(Ordering::Relaxed) <= self.limit / 4
+    /// room for two reads or, of a small budget, three quarters and room for one read.
+    pub(crate) fn is_relieved(&self) -> bool {
+        self.has_room(2 * RX_STAGING)
+            || self.has_room(RX_STAGING) && self.held.load(Ordering::Relaxed) <= self.limit / 4
     }
 
     /// Updates the bytes that one connection keeps.

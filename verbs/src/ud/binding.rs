@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::qp::QpInner;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use uiw_datagram::MULTICAST_PORT;
 use uiw_llp::{DatagramConfig, Interest, Token};
 
 /// Binds a port at all addresses. An address with port 0 gets the port number of the address before
@@ -131,7 +132,6 @@ pub(super) fn attach(
     port: Token,
     index: u8,
     membership: Membership,
-    udp: u16,
 ) -> Result<()> {
     let Membership { group, member, interface } = membership;
     if !group.is_multicast() {
@@ -153,7 +153,7 @@ pub(super) fn attach(
         });
     }
     let options = DatagramConfig { member: Some(member), interface };
-    let local = socket_addr(group, udp, interface);
+    let local = socket_addr(group, MULTICAST_PORT, interface);
     add_socket(core, port, local, options, Some(Group { member, attached: vec![index] })).map(drop)
 }
 

@@ -8,7 +8,7 @@
 //! that a doorbell needs no lookup. There is no lock besides that of the shard. State changes are
 //! commands on the shard, so no datagram is in progress during a change.
 //!
-//! * **Sending.** `Endpoint::build` copies requests, with header and CRC, into the shard's
+//! * **Sending.** `DatagramBuilder::build` copies requests, with header and CRC, into the shard's
 //!   `Staging`, and passes up to 256 datagrams to one `DatagramSocket::send`. Consecutive requests
 //!   to the same destination are a run: the header is made once, and only the MSN is replaced in
 //!   each datagram. If the requests of a run use one region, it is looked up and pinned once

@@ -13,7 +13,7 @@ use crate::qp::{Qp, QpInit, QpInner};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use uiw_datagram::{MAX_PAYLOAD, MULTICAST_PORT, Qpn};
+use uiw_datagram::{MAX_PAYLOAD, Qpn};
 use uiw_llp::Token;
 
 /// UDP port at every address of a network device, with the 256 queue pair numbers that contain it.
@@ -232,9 +232,7 @@ impl Qp {
         let port = &self.ud()?.port;
         let (token, index) = (port.token, Qpn::from_raw(self.num()).index());
         let membership = Membership { group, member, interface };
-        port.driver
-            .shard(token)
-            .call(move |core| binding::attach(core, token, index, membership, MULTICAST_PORT))
+        port.driver.shard(token).call(move |core| binding::attach(core, token, index, membership))
     }
 
     /// Detaches a UD queue pair from a multicast group.

@@ -5,16 +5,16 @@ use crate::common::{
     responder, responder_opt, tcp_pair,
 };
 use crate::peer::untagged;
-use crate::simulation::{now, until};
+use crate::simulation::{change_link, now, until};
 use crate::transport::wait;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_rdmap::Opcode;
 use uiw_verbs::cm::Listener;
 use uiw_verbs::{
-    Access, Arm, AsyncEvent, Bind, CompChannel, ConnConfig, CqConfig, Device, Error, FastRegister,
-    Pd, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge,
-    SrqAttr, StableTx, WcOpcode, WcStatus, WindowType,
+    Access, Arm, AsyncEvent, Bind, CapabilityExchange, CompChannel, ConnConfig, CqConfig, Device,
+    Error, FastRegister, Memory, Pd, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag,
+    SendFlags, SendOp, SendWr, Sge, SrqAttr, StableTx, WcOpcode, WcStatus, WindowType,
 };
 
 fn read(remote: Remote) -> SendOp {
@@ -310,6 +310,30 @@ fn deregistration_under_traffic() {
     a.post(1, SendOp::Write { remote }, &sge, SendFlags::SIGNALED).unwrap();
     source.deregister().map_err(|(e, _)| e).unwrap();
     let _ = a.sent();
+}
+
+/// With several connections, each one sends a single batch per turn.
+#[test]
+fn terminate_follows_deregistration_of_queued_source() {
+    let device = device();
+    let options = ConnConfig::default().crc(false).capabilities(CapabilityExchange::Off);
+    let pairs = [(); 5].map(|()| pair_of(End::on(&device), End::new(), &options));
+    let (a, b) = &pairs[0];
+    // SAFETY: nobody else accesses the memory.
+    let memory = unsafe { Memory::owned(16 << 10).unwrap().exclusive() };
+    let source = a.pd.register_raw(memory, 0, Access::LOCAL_WRITE).unwrap();
+    change_link(|link| link.capacity = 20_000);
+    // The socket has no room for all of these, which are copied, and for the last Write, which is
+    // sent from its memory.
+    for id in 0..8 {
+        a.op(id, SendOp::Write { remote: b.remote(0) }, 0, 4096);
+    }
+    let sge = [Sge { addr: source.addr(), length: 16 << 10, lkey: source.lkey() }];
+    a.post(8, SendOp::Write { remote: b.remote(0) }, &sge, SendFlags::SIGNALED).unwrap();
+    a.device.pump();
+    source.deregister().map_err(|(e, _)| e).unwrap();
+    let reason = b.ended().reason.expect("a Terminate");
+    assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 0, 0, 0));
 }
 
 fn new_key(stag: STag, key: u8) -> STag {

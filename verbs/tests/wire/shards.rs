@@ -297,6 +297,20 @@ fn silent_peers_ended(memory: usize) {
     assert!(ended(&silent) < 40, "{} of 40 were ended", ended(&silent));
 }
 
+/// Such a budget is the smallest one of `uiw serve`.
+#[test]
+fn budget_of_one_read_serves_all_connections() {
+    let device = simulation::device(Limits::default().max_held_bytes(256 << 10));
+    let [silent, end] = [End::on(&device), End::on(&device)];
+    let [mut silent_peer, mut peer] = [&silent, &end].map(|end| responder_opt(end, &plain()));
+    let fpdu = silent_peer.seal(&tagged(Opcode::Write, 1, 0, true, &vec![0; 60_000]));
+    silent_peer.raw(&fpdu[..59_000]);
+    end.recv(1, 0, 64);
+    peer.send(b"well-behaved");
+    end.received_ok(1);
+    assert_eq!(silent.qp.state(), QpState::Err);
+}
+
 /// Complete FPDUs of other connections are read at once, long before a silent peer is disconnected.
 #[test]
 fn silent_peers_delay_no_others() {

@@ -848,6 +848,21 @@ fn fallback_within_same_timeout() {
     assert_eq!(now() - start, startup_timeout);
 }
 
+#[test]
+fn unanswered_fallback_awaits_no_reply() {
+    change_link(|link| link.latency = Duration::from_millis(10));
+    let end = End::new();
+    let port = Port::new();
+    end.connect(port.addr(), &plain().startup_timeout(Duration::from_millis(300)));
+    let mut peer = port.accept();
+    peer.startup_frame();
+    drop(peer);
+    // The FIN has arrived, and TCP connects again.
+    pass(&end.device, Duration::from_millis(15));
+    change_link(|link| link.stalled = true);
+    assert!(matches!(end.failed(), Error::TimedOut { awaits_reply: false, .. }));
+}
+
 // [test:RFC6581-9.1-07]
 #[test]
 fn initiator_scales_its_ord_down() {

@@ -3,10 +3,12 @@
 
 use crate::common::{End, device, pair, pair_of};
 use crate::peer::Port;
-use std::sync::Arc;
+use std::cell::RefCell;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use uiw_verbs::{
-    AsyncEvent, ConnConfig, CqConfig, Error, QpInit, QpState, SendFlags, SendOp, WcStatus, cm,
+    AsyncEvent, ConnConfig, CqConfig, Device, Error, QpInit, QpState, SendFlags, SendOp, WcStatus,
+    cm,
 };
 
 fn ready(end: &End) {
@@ -151,4 +153,33 @@ fn reset_and_again() {
         a.ended();
         b.ended();
     }
+}
+
+/// The thread-local values of the engine are destroyed before those that are older.
+#[test]
+fn wait_in_destructor_of_thread_local_value() {
+    struct WaitOnDrop(mpsc::Sender<()>);
+
+    impl Drop for WaitOnDrop {
+        fn drop(&mut self) {
+            wait_briefly(&Device::open().unwrap());
+            self.0.send(()).unwrap();
+        }
+    }
+
+    fn wait_briefly(device: &Device) {
+        let never = std::future::pending::<()>();
+        assert!(device.block_on_for(Duration::from_millis(1), never).is_none());
+    }
+
+    thread_local! {
+        static LAST: RefCell<Option<WaitOnDrop>> = const { RefCell::new(None) };
+    }
+    let (done, over) = mpsc::channel();
+    let thread = std::thread::spawn(|| {
+        LAST.set(Some(WaitOnDrop(done)));
+        wait_briefly(&Device::open().unwrap());
+    });
+    thread.join().unwrap();
+    over.try_recv().expect("the destructor has waited");
 }

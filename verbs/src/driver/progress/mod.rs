@@ -35,6 +35,7 @@
 //! | `disarm` | the program takes an event | armed | served | |
 //! | `background_turn` | background | served | unowned | the program polls, and has not armed since its last turn |
 //! | `end_served` | the program asks for an event | served | unowned | something has arrived since its last one |
+//! | `end_served` | another program asks for an event, or a thread no longer sleeps for the shard | served | unowned | |
 //!
 //! Calls that do not change the owner:
 //!
@@ -177,6 +178,8 @@ pub(super) trait Drive: Send + Sync + 'static {
 /// Part of a shard that decides which thread drives it.
 pub(super) struct State {
     base: Instant,
+    /// Process that has created the shard.
+    process: u32,
     stack: Option<Arc<StackFd>>,
     /// Epoll set over the stack's descriptor, for the active poller.
     waiter: Option<Arc<EpollWaiter>>,
@@ -207,6 +210,7 @@ impl State {
         let background = Arc::new(Parker::new()?);
         Ok(Self {
             base: Instant::now(),
+            process: std::process::id(),
             stack,
             waiter,
             ownership: Ownership::new(Arc::clone(&background)),

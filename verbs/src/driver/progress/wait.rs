@@ -22,7 +22,7 @@ pub(in super::super) fn block_on<D: Drive, T>(
     deadline: Option<Instant>,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Option<T> {
-    let parker = match Parker::current() {
+    let parker = match Parker::current(drive.progress().process) {
         Ok(parker) => parker,
         Err(error) => {
             if !REPORTED.swap(true, Ordering::Relaxed) {
