@@ -205,10 +205,11 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             AnySocket::Stream(socket) => socket,
             AnySocket::Datagram(socket) => return socket.shutdown(read, write),
         };
-        if matches!(socket.lock().phase, Phase::Listening(_)) {
+        let is_listening = matches!(socket.lock().phase, Phase::Listening(_));
+        if is_listening {
             // As with TCP, this ends a listener unless only writing is shut down.
             if read {
-                socket.close();
+                socket.stop_listening();
             }
             return Ok(());
         }

@@ -151,7 +151,7 @@ pub(crate) struct State {
 
 pub(crate) struct Socket {
     state: Mutex<State>,
-    /// Event channel of the connection, or of the listener.
+    /// Event channel of the connection.
     channel: Arc<CmChannel>,
     watchers: Arc<Watchers>,
     /// Waker for the engine, which wakes `watchers`.
@@ -412,6 +412,22 @@ impl Socket {
         })
     }
 
+    /// Ends listening. The socket keeps its address, and can listen again.
+    pub(crate) fn stop_listening(&self) {
+        let acceptor = match &self.lock().phase {
+            Phase::Listening(acceptor) => Arc::clone(acceptor),
+            _ => return,
+        };
+        // The lock is not held while connections end.
+        let Some(port) = acceptor.close() else { return };
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Listening(_)) {
+            state.phase = Phase::New(Some(port));
+        }
+        drop(state);
+        self.wake(None);
+    }
+
     /// Closes the socket, after the program has closed its last descriptor.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
@@ -523,10 +539,10 @@ impl WaitSource for Socket {
 }
 
 impl State {
-    /// Returns whether this state handles the events of the connection. Those of a listener, and of
-    /// a lingering connection, are handled by its task.
+    /// Returns whether this state handles the events of the connection. Those of a lingering
+    /// connection are handled by its task.
     fn takes_events(&self) -> bool {
-        !matches!(self.phase, Phase::Listening(_) | Phase::Closed)
+        !matches!(self.phase, Phase::Closed)
     }
 
     /// Returns whether calls with these flags are non-blocking.
