@@ -58,7 +58,7 @@ pub(crate) fn conn_config(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
 /// EINVAL for a socket that has one; EADDRNOTAVAIL, EADDRINUSE, EACCES.
 pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
     let mut state = socket.lock();
-    let Phase::New(None) = &state.phase else {
+    let (Phase::New(None) | Phase::Failed(None)) = &state.phase else {
         return Err(Errno::INVAL.because("rbind for an rsocket that has an address"));
     };
     let real = address::to_real(to)?;
@@ -72,7 +72,9 @@ pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
     // if it is mapped.
     let (bound, port) = ports::reserve(holder, real, false, state.set.reuse, state.set.v6_only)?;
     state.local = Some(bound);
-    state.phase = Phase::New(Some(port));
+    if let Phase::New(own) | Phase::Failed(own) = &mut state.phase {
+        *own = Some(port);
+    }
     Ok(())
 }
 

@@ -169,8 +169,11 @@ pub extern "C" fn rconnect<'a>(
             |state| (false, state.set.send_timeout),
             |state| {
                 let connected = state.connected().map(drop);
-                // The call itself reports the error.
+                // The call itself reports the failure.
                 state.error = None;
+                if let Phase::Failed(port) = &mut state.phase {
+                    state.phase = Phase::New(port.take());
+                }
                 connected
             },
         );

@@ -129,7 +129,8 @@ pub(crate) enum Phase {
     /// The program has accepted the connection, and the peer has closed it before it was
     /// established.
     Gone,
-    /// The connection could not be established. The port stays reserved for the next attempt.
+    /// The connection could not be established, and no `rconnect` has reported this yet. The port
+    /// stays reserved for the next attempt.
     Failed(Option<PortReservation>),
     Closed,
 }

@@ -541,6 +541,32 @@ fn error_of_failed_attempt_precedes_next_one() {
 }
 
 #[test]
+fn socket_usable_after_failed_connect() {
+    let port = unused_port();
+    let listens = |socket: &ProgramSocket| {
+        assert_eq!(rlisten(socket.0, 8), 0);
+        let (fd, connected) = connect((Ipv4Addr::LOCALHOST, port_of(socket.0)).into());
+        assert_eq!((connected, rclose(fd)), (Ok(()), 0));
+    };
+    for binds in [true, false] {
+        let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+        assert_eq!(connect_to(socket.0, port), Err(Errno(libc::ECONNREFUSED)));
+        assert_eq!(poll(socket.0, libc::POLLIN | libc::POLLOUT, 0), libc::POLLOUT | libc::POLLHUP);
+        if binds {
+            bind(socket.0, Ipv4Addr::LOCALHOST);
+        }
+        listens(&socket);
+    }
+    let socket = nonblocking_socket();
+    assert_eq!(connect_to(socket.0, port), Err(Errno(libc::EINPROGRESS)));
+    assert!(poll(socket.0, libc::POLLOUT, 60_000) & libc::POLLERR != 0);
+    set_option(socket.0, SOL_RDMA, RDMA_IOMAPSIZE, 2);
+    bind(socket.0, Ipv4Addr::LOCALHOST);
+    assert_eq!(connect_to(socket.0, port), Err(Errno(libc::ECONNREFUSED)));
+    listens(&socket);
+}
+
+#[test]
 fn closed_socket_unmaps_buffers() {
     const LEN: usize = 1 << 16;
     let listener = ListeningSocket::new();
