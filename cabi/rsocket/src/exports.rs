@@ -216,6 +216,9 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             }
             return Ok(());
         }
+        if socket.abandon_attempt() {
+            return Ok(());
+        }
         let (done, needs_task) = socket
             .update_then(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
         // Threads may be waiting for something that will not arrive.

@@ -566,6 +566,35 @@ fn socket_usable_after_failed_connect() {
     listens(&socket);
 }
 
+/// TCP connects, but nothing answers the request of the rsocket.
+#[test]
+fn shutdown_ends_attempt_to_connect() {
+    let (silent, listener) = (TcpListener::bind("127.0.0.1:0").unwrap(), ListeningSocket::new());
+    let port = silent.local_addr().unwrap().port();
+    for how in [libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR] {
+        let socket = nonblocking_socket();
+        bind(socket.0, Ipv4Addr::LOCALHOST);
+        let own = port_of(socket.0);
+        assert_eq!(connect_to(socket.0, port), Err(Errno(libc::EINPROGRESS)));
+        assert_eq!(shut(socket.0, how), Ok(()));
+        let ready = poll(socket.0, libc::POLLIN | libc::POLLOUT, 0);
+        assert_eq!(ready, libc::POLLOUT | libc::POLLERR | libc::POLLHUP);
+        assert_eq!(error_of(socket.0), libc::ECONNRESET);
+        assert_eq!(shut(socket.0, how), Err(Errno(libc::ENOTCONN)));
+        assert_eq!(rfcntl(socket.0, libc::F_SETFL, 0), 0);
+        assert_eq!(connect_to(socket.0, listener.1.port()), Ok(()));
+        assert_eq!(port_of(socket.0), own);
+    }
+    let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    let fd = socket.0;
+    let connecting = std::thread::spawn(move || connect_to(fd, port));
+    // The attempt may not have begun yet.
+    while shut(fd, libc::SHUT_RDWR).is_err() {
+        std::thread::yield_now();
+    }
+    assert_eq!(connecting.join().unwrap(), Err(Errno(libc::ECONNRESET)));
+}
+
 #[test]
 fn closed_socket_unmaps_buffers() {
     const LEN: usize = 1 << 16;
