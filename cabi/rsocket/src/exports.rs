@@ -161,9 +161,18 @@ pub extern "C" fn rconnect<'a>(
             return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP contains the port"));
         }
         // An error that an event reports for an earlier attempt is handled first.
-        socket.update_then(None, |state| connect::start(&socket, state, to))?;
+        let (started, may_wait) = socket.update_then(None, |state| {
+            (connect::start(&socket, state, to), state.opened.is_none())
+        });
+        let unfinished = match started {
+            Ok(()) => Errno(libc::EINPROGRESS),
+            // A signal or the time-out may have ended the call that started the attempt. As with
+            // TCP, a blocking call waits for this attempt.
+            Err(errno @ Errno(libc::EALREADY)) if may_wait => errno,
+            Err(errno) => return Err(errno),
+        };
         if socket.is_nonblocking(0) {
-            return Err(Errno(libc::EINPROGRESS));
+            return Err(unfinished);
         }
         let connected = socket.complete_as(
             |state| (false, state.set.send_timeout),
@@ -177,8 +186,7 @@ pub extern "C" fn rconnect<'a>(
                 connected
             },
         );
-        connected
-            .map_err(|errno| if errno == Errno::AGAIN { Errno(libc::EINPROGRESS) } else { errno })
+        connected.map_err(|errno| if errno == Errno::AGAIN { unfinished } else { errno })
     })
 }
 

@@ -595,6 +595,34 @@ fn shutdown_ends_attempt_to_connect() {
     assert_eq!(connecting.join().unwrap(), Err(Errno(libc::ECONNRESET)));
 }
 
+/// Accepts a connection, and answers the request of an rsocket with the same private data, except
+/// for the version of the protocol.
+fn answer_with_version(listener: &TcpListener, version: u8) -> TcpStream {
+    let (mut stream, _) = listener.accept().unwrap();
+    let (mut head, mut data) = ([0; 20], [0; 512]);
+    stream.read_exact(&mut head).unwrap();
+    let data = &mut data[..usize::from(u16::from_be_bytes([head[18], head[19]]))];
+    stream.read_exact(data).unwrap();
+    head[..16].copy_from_slice(b"MPA ID Rep Frame");
+    let at = data.len() - ConnData::LEN;
+    data[at] = version;
+    stream.write_all(&[&head, &*data].concat()).unwrap();
+    stream
+}
+
+#[test]
+fn blocking_connect_waits_for_earlier_attempt() {
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = peer.local_addr().unwrap().port();
+    let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    set_timeout(socket.0, libc::SO_SNDTIMEO, 10);
+    assert_eq!(connect_to(socket.0, port), Err(Errno(libc::EINPROGRESS)));
+    set_timeout(socket.0, libc::SO_SNDTIMEO, 0);
+    let answering = std::thread::spawn(move || answer_with_version(&peer, 1));
+    assert_eq!(connect_to(socket.0, port), Ok(()));
+    drop(answering.join().unwrap());
+}
+
 #[test]
 fn closed_socket_unmaps_buffers() {
     const LEN: usize = 1 << 16;
