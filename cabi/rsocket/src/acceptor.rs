@@ -198,7 +198,7 @@ pub(crate) fn answer(
     let sizes = set.sizes.bounded();
     let link = Link::new(&engine::get()?, &sizes, variant)?;
     let data = link.conn_data().to_bytes();
-    let stream = Stream::new(link, &sizes, &peer)?;
+    let stream = Stream::new(link, &sizes, &peer);
     request.accept(stream.link.qp(), Some(options), &data, channel)?;
     Ok(Box::new(stream))
 }

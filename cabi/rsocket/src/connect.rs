@@ -15,7 +15,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::ports::{self, PortReservation};
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::device;
-use uiw_verbs::cm::{self, ConnInfo};
+use uiw_verbs::cm::{self, ConnHandle, ConnInfo};
 use uiw_verbs::{ConnConfig, Error, Qp, StableTx};
 
 /// Connection that is being established.
@@ -177,6 +177,14 @@ pub(crate) fn parse_conn_data(bytes: &[u8], peer: SocketAddr) -> Result<ConnData
 /// # Errors
 /// EPROTO for a peer that is not an rsocket, or with which this end cannot communicate.
 pub(crate) fn established(connecting: PendingConnection, info: &ConnInfo) -> Result<Stream> {
-    let peer = parse_conn_data(&info.private_data, info.peer)?;
-    Stream::new(connecting.link, &connecting.sizes, &peer)
+    let peer = parse_conn_data(&info.private_data, info.peer)
+        .and_then(|peer| check_peer(connecting.link.variant(), &peer).map(|()| peer))
+        .inspect_err(|_| {
+            // The events of the next attempt arrive in the same channel, and the end of this
+            // connection must not be taken for that of the next one.
+            if let Ok(connection) = ConnHandle::of(connecting.qp()) {
+                connection.forget();
+            }
+        })?;
+    Ok(Stream::new(connecting.link, &connecting.sizes, &peer))
 }

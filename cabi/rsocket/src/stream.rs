@@ -60,16 +60,13 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Creates a connection over `link` to the peer that sent `peer`.
-    ///
-    /// # Errors
-    /// EPROTO for a peer that uses the other variant, or a different byte order if that matters.
-    pub(crate) fn new(link: Link, sizes: &Sizes, peer: &ConnData) -> Result<Self> {
-        check_peer(link.variant(), peer)?;
+    /// Creates a connection over `link` to the peer that sent `peer`, which the caller has checked
+    /// with [`check_peer`].
+    pub(crate) fn new(link: Link, sizes: &Sizes, peer: &ConnData) -> Self {
         let sender = Sender::new(sizes.sent, sizes.sends, CONTROL_SLOTS, peer.credits, peer.first);
         let receiver = link.receiver();
         let mappings = Mappings::new(peer.targets, peer.mappings);
-        Ok(Self {
+        Self {
             link,
             receiver,
             sender,
@@ -82,7 +79,7 @@ impl Stream {
             mappings,
             shut: ShutDirections::default(),
             ended: None,
-        })
+        }
     }
 
     /// Handles completions, at most [`MAX_BATCHES`] batches, and gives credits. Returns whether
@@ -509,10 +506,8 @@ mod tests {
         let links = pair(Variant::Send, sizes);
         let data = links.each_ref().map(Link::conn_data);
         let peers = [data[1], data[0]];
-        let mut ends = links
-            .into_iter()
-            .zip(&peers)
-            .map(|(link, peer)| Stream::new(link, sizes, peer).unwrap());
+        let mut ends =
+            links.into_iter().zip(&peers).map(|(link, peer)| Stream::new(link, sizes, peer));
         (ends.next().unwrap(), ends.next().unwrap())
     }
 

@@ -623,6 +623,29 @@ fn blocking_connect_waits_for_earlier_attempt() {
     drop(answering.join().unwrap());
 }
 
+/// With acknowledged completion, a connection ends only after a message of its peer.
+#[test]
+fn end_of_refused_peer_spares_next_connection() {
+    if !is_on("UIW_ACK", "end_of_refused_peer_spares_next_connection") {
+        return;
+    }
+    let (peer, listener) = (TcpListener::bind("127.0.0.1:0").unwrap(), ListeningSocket::new());
+    let port = peer.local_addr().unwrap().port();
+    let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    let answering = std::thread::spawn(move || answer_with_version(&peer, 9));
+    assert_eq!(connect_to(socket.0, port), Err(PROTOCOL));
+    assert_eq!(connect_to(socket.0, listener.1.port()), Ok(()));
+    let other = listener.accept();
+    drop(answering.join().unwrap());
+    for _ in 0..200 {
+        for [from, to] in [[&socket, &other], [&other, &socket]] {
+            // SAFETY: a local byte, which nothing changes during the call.
+            assert_eq!(unsafe { call!(rsend(from.0, [7u8].as_ptr(), 1, 0)) }, 1);
+            assert_eq!(to.receive(1), Ok(vec![7]));
+        }
+    }
+}
+
 #[test]
 fn closed_socket_unmaps_buffers() {
     const LEN: usize = 1 << 16;
