@@ -148,9 +148,7 @@ pub(super) fn receive(
 
 /// Receives bytes of a stream into buffers.
 fn receive_bytes(socket: &Socket, list: &mut OutBuffers<'_>, flags: c_int) -> Result<isize> {
-    if flags & libc::MSG_OOB != 0 {
-        return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
-    }
+    check_receive_flags(flags)?;
     let total = length(list.0)?;
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let (mut done, mut begun) = (0, None);
@@ -168,12 +166,27 @@ fn receive_bytes(socket: &Socket, list: &mut OutBuffers<'_>, flags: c_int) -> Re
     Ok(done as isize)
 }
 
+/// Checks the flags of a receive call.
+///
+/// # Errors
+/// EINVAL for MSG_OOB; EAGAIN for MSG_ERRQUEUE, because the error queue is always empty.
+fn check_receive_flags(flags: c_int) -> Result<()> {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno::AGAIN);
+    }
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
+    }
+    Ok(())
+}
+
 /// Receives a datagram into buffers.
 fn receive_datagram(
     socket: &Datagram,
     list: &mut OutBuffers<'_>,
     flags: c_int,
 ) -> Result<CopiedMessage> {
+    check_receive_flags(flags)?;
     length(list.0)?;
     socket.receive(flags, &mut list.each().collect::<Vec<_>>())
 }
@@ -425,10 +438,10 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
     })
 }
 
-/// Receives like read(2): with buffers of no bytes it returns immediately, whereas recv(2) waits.
+/// Receives like read(2): with buffers of no bytes it returns immediately and consumes nothing,
+/// whereas recv(2) waits, and consumes a datagram.
 pub(super) fn read(socket: &AnySocket, list: &mut OutBuffers<'_>) -> Result<isize> {
-    // A datagram is consumed even if there is no room for it.
-    if length(list.0)? == 0 && matches!(socket, AnySocket::Stream(_)) {
+    if length(list.0)? == 0 {
         return Ok(0);
     }
     receive(socket, list, 0)

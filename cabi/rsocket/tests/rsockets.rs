@@ -14,7 +14,7 @@ use uiw_cabi_rsocket::exports::{
     raccept, rbind, rclose, rconnect, rfcntl, rgetsockname, rgetsockopt, rlisten, rpoll,
     rsetsockopt, rshutdown, rsocket,
 };
-use uiw_cabi_rsocket::transfer::{riomap, riowrite, rrecv, rrecvfrom, rsend, rsendto};
+use uiw_cabi_rsocket::transfer::{riomap, riowrite, rread, rrecv, rrecvfrom, rsend, rsendto};
 use uiw_cabi_rsocket::wire::{ConnData, Message, Order, Target, Variant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
@@ -646,6 +646,20 @@ fn end_of_refused_peer_spares_next_connection() {
     }
 }
 
+/// As with TCP, the error queue of a socket is not its stream.
+#[test]
+fn error_queue_contains_no_data() {
+    let listener = ListeningSocket::new();
+    let (fd, connected) = connect(listener.1);
+    assert_eq!(connected, Ok(()));
+    let (socket, other) = (ProgramSocket(fd), listener.accept());
+    // SAFETY: a local byte, which nothing changes during the call.
+    assert_eq!(unsafe { call!(rsend(socket.0, [7u8].as_ptr(), 1, 0)) }, 1);
+    assert_eq!(poll(other.0, libc::POLLIN, 60_000), libc::POLLIN);
+    assert_eq!(other.receive_with(1, libc::MSG_ERRQUEUE), Err(Errno::AGAIN));
+    assert_eq!(other.receive(1), Ok(vec![7]));
+}
+
 #[test]
 fn closed_socket_unmaps_buffers() {
     const LEN: usize = 1 << 16;
@@ -797,6 +811,25 @@ fn flood_of_messages_does_not_prolong_calls() {
         done.store(true, Ordering::Relaxed);
         assert!(longest < Duration::from_secs(1), "{longest:?}");
     });
+}
+
+#[test]
+fn datagram_kept_without_room_or_in_error_queue() {
+    if !is_on("UIW_UD", "datagram_kept_without_room_or_in_error_queue") {
+        return;
+    }
+    let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK;
+    let [to, from] = [(); 2].map(|()| ProgramSocket(rsocket(libc::AF_INET, kind, 0)));
+    bind(to.0, Ipv4Addr::LOCALHOST);
+    // SAFETY: `ArrayMutPtr` permits NULL if the length is 0.
+    let read = || unsafe { call!(rread(to.0, std::ptr::null_mut(), 0)) };
+    assert_eq!(read(), 0);
+    assert_eq!(connect_to(from.0, port_of(to.0)), Ok(()));
+    // SAFETY: a local byte, which nothing changes during the call.
+    assert_eq!(unsafe { call!(rsend(from.0, [7u8].as_ptr(), 1, 0)) }, 1);
+    assert_eq!(poll(to.0, libc::POLLIN, 60_000), libc::POLLIN);
+    assert_eq!((read(), to.receive_with(1, libc::MSG_ERRQUEUE)), (0, Err(Errno::AGAIN)));
+    assert_eq!(to.receive(1), Ok(vec![7]));
 }
 
 /// UDP releases the port of a socket that the program has not bound.
