@@ -28,7 +28,8 @@ fn ready(state: &State) -> c_short {
             }
         }
         Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => {
-            if state.has_early_room() { WRITE } else { 0 }
+            let readable = if state.is_read_shut_early() { READ | POLLRDHUP } else { 0 };
+            readable | if state.has_early_room() { WRITE } else { 0 }
         }
         Phase::Refused => FALL_BACK,
         Phase::Gone => READ | WRITE | POLLHUP | POLLRDHUP,
