@@ -39,6 +39,13 @@ struct ShutDirections {
     notified: bool,
 }
 
+impl ShutDirections {
+    /// Returns whether both directions were shut down, by this program or by the peer.
+    fn is_over(self) -> bool {
+        self.write && (self.read || self.peer_write)
+    }
+}
+
 /// A connection.
 pub(crate) struct Stream {
     pub(super) link: Link,
@@ -196,9 +203,9 @@ impl Stream {
         self.ended == Some(Ending::Closed) && !self.shut.write
     }
 
-    /// Returns whether neither end sends data any more.
+    /// Returns whether this end neither sends nor receives data any more.
     pub(crate) fn is_over(&self) -> bool {
-        self.ended.is_some() || self.shut.peer_write && self.shut.write
+        self.ended.is_some() || self.shut.is_over()
     }
 
     /// Returns whether reads return 0 once all received data was read: the connection has ended,
@@ -349,7 +356,7 @@ impl Stream {
         if self.ended.is_some() || self.shut.notified {
             return Ok(());
         }
-        if self.shut.write && (self.shut.read || self.shut.peer_write) {
+        if self.shut.is_over() {
             self.shut.notified = true;
             self.notify(Message::Disconnect)
         } else if write && !was.write {

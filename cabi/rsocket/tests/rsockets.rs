@@ -646,6 +646,17 @@ fn end_of_refused_peer_spares_next_connection() {
     }
 }
 
+#[test]
+fn shutdown_of_both_directions_is_hang_up() {
+    let listener = ListeningSocket::new();
+    let (fd, connected) = connect(listener.1);
+    assert_eq!(connected, Ok(()));
+    let (socket, _other) = (ProgramSocket(fd), listener.accept());
+    for (how, ready) in [(libc::SHUT_WR, 0), (libc::SHUT_RD, libc::POLLHUP)] {
+        assert_eq!((shut(socket.0, how), poll(socket.0, 0, 0)), (Ok(()), ready));
+    }
+}
+
 /// As with TCP, the error queue of a socket is not its stream.
 #[test]
 fn error_queue_contains_no_data() {
