@@ -21,6 +21,7 @@ use uiw_verbs::Access;
 
 /// Maximum number of buffers in a call.
 const MAX_BUFFERS: usize = 1024;
+const TOO_MANY_BUFFERS: &str = "more buffers than a call may have";
 
 /// Buffer of a program, as the manual pages of readv(2) and writev(2) describe it: the pointer is
 /// NULL or points to as many bytes as the length says. `D` determines its direction.
@@ -106,10 +107,21 @@ pub(super) fn elements<'a, D>(
     count: Count<'a, impl TryInto<usize> + Copy>,
 ) -> Result<&'a [Vector<D>]> {
     if count.get()? > MAX_BUFFERS {
-        return Err(Errno(libc::EMSGSIZE).because("more buffers than a call may have"));
+        return Err(Errno::INVAL.because(TOO_MANY_BUFFERS));
     }
     let list = list.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
     sum(list).map(|_| list)
+}
+
+/// Checks the number of buffers of a message, for which the error differs from that of readv(2).
+///
+/// # Errors
+/// EMSGSIZE.
+fn check_buffer_count(message: &msghdr) -> Result<()> {
+    if message.msg_iovlen > MAX_BUFFERS {
+        return Err(Errno(libc::EMSGSIZE).because(TOO_MANY_BUFFERS));
+    }
+    Ok(())
 }
 
 /// Returns the total size of a list of buffers. It must fit into the result of a call, as with
@@ -403,6 +415,7 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::number(|| {
         let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
+        check_buffer_count(message)?;
         let iov = message.msg_iov.cast_const().cast();
         // SAFETY: `msg_iov` is NULL or points to `msg_iovlen` buffers (recvmsg(2)), as `InOutPtr`
         // requires of the pointers in the message. During the call the program does not change that
@@ -510,6 +523,7 @@ pub extern "C" fn rsendto<'a, 'b>(
 pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::number(|| {
         let message = message.as_ref().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
+        check_buffer_count(message)?;
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }

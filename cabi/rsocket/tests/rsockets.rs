@@ -14,7 +14,9 @@ use uiw_cabi_rsocket::exports::{
     raccept, rbind, rclose, rconnect, rfcntl, rgetsockname, rgetsockopt, rlisten, rpoll,
     rsetsockopt, rshutdown, rsocket,
 };
-use uiw_cabi_rsocket::transfer::{riomap, riowrite, rread, rrecv, rrecvfrom, rsend, rsendto};
+use uiw_cabi_rsocket::transfer::{
+    riomap, riowrite, rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rsend, rsendmsg, rsendto, rwritev,
+};
 use uiw_cabi_rsocket::wire::{ConnData, Message, Order, Target, Variant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
@@ -654,6 +656,33 @@ fn shutdown_of_both_directions_is_hang_up() {
     let (socket, _other) = (ProgramSocket(fd), listener.accept());
     for (how, ready) in [(libc::SHUT_WR, 0), (libc::SHUT_RD, libc::POLLHUP)] {
         assert_eq!((shut(socket.0, how), poll(socket.0, 0, 0)), (Ok(()), ready));
+    }
+}
+
+#[test]
+fn surplus_buffers_refused_as_by_system() {
+    let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    let mut buffers = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 1025];
+    let (list, count) = (buffers.as_mut_ptr(), buffers.len());
+    let refusal = |result: isize| (result, Errno::last());
+    // SAFETY: the list has as many buffers as the count says, all of them empty. It and the message
+    // are local variables that nothing else uses during the calls, and NULL is permitted for the
+    // other pointers of a message, which may consist of zeros.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (list, count);
+        let inval = (-1, Errno::INVAL);
+        assert_eq!(
+            refusal(call!(rreadv(socket.0, list.cast_const().cast(), count as c_int))),
+            inval
+        );
+        assert_eq!(
+            refusal(call!(rwritev(socket.0, list.cast_const().cast(), count as c_int))),
+            inval
+        );
+        let too_long = (-1, Errno(libc::EMSGSIZE));
+        assert_eq!(refusal(call!(rsendmsg(socket.0, &raw const message, 0))), too_long);
+        assert_eq!(refusal(call!(rrecvmsg(socket.0, &raw mut message, 0))), too_long);
     }
 }
 
