@@ -1,11 +1,11 @@
 //! Events that C refers to, from their delivery to their acknowledgement.
 
-use crate::id::{Id, LocalEvent};
+use crate::id::{Id, LocalEvent, Membership};
 use crate::private_data::{MAX_PRIVATE_DATA, PrivateData};
 use crate::registry::RegisteredPtr as _;
 use crate::{address_vector, membership, registry};
 use std::ffi::{c_char, c_int, c_void};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_cabi_core::abi::cm::*;
 use uiw_cabi_core::abi::{
@@ -16,7 +16,6 @@ use uiw_cabi_core::arguments::AnyPtr;
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::engine::MAX_RD_ATOMIC;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::users::UnacknowledgedEvents;
 use uiw_cabi_verbs::device::gid;
 
 /// Event that C has not acknowledged.
@@ -26,8 +25,8 @@ struct UnackedEvent {
     private_data: [u8; MAX_PRIVATE_DATA],
     /// Id that counts the acknowledgement.
     owner: Arc<Id>,
-    /// Counter of the membership that the event is about, if any.
-    membership: Option<Arc<UnacknowledgedEvents>>,
+    /// Membership that the event is about, if any.
+    membership: Option<Arc<Membership>>,
 }
 
 /// Event that is about to be passed to C. It has only plain values, because it exists while a
@@ -52,8 +51,8 @@ pub(crate) struct EventDraft<'a> {
     pub(crate) initiator_depth: u8,
     /// Address vector of an id without a connection.
     pub(crate) ud: Option<UdDestination>,
-    /// Counter of the membership that the event is about, which has counted it.
-    pub(crate) membership: Option<Arc<UnacknowledgedEvents>>,
+    /// Membership that the event is about, which has counted it.
+    pub(crate) membership: Option<Arc<Membership>>,
 }
 
 /// Queue pair or multicast group in an event of an id without a connection.
@@ -121,8 +120,8 @@ pub(crate) fn create_event(
 
 /// Creates an event that the connection manager itself has posted.
 pub(crate) fn create_local_event(id: &Arc<Id>, note: LocalEvent) -> Option<DeliveredEvent> {
-    if let Some(group) = note.group {
-        return create_group_event(id, note, group);
+    if let Some(membership) = &note.membership {
+        return create_group_event(id, &note, membership);
     }
     // Programs may read any member of the union.
     let mut param: rdma_event_param = zeroed();
@@ -138,23 +137,31 @@ pub(crate) fn create_local_event(id: &Arc<Id>, note: LocalEvent) -> Option<Deliv
     allocate_event(id, abi, private_data, None)
 }
 
-/// Creates an event about a multicast group that the id has joined. Returns `None` if it has left
-/// the group.
-fn create_group_event(id: &Arc<Id>, note: LocalEvent, group: IpAddr) -> Option<DeliveredEvent> {
-    let membership = Some(membership::note_delivered(id, group)?);
-    let (event, status) = match membership::attach(id, group) {
+/// Creates an event about a membership in a multicast group. Returns `None` if the membership has
+/// ended.
+fn create_group_event(
+    id: &Arc<Id>,
+    note: &LocalEvent,
+    membership: &Arc<Membership>,
+) -> Option<DeliveredEvent> {
+    if !membership::note_delivered(id, membership) {
+        return None;
+    }
+    let (event, status) = match membership::attach(id, membership) {
         Ok(()) => (note.event, note.status),
         Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
     };
     let local = id.lock().local.map(|local| local.ip());
-    let ah = local
-        .and_then(|local| address_vector::address_vector(local, gid::from_address(group)).ok());
+    let ah = local.and_then(|local| {
+        address_vector::address_vector(local, gid::from_address(membership.group)).ok()
+    });
     let ud = UdDestination {
         ah: ah.unwrap_or_default(),
         qp_num: uiw_datagram::Qpn::MULTICAST.raw(),
         qkey: RDMA_UDP_QKEY,
         context: note.arg,
     };
+    let membership = Some(Arc::clone(membership));
     let draft = EventDraft { status, ud: Some(ud), membership, ..EventDraft::new(event) };
     create_event(id, id, &draft)
 }
@@ -163,7 +170,7 @@ fn allocate_event(
     owner: &Arc<Id>,
     abi: rdma_cm_event,
     private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
-    membership: Option<Arc<UnacknowledgedEvents>>,
+    membership: Option<Arc<Membership>>,
 ) -> Option<DeliveredEvent> {
     if !owner.note_delivered() {
         return None;
@@ -212,8 +219,8 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     // in the field of a synchronous id after its next call (`sync`).
     let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
     event.owner.note_acknowledged();
-    if let Some(events) = event.membership {
-        events.acknowledge(1);
+    if let Some(membership) = event.membership {
+        membership.events.acknowledge(1);
     }
     Ok(())
 }
@@ -234,7 +241,7 @@ pub extern "C" fn rdma_write_cm_event(
         if event != RDMA_CM_EVENT_USER {
             return Err(Errno::INVAL.because("programs can write only RDMA_CM_EVENT_USER"));
         }
-        id.get()?.post(LocalEvent { event, status, arg, group: None })
+        id.get()?.post(LocalEvent { event, status, arg, membership: None })
     })
 }
 

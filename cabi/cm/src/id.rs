@@ -77,7 +77,6 @@ pub(crate) struct IdOptions {
 }
 
 /// Event that the connection manager itself posts, not the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LocalEvent {
     /// `RDMA_CM_EVENT_*`
     pub(crate) event: c_int,
@@ -85,8 +84,8 @@ pub(crate) struct LocalEvent {
     pub(crate) status: c_int,
     /// Argument of `RDMA_CM_EVENT_USER`, and the program's pointer for a multicast group.
     pub(crate) arg: u64,
-    /// Multicast group that the event concerns.
-    pub(crate) group: Option<IpAddr>,
+    /// Membership that the event concerns.
+    pub(crate) membership: Option<Arc<Membership>>,
 }
 
 /// Membership in a multicast group.
@@ -95,12 +94,12 @@ pub(crate) struct Membership {
     /// Join flags.
     pub(crate) flags: u32,
     /// Events about the membership that were delivered and not acknowledged yet.
-    pub(crate) events: Arc<UnacknowledgedEvents>,
+    pub(crate) events: UnacknowledgedEvents,
 }
 
 impl LocalEvent {
     pub(crate) const fn new(event: c_int, status: c_int) -> Self {
-        Self { event, status, arg: 0, group: None }
+        Self { event, status, arg: 0, membership: None }
     }
 }
 
@@ -137,8 +136,8 @@ pub(crate) struct State {
     pub(crate) endpoint: Option<EndpointAttributes>,
     /// Private data that precedes the caller's (`ai_connect`).
     pub(crate) connect_data: Vec<u8>,
-    /// Multicast groups of which the id is a member.
-    pub(crate) groups: Vec<Membership>,
+    /// Memberships in multicast groups, oldest first. An id can join a group several times.
+    pub(crate) memberships: Vec<Arc<Membership>>,
     /// Result of `rdma_resolve_addrinfo`.
     pub(crate) resolved: Option<AddrinfoResult>,
     /// Local events that are announced in the channel.
@@ -185,7 +184,7 @@ impl Id {
             initiator_depth: 0,
             endpoint: None,
             connect_data: Vec::new(),
-            groups: Vec::new(),
+            memberships: Vec::new(),
             resolved: None,
             local_events: VecDeque::new(),
             device_removed: false,
@@ -366,12 +365,14 @@ impl Id {
         drop(channel.queue().remove_if(|event| self.is_about(event, None)));
     }
 
-    /// Removes the events about a membership of `group` that C has not seen, because it has ended.
-    pub(crate) fn forget_group_events(&self, group: IpAddr) {
+    /// Removes the events about a membership that C has not seen, because it has ended.
+    pub(crate) fn forget_events_about(&self, membership: &Arc<Membership>) {
         let (mut count, channel) = {
             let mut state = self.lock();
             let before = state.local_events.len();
-            state.local_events.retain(|note| note.group != Some(group));
+            state.local_events.retain(|note| {
+                note.membership.as_ref().is_none_or(|other| !Arc::ptr_eq(other, membership))
+            });
             (before - state.local_events.len(), Arc::clone(&state.channel))
         };
         // The events of the channel only announce local events, so any of them may go.

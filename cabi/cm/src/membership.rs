@@ -12,54 +12,55 @@ use uiw_cabi_verbs::device;
 pub(crate) const FULL_MEMBER: u32 = 0;
 
 /// Makes the id a member of a group.
-pub(crate) fn join(id: &Id, group: IpAddr, flags: u32) {
-    if let Some(mut state) = id.lock_alive() {
-        state.groups.push(Membership { group, flags, events: Arc::default() });
-    }
+///
+/// # Errors
+/// EINVAL if the id is destroyed.
+pub(crate) fn join(id: &Id, group: IpAddr, flags: u32) -> Result<Arc<Membership>> {
+    let membership = Arc::new(Membership { group, flags, events: UnacknowledgedEvents::default() });
+    id.lock_checked()?.memberships.push(Arc::clone(&membership));
+    Ok(membership)
 }
 
-/// Counts an event about a group that is about to be passed to C. Returns the counter, or `None` if
-/// the id is not a member any more.
-pub(crate) fn note_delivered(id: &Id, group: IpAddr) -> Option<Arc<UnacknowledgedEvents>> {
+/// Counts an event about a membership that is about to be passed to C. Returns false if the
+/// membership has ended.
+pub(crate) fn note_delivered(id: &Id, membership: &Arc<Membership>) -> bool {
     let state = id.lock();
-    let member = state.groups.iter().find(|member| member.group == group)?;
-    member.events.deliver();
-    Some(Arc::clone(&member.events))
+    let is_member = state.memberships.iter().any(|member| Arc::ptr_eq(member, membership));
+    if is_member {
+        membership.events.deliver();
+    }
+    is_member
 }
 
-/// Attaches the queue pair of the id to a group in which the id is a full member. This is done when
-/// the program gets the event (rdma_join_multicast(3)). A program that attaches its own queue pair
-/// uses the GID in the event.
-pub(crate) fn attach(id: &Id, group: IpAddr) -> Result<()> {
-    let local = {
-        let state = id.lock();
-        let is_full = |member: &Membership| member.group == group && member.flags == FULL_MEMBER;
-        state.local.filter(|_| state.groups.iter().any(is_full))
-    };
+/// Attaches the queue pair of the id to the group if the id is a full member. This is done when the
+/// program gets the event (rdma_join_multicast(3)). A program that attaches its own queue pair uses
+/// the GID in the event.
+pub(crate) fn attach(id: &Id, membership: &Membership) -> Result<()> {
+    let local = id.lock().local.filter(|_| membership.flags == FULL_MEMBER);
     let Some(local) = local.map(|local| local.ip()) else { return Ok(()) };
     let index = interface_index(local)?;
-    let attached = id.with_own_qp(|qp| qp.engine.attach_multicast(group, local, index));
+    let attached = id.with_own_qp(|qp| qp.engine.attach_multicast(membership.group, local, index));
     Ok(attached.unwrap_or(Ok(()))?)
 }
 
-/// Ends a membership, waits until C has acknowledged its events and, if it was a full one, detaches
-/// the queue pair of the id.
+/// Ends the latest membership in a group, waits until C has acknowledged its events and, if it was
+/// a full one, detaches the queue pair of the id.
 ///
 /// # Errors
 /// EADDRNOTAVAIL if the id is not a member of the group, EINVAL if it is destroyed.
 pub(crate) fn leave(id: &Id, group: IpAddr) -> Result<()> {
-    let (local, Membership { flags, events, .. }) = {
+    let (local, membership) = {
         let mut state = id.lock_checked()?;
-        let member = state.groups.iter().position(|member| member.group == group);
+        let member = state.memberships.iter().rposition(|member| member.group == group);
         let (Some(local), Some(member)) = (state.local, member) else {
             return Err(Errno(libc::EADDRNOTAVAIL).because("the id is not a member of the group"));
         };
-        (local.ip(), state.groups.swap_remove(member))
+        (local.ip(), state.memberships.remove(member))
     };
-    id.forget_group_events(group);
-    events.wait();
+    id.forget_events_about(&membership);
+    membership.events.wait();
     if let Some(qp) = id.own_qp()
-        && flags == FULL_MEMBER
+        && membership.flags == FULL_MEMBER
     {
         // This fails if the program has not got the event of the join.
         let _ = qp.engine.detach_multicast(group, local, interface_index(local)?);

@@ -73,12 +73,13 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
     if !group.is_multicast() || local.is_unspecified() || group.is_ipv4() != local.is_ipv4() {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
-    membership::join(id, group, flags);
+    let membership = Some(membership::join(id, group, flags)?);
     let event = RDMA_CM_EVENT_MULTICAST_JOIN;
-    id.post(LocalEvent { event, status: 0, arg: context.addr() as u64, group: Some(group) })
+    id.post(LocalEvent { event, status: 0, arg: context.addr() as u64, membership })
 }
 
-/// `rdma_leave_multicast`: waits until the events of the membership are acknowledged.
+/// `rdma_leave_multicast`: ends the latest membership in the group, and waits until its events are
+/// acknowledged.
 pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;

@@ -664,7 +664,77 @@ fn datagram_accept_acknowledges_request() {
     channel.destroy();
 }
 
-/// Datagrams need a setting, so the test runs in a process of its own.
+/// Leaves a group. Returns the error, if any.
+fn leave(id: *mut rdma_cm_id, group: Ipv4Addr) -> Option<Errno> {
+    let group = ipv4(group, 0);
+    // SAFETY: the id is looked up, and may be any pointer (`AnyPtr`). The address is a local
+    // variable, which nothing changes during the call.
+    let left = unsafe { call!(cm::rdma_leave_multicast(id, (&raw const group).cast())) };
+    (left != 0).then(Errno::last)
+}
+
+#[test]
+fn memberships_in_same_group_are_independent() {
+    if !is_own_process("memberships_in_same_group_are_independent", &DATAGRAMS) {
+        return;
+    }
+    let channel = SharedChannel::new();
+    let mut id = ptr::null_mut();
+    let (peer, group) = (ipv4(Ipv4Addr::LOCALHOST, 9), Ipv4Addr::new(239, 7, 7, 8));
+    let address = ipv4(group, 0);
+    let join = |id, context| {
+        let context = ptr::without_provenance_mut(context);
+        // SAFETY: the id is looked up. The address is a local variable, which nothing changes
+        // during the call, and the context is only passed on.
+        let joined =
+            unsafe { call!(cm::rdma_join_multicast(id, (&raw const address).cast(), context)) };
+        assert_eq!(joined, 0);
+    };
+    // Returns an event, and the context of its membership.
+    let next = || {
+        assert!(is_readable(channel, 60_000));
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        // SAFETY: the channel is looked up. `event` is a local variable with room for the pointer
+        // that the call writes. The event lives until it is acknowledged, and nothing writes to it.
+        unsafe {
+            assert_eq!(call!(cm::rdma_get_cm_event(channel.0, &raw mut event)), 0);
+            assert_eq!((*event).event, RDMA_CM_EVENT_MULTICAST_JOIN);
+            (event, (*event).param.ud.private_data.addr())
+        }
+    };
+    // SAFETY: the arguments are NULL where that is permitted, or local variables that nothing else
+    // uses during the calls. Each event is acknowledged once.
+    unsafe {
+        assert_eq!(
+            call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_UDP)),
+            0
+        );
+        assert_eq!(
+            call!(cm::rdma_resolve_addr(id, ptr::null(), (&raw const peer).cast(), 1000)),
+            0
+        );
+        assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_ADDR_RESOLVED);
+        // The latest membership ends, together with its event.
+        join(id, 1);
+        join(id, 2);
+        assert_eq!(leave(id, group), None);
+        let (first, context) = next();
+        assert_eq!((context, is_readable(channel, 0)), (1, false));
+        // Leaving waits for the events of one membership only.
+        join(id, 3);
+        let (second, context) = next();
+        assert_eq!((context, call!(cm::rdma_ack_cm_event(second))), (3, 0));
+        let (left, is_left) = mpsc::channel();
+        let address = id.addr();
+        thread::spawn(move || left.send(leave(ptr::without_provenance_mut(address), group)));
+        assert_eq!(is_left.recv_timeout(Duration::from_secs(60)), Ok(None));
+        assert_eq!(call!(cm::rdma_ack_cm_event(first)), 0);
+        assert_eq!([(); 2].map(|()| leave(id, group)), [None, Some(Errno(libc::EADDRNOTAVAIL))]);
+        assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
+    }
+    channel.destroy();
+}
+
 #[test]
 fn group_left_after_join() {
     if !is_own_process("group_left_after_join", &DATAGRAMS) {
@@ -674,7 +744,8 @@ fn group_left_after_join() {
     let mut id = ptr::null_mut();
     let peer = ipv4(Ipv4Addr::LOCALHOST, 9);
     let mut init = datagram_attributes();
-    let mut group = ipv4(Ipv4Addr::new(239, 7, 7, 7), 0);
+    let ip = Ipv4Addr::new(239, 7, 7, 7);
+    let mut group = ipv4(ip, 0);
     let group = (&raw mut group).cast::<libc::sockaddr>();
     // SAFETY: only this thread uses the id and its queue pair, which live until they are destroyed
     // below. The arguments are NULL where that is permitted, or initialized local variables that
@@ -693,16 +764,12 @@ fn group_left_after_join() {
         assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
         assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
         assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_MULTICAST_JOIN);
-        let gid = gid::from_address(Ipv4Addr::new(239, 7, 7, 7).into());
+        let gid = gid::from_address(ip.into());
         assert_eq!(call!(ibv_detach_mcast((*id).qp, &raw const gid, 0)), 0);
-        let leave = || match call!(cm::rdma_leave_multicast(id, group.cast_const())) {
-            0 => Ok(()),
-            _ => Err(Errno::last()),
-        };
-        assert_eq!(leave(), Ok(()));
+        assert_eq!(leave(id, ip), None);
         // Leaving a group removes the event of the join, if the program has not taken it.
         assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
-        assert_eq!(leave(), Ok(()));
+        assert_eq!(leave(id, ip), None);
         assert!(!is_readable(channel, 0));
         for (comp_mask, errno) in [(1, libc::EINVAL), (2, libc::EINVAL), (7, libc::EOPNOTSUPP)] {
             let attr = rdma_cm_join_mc_attr_ex { comp_mask, join_flags: 0, addr: group };
@@ -713,8 +780,8 @@ fn group_left_after_join() {
             let attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags, addr: group };
             assert_eq!(call!(cm::rdma_join_multicast_ex(id, &raw const attr, ptr::null_mut())), 0);
             assert_eq!(channel.next_event(|| ()), RDMA_CM_EVENT_MULTICAST_JOIN);
-            assert_eq!(leave(), Ok(()), "flags {join_flags}");
-            assert_eq!(leave(), Err(Errno(libc::EADDRNOTAVAIL)), "flags {join_flags}");
+            assert_eq!(leave(id, ip), None, "flags {join_flags}");
+            assert_eq!(leave(id, ip), Some(Errno(libc::EADDRNOTAVAIL)), "flags {join_flags}");
         }
         // Leaving a group waits until the event of the join is acknowledged.
         assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
@@ -729,7 +796,7 @@ fn group_left_after_join() {
             acknowledged
         });
         is_taken.recv().unwrap();
-        assert_eq!(leave(), Ok(()));
+        assert_eq!(leave(id, ip), None);
         let left = Some(Instant::now());
         assert!(acknowledging.join().unwrap() <= left);
         call!(cm::rdma_destroy_qp(id));
@@ -744,7 +811,7 @@ fn group_left_after_join() {
             0
         );
         assert_eq!(call!(cm::rdma_join_multicast(id, group.cast_const(), ptr::null_mut())), 0);
-        assert_eq!(call!(cm::rdma_leave_multicast(id, group.cast_const())), 0);
+        assert_eq!(leave(id, ip), None);
         assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
     }
     channel.destroy();

@@ -63,9 +63,13 @@ impl Acceptor {
     }
 
     /// Closes the listener: no peer can connect any more, and connections that were not taken end.
-    pub(crate) fn close(&self) {
-        let listener = self.listener.lock().take();
-        drop(listener);
+    /// The first call returns the port.
+    pub(crate) fn close(&self) -> Option<PortReservation> {
+        let listening = self.listener.lock().take();
+        let port = listening.map(|(listener, port)| {
+            drop(listener);
+            port
+        });
         self.channel.post(CmEvent::posted(CLOSED));
         let waiting = {
             let mut queue = self.queue.lock();
@@ -73,6 +77,7 @@ impl Acceptor {
             std::mem::take(&mut queue.ready)
         };
         waiting.iter().for_each(Socket::close);
+        port
     }
 
     fn is_full(&self) -> bool {
@@ -117,9 +122,10 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     let Phase::New(Some(mut port)) = std::mem::replace(&mut state.phase, Phase::New(None)) else {
         return Err(Errno::IO);
     };
-    let bound = engine::get().and_then(|device| {
-        Ok(Listener::bind(&device, local, backlog as u32, &options, socket.channel())?)
-    });
+    // The previous listener's task may still use the previous channel.
+    let channel = Arc::default();
+    let bound = engine::get()
+        .and_then(|device| Ok(Listener::bind(&device, local, backlog as u32, &options, &channel)?));
     let listener = match bound {
         Ok(listener) => listener,
         Err(errno) => {
@@ -136,7 +142,7 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
             begun: 0,
             backlog,
         }),
-        channel: Arc::clone(socket.channel()),
+        channel,
         listener: Mutex::new(Some((listener, port))),
         options,
         ipv6: state.ipv6,
@@ -192,7 +198,7 @@ pub(crate) fn answer(
     let sizes = set.sizes.bounded();
     let link = Link::new(&engine::get()?, &sizes, variant)?;
     let data = link.conn_data().to_bytes();
-    let stream = Stream::new(link, &sizes, &peer)?;
+    let stream = Stream::new(link, &sizes, &peer);
     request.accept(stream.link.qp(), Some(options), &data, channel)?;
     Ok(Box::new(stream))
 }

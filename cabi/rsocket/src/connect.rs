@@ -15,7 +15,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::ports::{self, PortReservation};
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::device;
-use uiw_verbs::cm::{self, ConnInfo};
+use uiw_verbs::cm::{self, ConnHandle, ConnInfo};
 use uiw_verbs::{ConnConfig, Error, Qp, StableTx};
 
 /// Connection that is being established.
@@ -58,7 +58,7 @@ pub(crate) fn conn_config(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
 /// EINVAL for a socket that has one; EADDRNOTAVAIL, EADDRINUSE, EACCES.
 pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
     let mut state = socket.lock();
-    let Phase::New(None) = &state.phase else {
+    let (Phase::New(None) | Phase::Failed(None)) = &state.phase else {
         return Err(Errno::INVAL.because("rbind for an rsocket that has an address"));
     };
     let real = address::to_real(to)?;
@@ -72,7 +72,9 @@ pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
     // if it is mapped.
     let (bound, port) = ports::reserve(holder, real, false, state.set.reuse, state.set.v6_only)?;
     state.local = Some(bound);
-    state.phase = Phase::New(Some(port));
+    if let Phase::New(own) | Phase::Failed(own) = &mut state.phase {
+        *own = Some(port);
+    }
     Ok(())
 }
 
@@ -175,6 +177,14 @@ pub(crate) fn parse_conn_data(bytes: &[u8], peer: SocketAddr) -> Result<ConnData
 /// # Errors
 /// EPROTO for a peer that is not an rsocket, or with which this end cannot communicate.
 pub(crate) fn established(connecting: PendingConnection, info: &ConnInfo) -> Result<Stream> {
-    let peer = parse_conn_data(&info.private_data, info.peer)?;
-    Stream::new(connecting.link, &connecting.sizes, &peer)
+    let peer = parse_conn_data(&info.private_data, info.peer)
+        .and_then(|peer| check_peer(connecting.link.variant(), &peer).map(|()| peer))
+        .inspect_err(|_| {
+            // The events of the next attempt arrive in the same channel, and the end of this
+            // connection must not be taken for that of the next one.
+            if let Ok(connection) = ConnHandle::of(connecting.qp()) {
+                connection.forget();
+            }
+        })?;
+    Ok(Stream::new(connecting.link, &connecting.sizes, &peer))
 }

@@ -161,21 +161,32 @@ pub extern "C" fn rconnect<'a>(
             return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP contains the port"));
         }
         // An error that an event reports for an earlier attempt is handled first.
-        socket.update_then(None, |state| connect::start(&socket, state, to))?;
+        let (started, may_wait) = socket.update_then(None, |state| {
+            (connect::start(&socket, state, to), state.opened.is_none())
+        });
+        let unfinished = match started {
+            Ok(()) => Errno(libc::EINPROGRESS),
+            // A signal or the time-out may have ended the call that started the attempt. As with
+            // TCP, a blocking call waits for this attempt.
+            Err(errno @ Errno(libc::EALREADY)) if may_wait => errno,
+            Err(errno) => return Err(errno),
+        };
         if socket.is_nonblocking(0) {
-            return Err(Errno(libc::EINPROGRESS));
+            return Err(unfinished);
         }
         let connected = socket.complete_as(
             |state| (false, state.set.send_timeout),
             |state| {
                 let connected = state.connected().map(drop);
-                // The call itself reports the error.
+                // The call itself reports the failure.
                 state.error = None;
+                if let Phase::Failed(port) = &mut state.phase {
+                    state.phase = Phase::New(port.take());
+                }
                 connected
             },
         );
-        connected
-            .map_err(|errno| if errno == Errno::AGAIN { Errno(libc::EINPROGRESS) } else { errno })
+        connected.map_err(|errno| if errno == Errno::AGAIN { unfinished } else { errno })
     })
 }
 
@@ -205,11 +216,15 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             AnySocket::Stream(socket) => socket,
             AnySocket::Datagram(socket) => return socket.shutdown(read, write),
         };
-        if matches!(socket.lock().phase, Phase::Listening(_)) {
+        let is_listening = matches!(socket.lock().phase, Phase::Listening(_));
+        if is_listening {
             // As with TCP, this ends a listener unless only writing is shut down.
             if read {
-                socket.close();
+                socket.stop_listening();
             }
+            return Ok(());
+        }
+        if socket.abandon_attempt() {
             return Ok(());
         }
         let (done, needs_task) = socket

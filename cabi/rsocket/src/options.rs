@@ -1,7 +1,6 @@
 //! Socket options.
 
-use crate::settings::Sizes;
-use crate::socket::{Phase, Socket, State};
+use crate::socket::{Phase, Socket};
 use crate::wire::representable_mappings;
 use std::ffi::c_int;
 use std::time::Duration;
@@ -26,13 +25,6 @@ const SEGMENT: c_int = 2048;
 pub(super) fn unsupported(level: c_int, name: c_int) -> Errno {
     Errno(libc::ENOPROTOOPT)
         .because(format_args!("an rsocket has no option {name} of level {level}"))
-}
-
-fn check_unconnected(state: &State) -> Result<()> {
-    match state.phase {
-        Phase::New(_) | Phase::Listening(_) => Ok(()),
-        _ => Err(Errno::INVAL.because("the option must be set before the rsocket connects")),
-    }
 }
 
 /// Returns the number, limited to 16 bits.
@@ -112,7 +104,7 @@ pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, bytes: &[u8]) -> R
     let value = if is_name { 0 } else { parse_int(bytes)? };
     let mut state = socket.lock();
     let on = value != 0;
-    let unconnected = matches!(state.phase, Phase::New(_) | Phase::Listening(_));
+    let unconnected = matches!(state.phase, Phase::New(_) | Phase::Failed(_) | Phase::Listening(_));
     let set = &mut state.set;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => set.reuse = on,
@@ -160,18 +152,17 @@ pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, bytes: &[u8]) -> R
             | libc::TCP_USER_TIMEOUT,
         ) => {}
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => set.v6_only = on,
-        (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) => {
-            check_unconnected(&state)?;
-            let sizes: &mut Sizes = &mut state.set.sizes;
-            match name {
-                RDMA_SQSIZE => sizes.sends = bounded(value),
-                RDMA_RQSIZE => sizes.receives = bounded(value),
-                RDMA_INLINE => sizes.inline = bounded(value),
-                _ => sizes.mappings = representable_mappings(bounded(value)),
-            }
+        (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE | RDMA_ROUTE)
+            if !unconnected =>
+        {
+            return Err(Errno::INVAL.because("the option must be set before the rsocket connects"));
         }
+        (SOL_RDMA, RDMA_SQSIZE) => set.sizes.sends = bounded(value),
+        (SOL_RDMA, RDMA_RQSIZE) => set.sizes.receives = bounded(value),
+        (SOL_RDMA, RDMA_INLINE) => set.sizes.inline = bounded(value),
+        (SOL_RDMA, RDMA_IOMAPSIZE) => set.sizes.mappings = representable_mappings(bounded(value)),
         // There are no routes to choose from.
-        (SOL_RDMA, RDMA_ROUTE) => check_unconnected(&state)?,
+        (SOL_RDMA, RDMA_ROUTE) => {}
         _ => return Err(unsupported(level, name)),
     }
     Ok(())

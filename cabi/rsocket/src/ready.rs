@@ -18,7 +18,8 @@ pub(super) const WRITE: c_short = POLLOUT | POLLWRNORM;
 /// Returns all ready events of a socket.
 fn ready(state: &State) -> c_short {
     match &state.phase {
-        Phase::New(_) => WRITE | POLLHUP,
+        // The error is that of an attempt which the program has given up.
+        Phase::New(_) => WRITE | POLLHUP | if state.error.is_some() { POLLERR } else { 0 },
         Phase::Listening(acceptor) => {
             if acceptor.is_ready() {
                 READ
@@ -27,7 +28,8 @@ fn ready(state: &State) -> c_short {
             }
         }
         Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => {
-            if state.has_early_room() { WRITE } else { 0 }
+            let readable = if state.is_read_shut_early() { READ | POLLRDHUP } else { 0 };
+            readable | if state.has_early_room() { WRITE } else { 0 }
         }
         Phase::Refused => FALL_BACK,
         Phase::Gone => READ | WRITE | POLLHUP | POLLRDHUP,

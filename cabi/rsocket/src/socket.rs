@@ -31,7 +31,7 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::{Mutex, MutexGuard};
 use uiw_cabi_core::ports::PortReservation;
-use uiw_verbs::cm::{AwaitedRequest, CloseReason, CmChannel, CmEventKind};
+use uiw_verbs::cm::{self, AwaitedRequest, CloseReason, CmChannel, CmEventKind};
 use uiw_verbs::{ConnConfig, Cq, Error, integration};
 
 /// Options that a program sets, and that a listener's connections inherit.
@@ -129,7 +129,8 @@ pub(crate) enum Phase {
     /// The program has accepted the connection, and the peer has closed it before it was
     /// established.
     Gone,
-    /// The connection could not be established. The port stays reserved for the next attempt.
+    /// The connection could not be established, and no `rconnect` has reported this yet. The port
+    /// stays reserved for the next attempt.
     Failed(Option<PortReservation>),
     Closed,
 }
@@ -151,7 +152,7 @@ pub(crate) struct State {
 
 pub(crate) struct Socket {
     state: Mutex<State>,
-    /// Event channel of the connection, or of the listener.
+    /// Event channel of the connection.
     channel: Arc<CmChannel>,
     watchers: Arc<Watchers>,
     /// Waker for the engine, which wakes `watchers`.
@@ -412,6 +413,47 @@ impl Socket {
         })
     }
 
+    /// Ends listening. The socket keeps its address, and can listen again.
+    pub(crate) fn stop_listening(&self) {
+        let acceptor = match &self.lock().phase {
+            Phase::Listening(acceptor) => Arc::clone(acceptor),
+            _ => return,
+        };
+        // The lock is not held while connections end.
+        let Some(port) = acceptor.close() else { return };
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Listening(_)) {
+            state.phase = Phase::New(Some(port));
+        }
+        drop(state);
+        self.wake(None);
+    }
+
+    /// Gives up a connection attempt that has not reached the peer, as shutdown(2) does in the
+    /// state SYN_SENT. Returns false if there is no such attempt.
+    pub(crate) fn abandon_attempt(&self) -> bool {
+        let mut state = self.lock();
+        self.take_events(&mut state);
+        if state.has_peer() {
+            return false;
+        }
+        let State { phase: Phase::Connecting(connecting, _), opened, .. } = &mut *state else {
+            return false;
+        };
+        if let Some(opened) = opened {
+            opened.fallback = None;
+        }
+        cm::abandon(connecting.qp());
+        // The channel contains the outcome now. The connection may just have been established.
+        self.take_events(&mut state);
+        let Phase::Failed(port) = &mut state.phase else { return false };
+        state.phase = Phase::New(port.take());
+        state.error = Some(Errno(libc::ECONNRESET));
+        drop(state);
+        self.wake(None);
+        true
+    }
+
     /// Closes the socket, after the program has closed its last descriptor.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
@@ -523,10 +565,10 @@ impl WaitSource for Socket {
 }
 
 impl State {
-    /// Returns whether this state handles the events of the connection. Those of a listener, and of
-    /// a lingering connection, are handled by its task.
+    /// Returns whether this state handles the events of the connection. Those of a lingering
+    /// connection are handled by its task.
     fn takes_events(&self) -> bool {
-        !matches!(self.phase, Phase::Listening(_) | Phase::Closed)
+        !matches!(self.phase, Phase::Closed)
     }
 
     /// Returns whether calls with these flags are non-blocking.
@@ -559,9 +601,9 @@ impl State {
             Phase::Refused => Err(Errno(libc::ECONNREFUSED)),
             Phase::Gone => Err(Errno(libc::EPIPE)),
             Phase::Closed if is_exiting() => Err(Errno::AGAIN),
-            Phase::Failed(_) => Err(self.error.take().unwrap_or(Errno(libc::ENOTCONN))),
-            Phase::New(_) | Phase::Listening(_) | Phase::Closed => {
-                Err(Errno(libc::ENOTCONN).because("the rsocket has no connection"))
+            Phase::New(_) | Phase::Failed(_) | Phase::Listening(_) | Phase::Closed => {
+                let none = || Errno(libc::ENOTCONN).because("the rsocket has no connection");
+                Err(self.error.take().unwrap_or_else(none))
             }
         }
     }

@@ -39,6 +39,13 @@ struct ShutDirections {
     notified: bool,
 }
 
+impl ShutDirections {
+    /// Returns whether both directions were shut down, by this program or by the peer.
+    fn is_over(self) -> bool {
+        self.write && (self.read || self.peer_write)
+    }
+}
+
 /// A connection.
 pub(crate) struct Stream {
     pub(super) link: Link,
@@ -60,16 +67,13 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Creates a connection over `link` to the peer that sent `peer`.
-    ///
-    /// # Errors
-    /// EPROTO for a peer that uses the other variant, or a different byte order if that matters.
-    pub(crate) fn new(link: Link, sizes: &Sizes, peer: &ConnData) -> Result<Self> {
-        check_peer(link.variant(), peer)?;
+    /// Creates a connection over `link` to the peer that sent `peer`, which the caller has checked
+    /// with [`check_peer`].
+    pub(crate) fn new(link: Link, sizes: &Sizes, peer: &ConnData) -> Self {
         let sender = Sender::new(sizes.sent, sizes.sends, CONTROL_SLOTS, peer.credits, peer.first);
         let receiver = link.receiver();
         let mappings = Mappings::new(peer.targets, peer.mappings);
-        Ok(Self {
+        Self {
             link,
             receiver,
             sender,
@@ -82,7 +86,7 @@ impl Stream {
             mappings,
             shut: ShutDirections::default(),
             ended: None,
-        })
+        }
     }
 
     /// Handles completions, at most [`MAX_BATCHES`] batches, and gives credits. Returns whether
@@ -199,9 +203,9 @@ impl Stream {
         self.ended == Some(Ending::Closed) && !self.shut.write
     }
 
-    /// Returns whether neither end sends data any more.
+    /// Returns whether this end neither sends nor receives data any more.
     pub(crate) fn is_over(&self) -> bool {
-        self.ended.is_some() || self.shut.peer_write && self.shut.write
+        self.ended.is_some() || self.shut.is_over()
     }
 
     /// Returns whether reads return 0 once all received data was read: the connection has ended,
@@ -352,7 +356,7 @@ impl Stream {
         if self.ended.is_some() || self.shut.notified {
             return Ok(());
         }
-        if self.shut.write && (self.shut.read || self.shut.peer_write) {
+        if self.shut.is_over() {
             self.shut.notified = true;
             self.notify(Message::Disconnect)
         } else if write && !was.write {
@@ -509,10 +513,8 @@ mod tests {
         let links = pair(Variant::Send, sizes);
         let data = links.each_ref().map(Link::conn_data);
         let peers = [data[1], data[0]];
-        let mut ends = links
-            .into_iter()
-            .zip(&peers)
-            .map(|(link, peer)| Stream::new(link, sizes, peer).unwrap());
+        let mut ends =
+            links.into_iter().zip(&peers).map(|(link, peer)| Stream::new(link, sizes, peer));
         (ends.next().unwrap(), ends.next().unwrap())
     }
 

@@ -21,6 +21,7 @@ use uiw_verbs::Access;
 
 /// Maximum number of buffers in a call.
 const MAX_BUFFERS: usize = 1024;
+const TOO_MANY_BUFFERS: &str = "more buffers than a call may have";
 
 /// Buffer of a program, as the manual pages of readv(2) and writev(2) describe it: the pointer is
 /// NULL or points to as many bytes as the length says. `D` determines its direction.
@@ -106,10 +107,21 @@ pub(super) fn elements<'a, D>(
     count: Count<'a, impl TryInto<usize> + Copy>,
 ) -> Result<&'a [Vector<D>]> {
     if count.get()? > MAX_BUFFERS {
-        return Err(Errno(libc::EMSGSIZE).because("more buffers than a call may have"));
+        return Err(Errno::INVAL.because(TOO_MANY_BUFFERS));
     }
     let list = list.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
     sum(list).map(|_| list)
+}
+
+/// Checks the number of buffers of a message, for which the error differs from that of readv(2).
+///
+/// # Errors
+/// EMSGSIZE.
+fn check_buffer_count(message: &msghdr) -> Result<()> {
+    if message.msg_iovlen > MAX_BUFFERS {
+        return Err(Errno(libc::EMSGSIZE).because(TOO_MANY_BUFFERS));
+    }
+    Ok(())
 }
 
 /// Returns the total size of a list of buffers. It must fit into the result of a call, as with
@@ -148,9 +160,7 @@ pub(super) fn receive(
 
 /// Receives bytes of a stream into buffers.
 fn receive_bytes(socket: &Socket, list: &mut OutBuffers<'_>, flags: c_int) -> Result<isize> {
-    if flags & libc::MSG_OOB != 0 {
-        return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
-    }
+    check_receive_flags(flags)?;
     let total = length(list.0)?;
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let (mut done, mut begun) = (0, None);
@@ -168,12 +178,27 @@ fn receive_bytes(socket: &Socket, list: &mut OutBuffers<'_>, flags: c_int) -> Re
     Ok(done as isize)
 }
 
+/// Checks the flags of a receive call.
+///
+/// # Errors
+/// EINVAL for MSG_OOB; EAGAIN for MSG_ERRQUEUE, because the error queue is always empty.
+fn check_receive_flags(flags: c_int) -> Result<()> {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno::AGAIN);
+    }
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
+    }
+    Ok(())
+}
+
 /// Receives a datagram into buffers.
 fn receive_datagram(
     socket: &Datagram,
     list: &mut OutBuffers<'_>,
     flags: c_int,
 ) -> Result<CopiedMessage> {
+    check_receive_flags(flags)?;
     length(list.0)?;
     socket.receive(flags, &mut list.each().collect::<Vec<_>>())
 }
@@ -390,6 +415,7 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::number(|| {
         let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
+        check_buffer_count(message)?;
         let iov = message.msg_iov.cast_const().cast();
         // SAFETY: `msg_iov` is NULL or points to `msg_iovlen` buffers (recvmsg(2)), as `InOutPtr`
         // requires of the pointers in the message. During the call the program does not change that
@@ -425,10 +451,10 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
     })
 }
 
-/// Receives like read(2): with buffers of no bytes it returns immediately, whereas recv(2) waits.
+/// Receives like read(2): with buffers of no bytes it returns immediately and consumes nothing,
+/// whereas recv(2) waits, and consumes a datagram.
 pub(super) fn read(socket: &AnySocket, list: &mut OutBuffers<'_>) -> Result<isize> {
-    // A datagram is consumed even if there is no room for it.
-    if length(list.0)? == 0 && matches!(socket, AnySocket::Stream(_)) {
+    if length(list.0)? == 0 {
         return Ok(0);
     }
     receive(socket, list, 0)
@@ -497,6 +523,7 @@ pub extern "C" fn rsendto<'a, 'b>(
 pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::number(|| {
         let message = message.as_ref().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
+        check_buffer_count(message)?;
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }

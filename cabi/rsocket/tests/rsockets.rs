@@ -14,7 +14,9 @@ use uiw_cabi_rsocket::exports::{
     raccept, rbind, rclose, rconnect, rfcntl, rgetsockname, rgetsockopt, rlisten, rpoll,
     rsetsockopt, rshutdown, rsocket,
 };
-use uiw_cabi_rsocket::transfer::{riomap, riowrite, rrecv, rrecvfrom, rsend, rsendto};
+use uiw_cabi_rsocket::transfer::{
+    riomap, riowrite, rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rsend, rsendmsg, rsendto, rwritev,
+};
 use uiw_cabi_rsocket::wire::{ConnData, Message, Order, Target, Variant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
@@ -38,9 +40,9 @@ fn loopback(port: u16) -> libc::sockaddr_in {
     }
 }
 
-/// Sets a time-out of 10 ms.
-fn set_timeout(fd: c_int, name: c_int) {
-    let time = libc::timeval { tv_sec: 0, tv_usec: 10_000 };
+/// Sets a time-out in milliseconds; 0 means none.
+fn set_timeout(fd: c_int, name: c_int, ms: i64) {
+    let time = libc::timeval { tv_sec: 0, tv_usec: 1000 * ms };
     let len = size_of_val(&time) as libc::socklen_t;
     // SAFETY: `time` is a local variable of the length that is passed, without padding, and nothing
     // changes it during the call.
@@ -59,6 +61,33 @@ fn bind(fd: c_int, to: Ipv4Addr) {
     // SAFETY: `addr` is a local variable, an IPv4 address of the length that is passed, and nothing
     // changes it during the call.
     assert_eq!(unsafe { call!(rbind(fd, (&raw const addr).cast(), len)) }, 0);
+}
+
+/// Creates a stream rsocket whose calls do not wait.
+fn nonblocking_socket() -> ProgramSocket {
+    ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0))
+}
+
+/// Returns those of the requested events, and of those that are always reported, that are ready
+/// within a time in milliseconds.
+fn poll(fd: c_int, events: i16, ms: c_int) -> i16 {
+    let mut polled = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: `polled` is an initialized local variable, one structure, as the count says, and
+    // nothing else uses it during the call, as `InOutArrayPtr` requires.
+    unsafe { call!(rpoll(&raw mut polled, 1, ms)) };
+    polled.revents
+}
+
+/// Returns SO_ERROR.
+fn error_of(fd: c_int) -> c_int {
+    let (mut error, mut len) = (0, size_of::<c_int>() as libc::socklen_t);
+    let value = (&raw mut error).cast();
+    // SAFETY: `value` and `len` refer to local variables that nothing else uses during the call,
+    // and the length is that of the value.
+    let got =
+        unsafe { call!(rgetsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, value, &raw mut len)) };
+    assert_eq!(got, 0);
+    error
 }
 
 /// Returns the port of an rsocket.
@@ -119,10 +148,14 @@ struct ProgramSocket(c_int);
 impl ProgramSocket {
     /// Receives once, and waits for data.
     fn receive(&self, len: usize) -> Result<Vec<u8>, Errno> {
+        self.receive_with(len, 0)
+    }
+
+    fn receive_with(&self, len: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0u8; len];
         // SAFETY: `bytes` is a local buffer of `len` initialized bytes that nothing else uses
         // during the call, as `ArrayMutPtr` requires.
-        match unsafe { call!(rrecv(self.0, bytes.as_mut_ptr(), len, 0)) } {
+        match unsafe { call!(rrecv(self.0, bytes.as_mut_ptr(), len, flags)) } {
             -1 => Err(Errno::last()),
             got => {
                 bytes.truncate(got as usize);
@@ -142,11 +175,7 @@ impl ProgramSocket {
 
     /// Returns the ready events, without waiting.
     fn ready(&self) -> i16 {
-        let mut fd = libc::pollfd { fd: self.0, events: libc::POLLIN, revents: 0 };
-        // SAFETY: `fd` is an initialized local variable, one structure, as the count says, and
-        // nothing else uses it during the call, as `InOutArrayPtr` requires.
-        unsafe { call!(rpoll(&raw mut fd, 1, 0)) };
-        fd.revents
+        poll(self.0, libc::POLLIN, 0)
     }
 }
 
@@ -394,7 +423,7 @@ fn foreign_peers_refused() {
 #[test]
 fn accept_ends_after_receive_timeout() {
     let listening = ListeningSocket::new();
-    set_timeout(listening.0, libc::SO_RCVTIMEO);
+    set_timeout(listening.0, libc::SO_RCVTIMEO, 10);
     assert_eq!(accept(listening.0), Err(Errno::AGAIN));
 }
 
@@ -417,7 +446,7 @@ fn slow_peer_does_not_prolong_receive() {
         rclose(fd);
     });
     let fd = accept(listening.0).unwrap();
-    set_timeout(fd, libc::SO_RCVTIMEO);
+    set_timeout(fd, libc::SO_RCVTIMEO, 10);
     let mut bytes = [0u8; BYTES];
     // SAFETY: `bytes` is a local array of the length that is passed, and nothing else uses it.
     let got = unsafe { call!(rrecv(fd, bytes.as_mut_ptr(), BYTES, libc::MSG_WAITALL)) };
@@ -432,10 +461,33 @@ fn connect_continues_after_send_timeout() {
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = silent.local_addr().unwrap().port();
     let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
-    set_timeout(socket.0, libc::SO_SNDTIMEO);
+    set_timeout(socket.0, libc::SO_SNDTIMEO, 10);
     for errno in [libc::EINPROGRESS, libc::EALREADY] {
         assert_eq!(connect_to(socket.0, port), Err(Errno(errno)));
     }
+}
+
+/// Returns a port of loopback at which nothing listens.
+fn unused_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn shut(fd: c_int, how: c_int) -> Result<(), Errno> {
+    if rshutdown(fd, how) == 0 { Ok(()) } else { Err(Errno::last()) }
+}
+
+/// Returns whether the setting is on. If not, runs the test in a process of its own, in which it is.
+fn is_on(setting: &str, test: &str) -> bool {
+    if std::env::var_os(setting).is_some() {
+        return true;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(setting, "on")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    false
 }
 
 /// Creates an rsocket and connects it to loopback. Returns it, and the result of `rconnect`.
@@ -474,47 +526,178 @@ fn larger_backlog_has_room_for_waiting_connections() {
 
 #[test]
 fn shutdown_keeps_error_of_failed_connection() {
-    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
-    assert_eq!(rfcntl(fd, libc::F_SETFL, libc::O_NONBLOCK.into()), 0);
-    let (mut error, mut len) = (0, size_of::<c_int>() as libc::socklen_t);
-    let mut polled = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    assert_eq!(connect_to(fd, unused.port()), Err(Errno(libc::EINPROGRESS)));
-    // SAFETY: the pointers are to local variables of the lengths that are passed, which nothing
-    // else uses during the calls.
-    unsafe {
-        assert_eq!(call!(rpoll(&raw mut polled, 1, 60_000)), 1);
-        assert_eq!(rshutdown(fd, libc::SHUT_RDWR), -1);
-        assert_eq!(Errno::last(), Errno(libc::ENOTCONN));
-        let value = (&raw mut error).cast();
-        assert_eq!(
-            call!(rgetsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, value, &raw mut len)),
-            0
-        );
-    }
-    assert_eq!((error, rclose(fd)), (libc::ECONNREFUSED, 0));
+    let socket = nonblocking_socket();
+    assert_eq!(connect_to(socket.0, unused_port()), Err(Errno(libc::EINPROGRESS)));
+    assert!(poll(socket.0, libc::POLLOUT, 60_000) & libc::POLLERR != 0);
+    assert_eq!(shut(socket.0, libc::SHUT_RDWR), Err(Errno(libc::ENOTCONN)));
+    assert_eq!(error_of(socket.0), libc::ECONNREFUSED);
 }
 
 #[test]
 fn error_of_failed_attempt_precedes_next_one() {
-    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
-    assert_eq!(rfcntl(fd, libc::F_SETFL, libc::O_NONBLOCK.into()), 0);
-    let addr = loopback(unused.port());
-    let len = size_of_val(&addr) as libc::socklen_t;
-    let mut polled = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    let (socket, port) = (nonblocking_socket(), unused_port());
     for errno in [libc::EINPROGRESS, libc::ECONNREFUSED, libc::EINPROGRESS] {
-        // SAFETY: the pointers are to local variables of the lengths that are passed, which nothing
-        // else uses during the calls.
-        unsafe {
-            let connected = call!(rconnect(fd, (&raw const addr).cast(), len));
-            assert_eq!((connected, Errno::last()), (-1, Errno(errno)));
-            if errno == libc::EINPROGRESS {
-                assert_eq!(call!(rpoll(&raw mut polled, 1, 60_000)), 1);
-            }
+        assert_eq!(connect_to(socket.0, port), Err(Errno(errno)));
+        poll(socket.0, libc::POLLOUT, 60_000);
+    }
+}
+
+#[test]
+fn socket_usable_after_failed_connect() {
+    let port = unused_port();
+    let listens = |socket: &ProgramSocket| {
+        assert_eq!(rlisten(socket.0, 8), 0);
+        let (fd, connected) = connect((Ipv4Addr::LOCALHOST, port_of(socket.0)).into());
+        assert_eq!((connected, rclose(fd)), (Ok(()), 0));
+    };
+    for binds in [true, false] {
+        let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+        assert_eq!(connect_to(socket.0, port), Err(Errno(libc::ECONNREFUSED)));
+        assert_eq!(poll(socket.0, libc::POLLIN | libc::POLLOUT, 0), libc::POLLOUT | libc::POLLHUP);
+        if binds {
+            bind(socket.0, Ipv4Addr::LOCALHOST);
+        }
+        listens(&socket);
+    }
+    let socket = nonblocking_socket();
+    assert_eq!(connect_to(socket.0, port), Err(Errno(libc::EINPROGRESS)));
+    assert!(poll(socket.0, libc::POLLOUT, 60_000) & libc::POLLERR != 0);
+    set_option(socket.0, SOL_RDMA, RDMA_IOMAPSIZE, 2);
+    bind(socket.0, Ipv4Addr::LOCALHOST);
+    assert_eq!(connect_to(socket.0, port), Err(Errno(libc::ECONNREFUSED)));
+    listens(&socket);
+}
+
+/// TCP connects, but nothing answers the request of the rsocket.
+#[test]
+fn shutdown_ends_attempt_to_connect() {
+    let (silent, listener) = (TcpListener::bind("127.0.0.1:0").unwrap(), ListeningSocket::new());
+    let port = silent.local_addr().unwrap().port();
+    for how in [libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR] {
+        let socket = nonblocking_socket();
+        bind(socket.0, Ipv4Addr::LOCALHOST);
+        let own = port_of(socket.0);
+        assert_eq!(connect_to(socket.0, port), Err(Errno(libc::EINPROGRESS)));
+        assert_eq!(shut(socket.0, how), Ok(()));
+        let ready = poll(socket.0, libc::POLLIN | libc::POLLOUT, 0);
+        assert_eq!(ready, libc::POLLOUT | libc::POLLERR | libc::POLLHUP);
+        assert_eq!(error_of(socket.0), libc::ECONNRESET);
+        assert_eq!(shut(socket.0, how), Err(Errno(libc::ENOTCONN)));
+        assert_eq!(rfcntl(socket.0, libc::F_SETFL, 0), 0);
+        assert_eq!(connect_to(socket.0, listener.1.port()), Ok(()));
+        assert_eq!(port_of(socket.0), own);
+    }
+    let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    let fd = socket.0;
+    let connecting = std::thread::spawn(move || connect_to(fd, port));
+    // The attempt may not have begun yet.
+    while shut(fd, libc::SHUT_RDWR).is_err() {
+        std::thread::yield_now();
+    }
+    assert_eq!(connecting.join().unwrap(), Err(Errno(libc::ECONNRESET)));
+}
+
+/// Accepts a connection, and answers the request of an rsocket with the same private data, except
+/// for the version of the protocol.
+fn answer_with_version(listener: &TcpListener, version: u8) -> TcpStream {
+    let (mut stream, _) = listener.accept().unwrap();
+    let (mut head, mut data) = ([0; 20], [0; 512]);
+    stream.read_exact(&mut head).unwrap();
+    let data = &mut data[..usize::from(u16::from_be_bytes([head[18], head[19]]))];
+    stream.read_exact(data).unwrap();
+    head[..16].copy_from_slice(b"MPA ID Rep Frame");
+    let at = data.len() - ConnData::LEN;
+    data[at] = version;
+    stream.write_all(&[&head, &*data].concat()).unwrap();
+    stream
+}
+
+#[test]
+fn blocking_connect_waits_for_earlier_attempt() {
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = peer.local_addr().unwrap().port();
+    let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    set_timeout(socket.0, libc::SO_SNDTIMEO, 10);
+    assert_eq!(connect_to(socket.0, port), Err(Errno(libc::EINPROGRESS)));
+    set_timeout(socket.0, libc::SO_SNDTIMEO, 0);
+    let answering = std::thread::spawn(move || answer_with_version(&peer, 1));
+    assert_eq!(connect_to(socket.0, port), Ok(()));
+    drop(answering.join().unwrap());
+}
+
+/// With acknowledged completion, a connection ends only after a message of its peer.
+#[test]
+fn end_of_refused_peer_spares_next_connection() {
+    if !is_on("UIW_ACK", "end_of_refused_peer_spares_next_connection") {
+        return;
+    }
+    let (peer, listener) = (TcpListener::bind("127.0.0.1:0").unwrap(), ListeningSocket::new());
+    let port = peer.local_addr().unwrap().port();
+    let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    let answering = std::thread::spawn(move || answer_with_version(&peer, 9));
+    assert_eq!(connect_to(socket.0, port), Err(PROTOCOL));
+    assert_eq!(connect_to(socket.0, listener.1.port()), Ok(()));
+    let other = listener.accept();
+    drop(answering.join().unwrap());
+    for _ in 0..200 {
+        for [from, to] in [[&socket, &other], [&other, &socket]] {
+            // SAFETY: a local byte, which nothing changes during the call.
+            assert_eq!(unsafe { call!(rsend(from.0, [7u8].as_ptr(), 1, 0)) }, 1);
+            assert_eq!(to.receive(1), Ok(vec![7]));
         }
     }
-    assert_eq!(rclose(fd), 0);
+}
+
+#[test]
+fn shutdown_of_both_directions_is_hang_up() {
+    let listener = ListeningSocket::new();
+    let (fd, connected) = connect(listener.1);
+    assert_eq!(connected, Ok(()));
+    let (socket, _other) = (ProgramSocket(fd), listener.accept());
+    for (how, ready) in [(libc::SHUT_WR, 0), (libc::SHUT_RD, libc::POLLHUP)] {
+        assert_eq!((shut(socket.0, how), poll(socket.0, 0, 0)), (Ok(()), ready));
+    }
+}
+
+#[test]
+fn surplus_buffers_refused_as_by_system() {
+    let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    let mut buffers = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 1025];
+    let (list, count) = (buffers.as_mut_ptr(), buffers.len());
+    let refusal = |result: isize| (result, Errno::last());
+    // SAFETY: the list has as many buffers as the count says, all of them empty. It and the message
+    // are local variables that nothing else uses during the calls, and NULL is permitted for the
+    // other pointers of a message, which may consist of zeros.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (list, count);
+        let inval = (-1, Errno::INVAL);
+        assert_eq!(
+            refusal(call!(rreadv(socket.0, list.cast_const().cast(), count as c_int))),
+            inval
+        );
+        assert_eq!(
+            refusal(call!(rwritev(socket.0, list.cast_const().cast(), count as c_int))),
+            inval
+        );
+        let too_long = (-1, Errno(libc::EMSGSIZE));
+        assert_eq!(refusal(call!(rsendmsg(socket.0, &raw const message, 0))), too_long);
+        assert_eq!(refusal(call!(rrecvmsg(socket.0, &raw mut message, 0))), too_long);
+    }
+}
+
+/// As with TCP, the error queue of a socket is not its stream.
+#[test]
+fn error_queue_contains_no_data() {
+    let listener = ListeningSocket::new();
+    let (fd, connected) = connect(listener.1);
+    assert_eq!(connected, Ok(()));
+    let (socket, other) = (ProgramSocket(fd), listener.accept());
+    // SAFETY: a local byte, which nothing changes during the call.
+    assert_eq!(unsafe { call!(rsend(socket.0, [7u8].as_ptr(), 1, 0)) }, 1);
+    assert_eq!(poll(other.0, libc::POLLIN, 60_000), libc::POLLIN);
+    assert_eq!(other.receive_with(1, libc::MSG_ERRQUEUE), Err(Errno::AGAIN));
+    assert_eq!(other.receive(1), Ok(vec![7]));
 }
 
 #[test]
@@ -593,13 +776,12 @@ fn closed_socket_sends_last_bytes_over_slow_path() {
 
 #[test]
 fn bound_port_kept_after_failed_connect() {
-    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let listener = ListeningSocket::new();
+    let (unused, listener) = (unused_port(), ListeningSocket::new());
     for address in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED] {
         let socket = ProgramSocket(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
         bind(socket.0, address);
         let port = port_of(socket.0);
-        assert_eq!(connect_to(socket.0, unused.port()), Err(Errno(libc::ECONNREFUSED)));
+        assert_eq!(connect_to(socket.0, unused), Err(Errno(libc::ECONNREFUSED)));
         assert_eq!(connect_to(socket.0, listener.1.port()), Ok(()));
         assert_eq!(port_of(socket.0), port, "{address}");
     }
@@ -620,7 +802,25 @@ fn shutdown_ends_listening() {
     assert_eq!(accepting.join().unwrap(), Err(Errno(libc::EINVAL)));
     let (other, connected) = connect(listener.1);
     assert_eq!((connected, rclose(other)), (Err(Errno(libc::ECONNREFUSED)), 0));
-    assert_eq!((rshutdown(fd, libc::SHUT_RD), Errno::last()), (-1, Errno(libc::ENOTCONN)));
+    assert_eq!(shut(fd, libc::SHUT_RD), Err(Errno(libc::ENOTCONN)));
+}
+
+#[test]
+fn socket_listens_again_after_shutdown() {
+    let listener = ListeningSocket::new();
+    for _ in 0..10 {
+        let (fd, connected) = connect(listener.1);
+        assert_eq!(connected, Ok(()));
+        assert_eq!(shut(listener.0, libc::SHUT_RDWR), Ok(()));
+        let events = poll(listener.0, libc::POLLIN | libc::POLLOUT, 0);
+        assert_eq!(events, libc::POLLOUT | libc::POLLHUP);
+        // The connection was not accepted.
+        assert_eq!(ProgramSocket(fd).receive(1), Ok(vec![]));
+        assert_eq!((rlisten(listener.0, 8), port_of(listener.0)), (0, listener.1.port()));
+        let (fd, connected) = connect(listener.1);
+        assert_eq!((connected, rclose(fd)), (Ok(()), 0));
+        drop(listener.accept());
+    }
 }
 
 /// The peer sends control messages as fast as it can.
@@ -644,7 +844,7 @@ fn flood_of_messages_does_not_prolong_calls() {
         for _ in 0..100 {
             measure(&|| assert_eq!(socket.ready(), 0));
         }
-        set_timeout(socket.0, libc::SO_RCVTIMEO);
+        set_timeout(socket.0, libc::SO_RCVTIMEO, 10);
         for _ in 0..20 {
             measure(&|| assert_eq!(socket.receive(1), Err(Errno::AGAIN)));
         }
@@ -653,17 +853,29 @@ fn flood_of_messages_does_not_prolong_calls() {
     });
 }
 
-/// UDP releases the port of a socket that the program has not bound. Datagrams need a setting, so
-/// the test runs in a process of its own.
+#[test]
+fn datagram_kept_without_room_or_in_error_queue() {
+    if !is_on("UIW_UD", "datagram_kept_without_room_or_in_error_queue") {
+        return;
+    }
+    let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK;
+    let [to, from] = [(); 2].map(|()| ProgramSocket(rsocket(libc::AF_INET, kind, 0)));
+    bind(to.0, Ipv4Addr::LOCALHOST);
+    // SAFETY: `ArrayMutPtr` permits NULL if the length is 0.
+    let read = || unsafe { call!(rread(to.0, std::ptr::null_mut(), 0)) };
+    assert_eq!(read(), 0);
+    assert_eq!(connect_to(from.0, port_of(to.0)), Ok(()));
+    // SAFETY: a local byte, which nothing changes during the call.
+    assert_eq!(unsafe { call!(rsend(from.0, [7u8].as_ptr(), 1, 0)) }, 1);
+    assert_eq!(poll(to.0, libc::POLLIN, 60_000), libc::POLLIN);
+    assert_eq!((read(), to.receive_with(1, libc::MSG_ERRQUEUE)), (0, Err(Errno::AGAIN)));
+    assert_eq!(to.receive(1), Ok(vec![7]));
+}
+
+/// UDP releases the port of a socket that the program has not bound.
 #[test]
 fn dissolved_datagram_association_releases_port() {
-    if std::env::var_os("UIW_UD").is_none() {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "dissolved_datagram_association_releases_port", "--nocapture"])
-            .env("UIW_UD", "on")
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{output:?}");
+    if !is_on("UIW_UD", "dissolved_datagram_association_releases_port") {
         return;
     }
     let [to, from] = [(); 2].map(|()| rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));

@@ -174,12 +174,8 @@ impl Datagram {
     /// Receives a message into `parts`.
     ///
     /// # Errors
-    /// EAGAIN; EINVAL for a socket that has no address yet, and for MSG_OOB; the errors of the
-    /// system.
+    /// EAGAIN; EINVAL for a socket that has no address yet; the errors of the system.
     pub(crate) fn receive(&self, flags: c_int, parts: &mut [&mut [u8]]) -> Result<CopiedMessage> {
-        if flags & libc::MSG_OOB != 0 {
-            return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
-        }
         let nonblocking = self.is_nonblocking(flags);
         let time: Option<Duration> = self.lock().receive_timeout;
         self.complete(nonblocking, time, |state| self.receive_once(state, flags, parts))

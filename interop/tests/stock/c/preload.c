@@ -374,9 +374,12 @@ static void closes_unused(int how)
 	socklen_t len;
 	char bytes[5];
 	int listener = listening(&at, &len), client = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0), server;
+	struct pollfd one = {.fd = client, .events = POLLIN | POLLRDHUP};
 
 	CHECK(connect(client, &at.any, len) == 0 && (server = accept(listener, NULL, NULL)) >= 0);
 	CHECK(shutdown(client, how) == 0);
+	if (how != SHUT_WR)
+		CHECK(poll(&one, 1, 0) == 1 && (one.revents & one.events) == one.events);
 	if (how != SHUT_RD) {
 		ends_with(server);
 		FAILS(send(client, "x", 1, MSG_NOSIGNAL), EPIPE);
@@ -394,6 +397,28 @@ static void closes_unused(int how)
 	if (how != SHUT_RD)
 		ends_with(client);
 	CHECK(close(client) == 0 && close(server) == 0 && close(listener) == 0);
+}
+
+/* A listener whose queue is full does not answer. */
+static void gives_up_connecting(void)
+{
+	union address at;
+	socklen_t len, size = sizeof(int);
+	int error = 0, listener = listening(&at, &len), clients[4];
+	struct pollfd one = {.events = POLLOUT};
+
+	CHECK(listen(listener, 0) == 0);
+	for (int i = 0; i < 4; i++) {
+		clients[i] = one.fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0);
+		FAILS(connect(one.fd, &at.any, len), EINPROGRESS);
+	}
+	CHECK(poll(&one, 1, 0) == 0 && shutdown(one.fd, SHUT_RDWR) == 0);
+	CHECK(poll(&one, 1, 0) == 1 && one.revents == (POLLOUT | POLLERR | POLLHUP));
+	CHECK(getsockopt(one.fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == ECONNRESET);
+	FAILS(shutdown(one.fd, SHUT_RDWR), ENOTCONN);
+	CHECK(close(listener) == 0);
+	for (int i = 0; i < 4; i++)
+		CHECK(close(clients[i]) == 0);
 }
 
 /* A program may start before its server, and repeat the connect on the same socket. */
@@ -682,6 +707,7 @@ int main(int argc, char **argv)
 	connects_in_a_set();
 	mapped_addresses();
 	refusals();
+	gives_up_connecting();
 	connects_again();
 	counts_unused();
 	closes_unused(SHUT_WR);
