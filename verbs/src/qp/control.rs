@@ -30,7 +30,8 @@ fn on_shard<R: Send + 'static>(
             Err(unused) => command = unused,
         }
         let control = qp.control();
-        if qp.conn.get().is_none() {
+        // Meanwhile it may have been connected, and the connection may be moving.
+        if qp.conn.settled().is_none() {
             let mut wakes = Wakes::default();
             let result = without(&mut wakes);
             drop(control);
