@@ -828,33 +828,28 @@ fn socket_listens_again_after_shutdown() {
     }
 }
 
-/// The peer sends control messages as fast as it can.
+/// The peer sends control messages as fast as it can, for a minute at most. Calls return
+/// meanwhile.
 #[test]
 fn flood_of_messages_does_not_prolong_calls() {
     let listening = ListeningSocket::new();
     let (peer, socket) = ScriptedPeer::connect(&listening, None);
-    let (begun, done) = (Instant::now(), AtomicBool::new(false));
+    let (end, done) = (Instant::now() + Duration::from_secs(60), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(20) {
+            while !done.load(Ordering::Relaxed) && Instant::now() < end {
                 peer.messages([Message::KeepAlive; 64]);
             }
         });
-        let mut longest = Duration::ZERO;
-        let mut measure = |call: &dyn Fn()| {
-            let begun = Instant::now();
-            call();
-            longest = longest.max(begun.elapsed());
-        };
         for _ in 0..100 {
-            measure(&|| assert_eq!(socket.ready(), 0));
+            assert_eq!(socket.ready(), 0);
         }
         set_timeout(socket.0, libc::SO_RCVTIMEO, 10);
         for _ in 0..20 {
-            measure(&|| assert_eq!(socket.receive(1), Err(Errno::AGAIN)));
+            assert_eq!(socket.receive(1), Err(Errno::AGAIN));
         }
         done.store(true, Ordering::Relaxed);
-        assert!(longest < Duration::from_secs(1), "{longest:?}");
+        assert!(Instant::now() < end, "a call lasted as long as the flood");
     });
 }
 

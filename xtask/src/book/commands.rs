@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 /// Pages with commands that are not run, and the reasons. It contains exactly those pages that have
 /// `sh` blocks or indented blocks.
 const NOT_RUN: &[(&str, &str)] = &[
-    ("BENCHMARKS.md", "measurements that take minutes to hours"),
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
     ("README.md", "the test command of the source tree, which CI runs"),
     ("docs/containers.md", "containers, by interop/tests/stock"),
