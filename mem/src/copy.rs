@@ -38,7 +38,7 @@ pub(crate) unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
         debug_assert!(is_whole);
         return;
     }
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees what `copy_nonoverlapping` requires.
     unsafe { dst.copy_from_nonoverlapping(src, len) }
 }
 

@@ -265,17 +265,17 @@ mod arch {
     /// Defines a routine that copies by vectors of 32 or 16 bytes, then by words, in ascending
     /// order, and then the remaining bytes. The words are aligned on the side whose low address
     /// byte is in the register `$side`. Processors access a vector in whole aligned words.
-    /// The entry `$any` aligns no words.
+    /// The second entry, `_any`, aligns no words.
     #[rustfmt::skip] // A routine reads line by line.
     macro_rules! words {
-        ($name:literal, $any:literal, $side:literal) => {
+        ($name:literal, $side:literal) => {
             concat!(
                 ".globl ", $name, "\n.hidden ", $name, "\n.type ", $name, ",@function\n.p2align 5\n",
                 $name, ":\n",
                 "mov rcx, rdx\n",
                 "test ", $side, ", 7\n",
                 "jnz 10f\n",
-                $any, ": 2: cmp rcx, 64\n",
+                $name, "_any: 2: cmp rcx, 64\n",
                 "jbe 40f\n",
                 "cmp rcx, [rip + {string_above}]\n",
                 "ja 14f\n",
@@ -322,8 +322,8 @@ mod arch {
         ".hidden uiw_recover_begin",
         ".globl uiw_recover_begin",
         "uiw_recover_begin:",
-        words!("uiw_recover_store", "uiw_recover_store_any", "dil"),
-        words!("uiw_recover_load", "uiw_recover_load_any", "sil"),
+        words!("uiw_recover_store", "dil"),
+        words!("uiw_recover_load", "sil"),
         load_crc!("uiw_recover_load_crc_64", zmm, "64", "{factors_64}"),
         load_crc!("uiw_recover_load_crc_32", ymm, "32", "{factors_32}"),
         // Copies with any alignment. Pieces of short copies may overlap.

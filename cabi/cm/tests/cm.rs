@@ -358,6 +358,20 @@ fn request(port: u16) -> TcpStream {
     peer
 }
 
+/// Waits for a request to the only listener of a channel, acknowledges its event, and returns its
+/// id.
+fn next_request(channel: SharedChannel) -> *mut rdma_cm_id {
+    let mut event: *mut rdma_cm_event = ptr::null_mut();
+    // SAFETY: the channel is looked up. `event` is a local variable with room for the pointer that
+    // the call writes. The event lives until it is acknowledged, once, and only this thread has it.
+    unsafe {
+        assert_eq!(call!(cm::rdma_get_cm_event(channel.0, &raw mut event)), 0);
+        let id = (*event).id;
+        assert_eq!(call!(cm::rdma_ack_cm_event(event)), 0);
+        id
+    }
+}
+
 /// Allocates a protection domain on the loopback device, which is the last one.
 fn loopback_domain() -> *mut ibv_pd {
     let mut count = 0;
@@ -441,14 +455,10 @@ fn rejected_without_private_data() {
     let channel = SharedChannel::new();
     let (listener, port) = listen(channel);
     let _peer = request(port);
-    let mut event: *mut rdma_cm_event = ptr::null_mut();
-    // SAFETY: the channel and the ids are looked up. The event lives until it is acknowledged,
-    // once, and only this thread has it. NULL is permitted as private data of any length.
+    let id = next_request(channel);
+    // SAFETY: the ids are looked up. NULL is permitted as private data of any length.
     unsafe {
-        assert_eq!(call!(cm::rdma_get_cm_event(channel.0, &raw mut event)), 0);
-        let id = (*event).id;
         assert_eq!(call!(cm::rdma_reject(id, ptr::null(), 3)), 0);
-        assert_eq!(call!(cm::rdma_ack_cm_event(event)), 0);
         assert_eq!(call!(cm::rdma_destroy_id(id)), 0);
         assert_eq!(call!(cm::rdma_destroy_id(listener)), 0);
     }
@@ -464,18 +474,14 @@ fn failed_accept_flushes() {
     let mut failed = 0;
     for _ in 0..20 {
         let peer = request(port);
-        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        let id = next_request(channel);
         let mut init: ibv_qp_init_attr = zeroed();
         (init.qp_type, init.cap.max_send_wr, init.cap.max_recv_wr) = (IBV_QPT_RC, 1, 1);
         let mut receive = empty_receive();
-        // SAFETY: the channel and the id are looked up. The event lives until it is acknowledged,
-        // once. Only this thread uses the id and its queues, which live until they are destroyed
+        // SAFETY: only this thread uses the id and its queues, which live until they are destroyed
         // below, each once. The receive has no elements. The other arguments are NULL where that is
         // permitted, or local variables that nothing else uses during the calls.
         unsafe {
-            assert_eq!(call!(cm::rdma_get_cm_event(channel.0, &raw mut event)), 0);
-            let id = (*event).id;
-            assert_eq!(call!(cm::rdma_ack_cm_event(event)), 0);
             assert_eq!(call!(cm::rdma_create_qp(id, ptr::null_mut(), &raw mut init)), 0);
             let post = (*(*id).verbs).ops.post_recv.unwrap();
             assert_eq!(post((*id).qp, &raw mut receive, ptr::null_mut()), 0);

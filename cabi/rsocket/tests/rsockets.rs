@@ -653,12 +653,17 @@ fn end_of_refused_peer_spares_next_connection() {
     }
 }
 
-#[test]
-fn shutdown_of_both_directions_is_hang_up() {
+/// Returns both ends of a connection.
+fn connected_pair() -> [ProgramSocket; 2] {
     let listener = ListeningSocket::new();
     let (fd, connected) = connect(listener.1);
     assert_eq!(connected, Ok(()));
-    let (socket, _other) = (ProgramSocket(fd), listener.accept());
+    [ProgramSocket(fd), listener.accept()]
+}
+
+#[test]
+fn shutdown_of_both_directions_is_hang_up() {
+    let [socket, _other] = connected_pair();
     for (how, ready) in [(libc::SHUT_WR, 0), (libc::SHUT_RD, libc::POLLHUP)] {
         assert_eq!((shut(socket.0, how), poll(socket.0, 0, 0)), (Ok(()), ready));
     }
@@ -694,10 +699,7 @@ fn surplus_buffers_refused_as_by_system() {
 /// As with TCP, the error queue of a socket is not its stream.
 #[test]
 fn error_queue_contains_no_data() {
-    let listener = ListeningSocket::new();
-    let (fd, connected) = connect(listener.1);
-    assert_eq!(connected, Ok(()));
-    let (socket, other) = (ProgramSocket(fd), listener.accept());
+    let [socket, other] = connected_pair();
     // SAFETY: a local byte, which nothing changes during the call.
     assert_eq!(unsafe { call!(rsend(socket.0, [7u8].as_ptr(), 1, 0)) }, 1);
     assert_eq!(poll(other.0, libc::POLLIN, 60_000), libc::POLLIN);

@@ -8,7 +8,7 @@
 //! together with the arrival that ends the sleep.
 //!
 //! No event is lost or delayed without bound. The token is written
-//! * when something else than a post completes anything on a queue of the channel,
+//! * when anything but a post completes something on a queue of the channel,
 //! * when the program no longer watches the shard ([`Watch`](crate::driver::Watch)),
 //! * at the background thread's second turn after the post.
 //!

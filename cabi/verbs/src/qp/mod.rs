@@ -172,19 +172,7 @@ fn create_qp(
         .signal_all(init.sq_sig_all != 0)
         .srq(srq.map(|srq| Arc::clone(&srq.engine)))
         .num(reservation.number());
-    let engine = if qp_type == QpType::Ud {
-        let port = reservation.datagrams().ok_or_else(|| {
-            Errno::UNSUPPORTED.because("this persona has no UD queue pairs; UIW_UD=on enables them")
-        })?;
-        domain.engine.create_ud_qp(engine_init, port)?
-    } else {
-        let engine_init =
-            if qp_type == QpType::Uc { engine_init.unreliable() } else { engine_init };
-        domain.engine.create_qp(engine_init)?
-    };
-    if context.persona.first_state() == QpState::Reset {
-        engine.modify(QpState::Reset)?;
-    }
+    let engine = create_engine_qp(domain, engine_init, qp_type, &reservation)?;
     let number = engine.num();
     let mut abi: ibv_qp_ex = zeroed();
     if let Some(ops) = send_ops {
@@ -225,6 +213,33 @@ fn create_qp(
     let qp = Object::create(abi, qp);
     context.numbers.lock().qps.insert(number, NumberedObject::new(qp, &events));
     init.cap = cap;
+    Ok(qp)
+}
+
+/// Creates the queue pair of the engine, in the first state of the persona.
+///
+/// # Errors
+/// EOPNOTSUPP for UD if the reservation has no port for datagrams; the errors of the engine.
+fn create_engine_qp(
+    domain: &Pd,
+    init: QpInit,
+    qp_type: QpType,
+    reservation: &QpnReservation,
+) -> Result<uiw_verbs::Qp> {
+    let qp = match qp_type {
+        QpType::Rc => domain.engine.create_qp(init)?,
+        QpType::Uc => domain.engine.create_qp(init.unreliable())?,
+        QpType::Ud => {
+            let port = reservation.datagrams().ok_or_else(|| {
+                Errno::UNSUPPORTED
+                    .because("this persona has no UD queue pairs; UIW_UD=on enables them")
+            })?;
+            domain.engine.create_ud_qp(init, port)?
+        }
+    };
+    if domain.context.persona.first_state() == QpState::Reset {
+        qp.modify(QpState::Reset)?;
+    }
     Ok(qp)
 }
 
